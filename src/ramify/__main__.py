@@ -1,0 +1,7 @@
+"""``python -m ramify`` is the command ``ramify``."""
+
+import sys
+
+from ramify.cli import main
+
+sys.exit(main())

@@ -1,0 +1,77 @@
+"""What every test shares: one thread, a seed of its own, hypothesis profiles, real data when it is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported by a test module: two test processes on two cores must not start pools of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# The message of a user's mistake must not depend on who runs the tests; RAMIFY_DEBUG also switches NaN checks on.
+os.environ.pop("RAMIFY_DEBUG", None)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:  # machines that only run the GPU tests
+    pass
+else:
+    # `ci` draws the same examples each time, so that a failure belongs to the change that caused it;
+    # HYPOTHESIS_PROFILE=explore draws new and many ones, to go looking for trouble.
+    settings.register_profile(
+        "ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.register_profile(
+        "explore", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips GPU tests that were asked for (``-m gpu``) on a machine without enough GPUs."""
+    needed = {"gpu": 1, "multigpu": 2}
+    gpu_items = [(item, needed[name]) for item in items for name in needed if item.get_closest_marker(name)]
+    if not gpu_items:
+        return
+    torch = sys.modules.get("torch")
+    num_gpus = torch.cuda.device_count() if torch is not None else 0
+    for item, num_needed in gpu_items:
+        if num_gpus < num_needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {num_needed} CUDA devices, found {num_gpus}"))
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A seed made from the test's own name: stable from run to run, different from test to test.
+
+    RAMIFY_TEST_SEED=n shifts all of them, to see whether a test passes by luck.
+    """
+    value = zlib.crc32(request.node.nodeid.encode()) ^ int(os.environ.get("RAMIFY_TEST_SEED", "0"))
+    random.seed(value)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(value % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+        torch.manual_seed(value)
+        dtype = torch.get_default_dtype()
+        yield value
+        torch.set_default_dtype(dtype)  # a test that changes it must not change its neighbours
+    else:
+        yield value
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real data: RAMIFY_DATA, or shared/data beside the checkout. Skips where there is none."""
+    path = Path(os.environ.get("RAMIFY_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no real data at {path}; set RAMIFY_DATA")
+    return path

@@ -1,0 +1,125 @@
+"""The package as a whole: quick to import, honest names, a wheel that is complete, one version."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ramify
+from ramify import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], env=ENV, check=True, capture_output=True, text=True).stdout
+
+
+def test_import_is_quick_and_loads_no_torch():
+    code = (
+        "import time, sys; start = time.perf_counter(); import ramify; print(time.perf_counter() - start);"
+        "print([m for m in ('torch', 'numpy', 'tyro', 'yaml', 'rich') if m in sys.modules])"
+    )
+    runs = [run_python(code).splitlines() for _ in range(5)]
+    assert min(float(run[0]) for run in runs) < 0.1
+    assert all(run[1] == "[]" for run in runs)
+
+
+def test_parts_load_on_first_use():
+    code = "import sys, ramify; assert 'ramify.errors' not in sys.modules; print(ramify.errors.__name__)"
+    assert run_python(code).strip() == "ramify.errors"
+
+
+def test_dir_lists_the_parts_that_exist():
+    names = dir(ramify)
+    assert {"cli", "errors", "__version__"} <= set(names)
+    assert not [name for name in names if name.startswith("_") and name != "__version__"]
+    for name in names:
+        if name not in ("__version__", *ramify._SHORTCUTS):
+            folder = ROOT / "src" / "ramify"
+            assert (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
+
+def test_misspelt_attribute_gets_a_suggestion():
+    with pytest.raises(AttributeError, match=r"no attribute 'erors'; did you mean 'errors'\?"):
+        ramify.erors
+    with pytest.raises(AttributeError, match=r"no attribute 'zzzzzzzz'$"):
+        ramify.zzzzzzzz
+    assert not hasattr(ramify, "__wrapped__")
+
+
+def test_shortcut_is_loaded_from_its_module(monkeypatch):
+    monkeypatch.setitem(ramify._SHORTCUTS, "UserError", "ramify.errors")
+    assert ramify.UserError is errors.UserError
+    assert "UserError" in dir(ramify)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("lorenz", "did you mean 'lorentz'?"), ("POINCARE", "did you mean 'Poincare'?"), ("xyz", ""), ("", "")],
+)
+def test_suggest(name, expected):
+    assert errors.suggest(name, ["lorentz", "Poincare", "sphere"]) == expected
+
+
+def test_require_gives_the_module_or_says_how_to_install_it(tmp_path, monkeypatch):
+    import json.decoder
+
+    assert errors.require("json.decoder") is json.decoder
+    with pytest.raises(errors.UserError, match=r"this needs nosuchlib: pip install ramify\[plot\]$"):
+        errors.require("nosuchlib.pyplot", "plot")
+    with pytest.raises(errors.UserError, match=r"this needs nosuchlib: pip install ramify$"):
+        errors.require("nosuchlib")
+    # Installed but broken: the missing thing is another one, and saying "install it" would be a lie.
+    (tmp_path / "brokenlib.py").write_text("import nosuchlib\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nosuchlib"):
+        errors.require("brokenlib", "plot")
+
+
+def test_as_user_error_puts_the_place_before_the_message():
+    with pytest.raises(errors.UserError, match=r"^edges\.csv: row 3 has a cycle$"), errors.as_user_error("edges.csv"):
+        raise ValueError("row 3 has a cycle")
+    with pytest.raises(errors.UserError, match=r"^once$"), errors.as_user_error("place"):
+        raise errors.UserError("once")
+    with pytest.raises(KeyError), errors.as_user_error("place"):
+        raise KeyError("not a value error")
+
+
+def test_version_is_the_newest_of_the_changelog():
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert versions[0] == ramify.__version__
+
+
+def test_only_the_command_line_imports_tyro():
+    """The library has to run where tyro is not installed."""
+    package = ROOT / "src" / "ramify"
+    files = [path for path in package.rglob("*.py") if package / "cli" not in path.parents]
+    assert package / "errors.py" in files
+    guilty = [path for path in files if re.search(r"^\s*(import|from) tyro\b", path.read_text("utf-8"), re.MULTILINE)]
+    assert not guilty
+
+
+def test_wheel_is_complete(tmp_path):
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=ENV, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"ramify-{ramify.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        info = f"ramify-{ramify.__version__}.dist-info"
+        assert "[console_scripts]\nramify = ramify.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+        metadata = archive.read(f"{info}/METADATA").decode()
+    assert {"ramify/py.typed", "ramify/__init__.py", "ramify/cli/config.py", f"{info}/licenses/LICENSE"} <= set(names)
+    assert not [name for name in names if not name.startswith(("ramify/", info))]
+    for extra in ("lm", "vlm", "plot", "eval", "dev"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+    assert re.search(r"Requires-Python: >=3\.11\n", metadata)
