@@ -1,0 +1,512 @@
+"""The Lorentz model as pure functions on space components.
+
+A point of the hyperboloid ``-t^2 + |x|^2 = -1/c`` is stored as ``x`` (..., n) alone; the time component
+``t = sqrt(1/c + |x|^2)`` is derived in float32 or float64 inside the function that needs it. So every stored vector is
+a point, in bfloat16 too, and R^n is a global chart: nothing to project, nothing that drifts. A tangent vector at ``x``
+is stored the same way; its time component is ``(x.v)/t``. Everywhere ``c > 0``, the curvature is ``-c``, ``s = sqrt(c)``.
+
+No ``acosh`` is used: distances come from the *radial frame*, which splits the step from ``x`` to ``y`` into a part along
+``x`` and a part across it, neither of which cancels.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import debug
+from .numerics import (
+    Scalar,
+    asinh,
+    asinhc,
+    ball_limit,
+    cap_norm,
+    dot,
+    lorentz_limit,
+    root,
+    safe_hypot,
+    safe_norm,
+    safe_sqrt,
+    sinh,
+    sinhc,
+    sqnorm,
+    strict_matmul,
+    unit,
+)
+from .registry import geometric
+from .sets import accurate_cdist, points_and_weights, require_shared_curvature
+
+_SATURATED = "shorten the tangent vector, lower the learning rate, or clip gradients"
+
+
+def _time(x: Tensor, c: Scalar) -> Tensor:
+    return torch.sqrt(1 / c + sqnorm(x))
+
+
+def _time_step(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor) -> Tensor:
+    """``t(y) - t(x)`` without cancellation."""
+    return dot(y - x, x + y) / (tx + ty)
+
+
+@geometric("scalar")
+def time(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Time component ``sqrt(1/c + |x|^2)``: (..., n) -> (...)."""
+    return _time(x, c).squeeze(-1)
+
+
+@geometric("scalar")
+def minkowski(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Minkowski product ``<x,y>_L = x.y - t_x t_y`` of two points, at most ``-1/c``."""
+    return (dot(x, y) - _time(x, c) * _time(y, c)).squeeze(-1)
+
+
+@geometric("scalar")
+def inner(x: Tensor, u: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Riemannian inner product ``u.v - (x.u)(x.v)/t^2`` of two tangent vectors at ``x``."""
+    r = safe_norm(x)
+    xh = unit(x, r)
+    ur, vr = dot(xh, u), dot(xh, v)
+    # Split along and across x: both parts of |v|^2 are then positive, even where t is huge.
+    across = dot(u - xh * ur, v - xh * vr)
+    return (across + ur * vr / (c * _time(x, c).square())).squeeze(-1)
+
+
+def _tangent_sqnorm(x: Tensor, v: Tensor, c: Scalar, t: Tensor, r: Tensor, xh: Tensor, vr: Tensor) -> Tensor:
+    """``|v|_x^2`` (..., 1): a sum of positive terms away from the origin, a smooth form close to it."""
+    across = sqnorm(v - xh * vr) + vr.square() / (c * t.square())
+    smooth = sqnorm(v) - (dot(x, v) / t).square()
+    return torch.where(c * r.square() < 0.25, smooth, across)
+
+
+@geometric("scalar")
+def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Riemannian length of the tangent vector ``v`` at ``x``."""
+    r = safe_norm(x)
+    xh = unit(x, r)
+    return safe_sqrt(_tangent_sqnorm(x, v, c, _time(x, c), r, xh, dot(xh, v))).squeeze(-1)
+
+
+# --------------------------------------------------------------------------------------------- exponential, logarithm
+
+
+@geometric("point")
+def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Exponential map at the origin, ``sinh(s|v|)/(s|v|) v``; ``|v|`` is the hyperbolic distance of the result.
+
+    A tangent vector longer than the dtype can hold (``s|v| = 40`` in float32, 340 in float64) is rescaled to exactly
+    that length: the result and its gradient stay finite. Nothing shorter is touched.
+    """
+    s = root(c)
+    z = s * safe_norm(v)
+    limit = lorentz_limit(s, v.dtype)
+    over = z > limit
+    debug.require_unsaturated("lorentz.expmap0", over, _SATURATED)
+    shrink = torch.where(over, limit / torch.where(over, z, 1.0), 1.0)
+    return sinhc(z * shrink) * (v * shrink)
+
+
+@geometric("tangent")
+def logmap0(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Logarithmic map at the origin, ``asinh(s|x|)/(s|x|) x``."""
+    return asinhc(root(c) * safe_norm(x)) * x
+
+
+@geometric("scalar")
+def dist0(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Distance to the origin, ``asinh(s|x|)/s``; the gradient at the origin is zero, not NaN."""
+    s = root(c)
+    return (asinh(s * safe_norm(x)) / s).squeeze(-1)
+
+
+@geometric("point")
+def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Point reached from ``x`` along the geodesic with initial velocity ``v``.
+
+    Far from the origin and inward (``x.v < 0``) the textbook sum ``cosh(z) x + sinh(z)/z v`` cancels; there the radial
+    part is taken from ``sinh(a +- z)`` instead. A result beyond the limit of the dtype is moved to it, as in ``expmap0``.
+    """
+    s = root(c)
+    limit = lorentz_limit(s, x.dtype)
+    t, r = _time(x, c), safe_norm(x)
+    xh = unit(x, r)
+    vr = dot(xh, v)
+    length = safe_sqrt(_tangent_sqnorm(x, v, c, t, r, xh, vr))
+    z = s * length
+    a = asinh(s * r)
+
+    # A step longer than radius + limit ends beyond the limit whatever its direction: shorten it to that.
+    too_long = z > limit + a
+    shrink = torch.where(too_long, (limit + a) / torch.where(too_long, z, 1.0), 1.0)
+    z, v, vr, length = z * shrink, v * shrink, vr * shrink, length * shrink
+
+    radial = (s * r > 3) & ((vr < 0) | (a + z > limit))
+    near_z = torch.where(radial, 1.0, z)
+    near = torch.cosh(near_z) * torch.where(radial, 0.0, x) + sinhc(near_z) * v
+
+    # Cosine of the angle to the ray, and 1 -+ its absolute value: the small one from the sine, without cancellation.
+    moving = radial & (length > 0)
+    safe_length = torch.where(moving, length, 1.0)
+    across = v - xh * vr
+    k = torch.where(moving, vr, 0.0) / (s * t * safe_length)
+    large = 1 + k.abs()
+    small = sqnorm(torch.where(moving, across, 0.0) / safe_length) / large
+    outward = k > 0
+    out_arg = torch.where(radial, a + z, 0.0).clamp_max(2 * limit)
+    in_arg = torch.where(radial, a - z, 0.0)
+    one_plus_k, one_minus_k = torch.where(outward, large, small), torch.where(outward, small, large)
+    yr = (torch.sinh(out_arg) * one_plus_k + torch.sinh(in_arg) * one_minus_k) / (2 * s)
+    far = yr * xh + sinhc(torch.where(radial, z, 0.0).clamp_max(2 * limit)) * across
+
+    y = torch.where(radial, far, near)
+    longest = sinh(limit) / s
+    debug.require_unsaturated("lorentz.expmap", s * safe_norm(y) > s * longest, _SATURATED)
+    return cap_norm(y, longest)
+
+
+def _radial_frame(x: Tensor, y: Tensor, c: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The step from ``x`` to ``y`` seen from ``x``.
+
+    Returns:
+        Unit vector of ``x`` (..., n), or 0 at the origin; radial part ``N`` (..., 1); transverse part ``P`` (..., n);
+        ``t_x`` (..., 1). They satisfy ``sinh(s d)/s = hypot(N, |P|)``.
+    """
+    s = root(c)
+    r = safe_norm(x)
+    xh = unit(x, r)
+    e = y - x
+    er, yr = dot(xh, e), dot(xh, y)
+    across = e - xh * er
+    tx, ty = _time(x, c), _time(y, c)
+    # N = s (t_x y_r - r t_y). On the same side of the origin the two products nearly cancel: multiply by the conjugate.
+    same_side = yr > 0
+    den = torch.where(same_side, tx * yr + r * ty, 1.0)
+    conjugate = (er / c) * ((yr + r) / den) - r * (r / den) * sqnorm(across)
+    along = s * torch.where(same_side, conjugate, tx * yr - r * ty)
+    return xh, along, across, tx
+
+
+def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The two points with the farther one first; ties are broken so that swapping the arguments changes nothing."""
+    qx, qy = sqnorm(x), sqnorm(y)
+    ramp = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    tie = (qx == qy) & (dot((y - x).detach(), ramp) > 0)
+    swap = (qy > qx) | tie
+    return torch.where(swap, y, x), torch.where(swap, x, y)
+
+
+def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
+    """``sinh(s d(x, y))`` (..., 1)."""
+    # The farther point is the base: its direction is well defined, and the gradient is right if the other is the origin.
+    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
+    return root(c) * safe_hypot(along, safe_norm(across))
+
+
+@geometric("scalar")
+def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Hyperbolic distance, to the last digits for points that nearly coincide and for points far apart.
+
+    Symmetric bit for bit; at ``x = y`` the value and the gradient are zero.
+    """
+    return (asinh(_sinh_dist(x, y, c)) / root(c)).squeeze(-1)
+
+
+@geometric("scalar")
+def sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Squared hyperbolic distance; smooth at ``x = y``, where its gradient vanishes as it should."""
+    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
+    w = root(c) * safe_hypot(along, safe_norm(across))
+    # Near 0, w^2 is formed without a root, so that the second derivative at x = y is right as well.
+    near = w < 1
+    w2 = c * (torch.where(near, along, 0.0).square() + sqnorm(torch.where(near, across, 0.0)))
+    far = asinh(torch.where(near, 1.0, w)).square()
+    return (torch.where(near, _asinhc_of_square(w2).square() * w2, far) / c).squeeze(-1)
+
+
+def _asinhc_of_square(w2: Tensor) -> Tensor:
+    """``asinh(w)/w`` as a smooth function of ``w^2``, for ``w^2 <= 1``."""
+    ok = w2 > (1e-8 if w2.dtype == torch.float64 else 1e-4)
+    w = torch.where(ok, w2, 1.0).sqrt()
+    small = torch.where(ok, 0.0, w2)
+    return torch.where(ok, torch.asinh(w) / w, 1 + small * (-1 / 6 + small * (3 / 40)))
+
+
+def _chord(w: Tensor) -> Tensor:
+    """``4 sinh^2(s d / 2)`` from ``w = sinh(s d)``."""
+    return 2 * w * (w / (1 + torch.hypot(w, torch.ones_like(w))))
+
+
+@geometric("scalar")
+def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Squared Lorentzian distance ``-2/c - 2<x,y>_L = (4/c) sinh^2(s d/2)``."""
+    return (_chord(_sinh_dist(x, y, c)) / c).squeeze(-1)
+
+
+@geometric("tangent")
+def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Tangent vector at ``x`` that points to ``y``, as long as their distance."""
+    s = root(c)
+    xh, along, across, tx = _radial_frame(x, y, c)
+    w = s * safe_hypot(along, safe_norm(across))
+    far = asinhc(w) * (s * along * tx * xh + across)
+    # Close to the origin the direction of x is ill-defined and its gradient with it; the ambient formula
+    # u = (y - x) - (cosh(s d) - 1) x has no such trouble there, and no cancellation either.
+    near = c * sqnorm(x) < 0.25
+    return torch.where(near, _logmap_near_origin(torch.where(near, x, 0.0), y, c), far)
+
+
+def _logmap_near_origin(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
+    tx = _time(x, c)
+    small = c * sqnorm(y) < 4
+    y_small = torch.where(small, y, 0.0)
+    step = _time_step(x, y_small, tx, _time(y_small, c))
+    chord = (c / 2) * (sqnorm(y_small - x) - step.square())
+    cosh_minus_1 = torch.where(small, chord, c * (tx * _time(y, c) - dot(x, y)) - 1)
+    u = (y - x) - cosh_minus_1 * x
+    return asinhc(root(c) * safe_sqrt(sqnorm(u) - (dot(x, u) / tx).square())) * u
+
+
+@geometric("point", free=("tau",))
+def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
+    """Point at the fraction ``tau`` of the way from ``x`` to ``y``; ``tau`` is a float or broadcasts with a trailing 1."""
+    return expmap(x, tau * logmap(x, y, c), c)
+
+
+# ------------------------------------------------------------------------------------------------ transport, isometry
+
+
+@geometric("tangent")
+def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
+    s = root(c)
+    xh, along, across, tx = _radial_frame(x, y, c)
+    w = s * safe_hypot(along, safe_norm(across))
+    # <y, v>_L, which is zero for y = x: by the radial frame, or, where x has no clear direction, by differences.
+    framed = along * dot(xh, v) / (s * tx) + dot(across, v)
+    plain = dot(y - x, v) - (_time_step(x, y, tx, _time(y, c)) / tx) * dot(x, v)
+    yv = torch.where(c * sqnorm(x) < 0.25, plain, framed)
+    return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))) * (x + y)
+
+
+@geometric("tangent")
+def transport_from_origin(y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Parallel transport of ``v`` from the origin to ``y``."""
+    return v + (c * dot(y, v) / (1 + root(c) * _time(y, c))) * y
+
+
+@geometric("tangent")
+def transport_to_origin(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Parallel transport of ``v`` from ``x`` to the origin."""
+    s, t = root(c), _time(x, c)
+    return v - (s * dot(x, v) / (t * (1 + s * t))) * x
+
+
+@geometric("point")
+def boost(p: Tensor, x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The isometry (Lorentz boost) that takes the origin to ``p``, applied to ``x``; ``boost(-p, .)`` undoes it."""
+    s = root(c)
+    return x + p * (s * _time(x, c) + c * dot(p, x) / (1 + s * _time(p, c)))
+
+
+@geometric("tangent")
+def egrad2rgrad(x: Tensor, g: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Riemannian gradient from the gradient of the space components: ``g + c (x.g) x``, the inverse metric."""
+    return g + c * dot(x, g) * x
+
+
+# -------------------------------------------------------------------------------------------------------------- means
+
+
+@geometric("point", free=("weights",))
+def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tensor:
+    """Weighted Lorentz centroid over the second-last axis: (..., N, n) -> (..., n).
+
+    The normalised ambient mean, which minimises the weighted squared Lorentzian distances. The norm of the mean is
+    summed from positive terms, so a tight cluster far from the origin keeps its digits.
+
+    Args:
+        weights: (..., N), not negative; all ones if None. Only their ratios matter; if all are 0 the origin comes back.
+    """
+    x, w = points_and_weights("lorentz.centroid", x, weights)
+    s, t, r = root(c), _time(x, c), safe_norm(x)
+    m = (w * x).sum(-2, keepdim=True)
+    mt = (w * t).sum(-2, keepdim=True)
+    mr = safe_norm(m)
+    spread = sqnorm(x - r * unit(m, mr)) / torch.where(r > 0, 2 * r, 1.0)
+    gap = (w * (1 / (c * (t + r)) + spread)).sum(-2, keepdim=True)  # m_t - |m|, without the subtraction
+    q = gap * (mt + mr)
+    some = q > 0
+    mean = m / (s * torch.where(some, q, 1.0).sqrt())
+    return torch.where(some, mean, 0.0).squeeze(-2)
+
+
+@geometric("point", free=("a",))
+def residual(x: Tensor, y: Tensor, a: Scalar = 1.0, c: Scalar = 1.0) -> Tensor:
+    """Weighted centroid of ``x`` (weight 1) and ``y`` (weight ``a >= 0``): the residual connection of the hyperboloid."""
+    q = (1 + a) ** 2 + a * _chord(_sinh_dist(x, y, c))
+    return (x + a * y) / torch.sqrt(q)
+
+
+@geometric("point")
+def midpoint(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The point halfway between ``x`` and ``y``."""
+    return residual(x, y, 1.0, c)
+
+
+# ----------------------------------------------------------------------------------------------------------- pairwise
+
+
+@geometric("scalar")
+def gram(x: Tensor, y: Tensor, c: Scalar = 1.0, *, allow_low_precision: bool = False) -> Tensor:
+    """All ``-<x_i, y_j>_L`` as one matrix product: (..., N, n), (..., M, n) -> (..., N, M)."""
+    require_shared_curvature("lorentz.gram", c)
+    return _gram(x, y, c, allow_low_precision)
+
+
+def _gram(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool) -> Tensor:
+    lifted_x = torch.cat([_time(x, c), x], -1)
+    lifted_y = torch.cat([_time(y, c), -y], -1)
+    return strict_matmul(lifted_x, lifted_y.mT, allow_low_precision)
+
+
+@geometric("scalar")
+def pairwise_dist(
+    x: Tensor,
+    y: Tensor,
+    c: Scalar = 1.0,
+    *,
+    mode: Literal["exact", "matmul"] = "exact",
+    allow_low_precision: bool = False,
+) -> Tensor:
+    """Distances between all points of two sets: (..., N, n), (..., M, n) -> (..., N, M).
+
+    Neither mode builds an (N, M, n) tensor.
+
+    Args:
+        mode: "exact" has the error of ``dist``, about ``eps cosh(s r)``. "matmul" costs one matrix product and a few
+            operations per pair; its error grows to ``sqrt(eps) cosh(s r)`` for points that nearly coincide.
+        allow_low_precision: let the product of "matmul" follow autocast and TF32.
+    """
+    require_shared_curvature("lorentz.pairwise_dist", c)
+    s = root(c)
+    rx, ry = safe_norm(x), safe_norm(y)
+    ax, ay = asinh(s * rx), asinh(s * ry)
+    same = x is y
+    if mode == "exact":
+        xh, yh = unit(x, rx), unit(y, ry)
+        chord = accurate_cdist(xh, yh) * (safe_sqrt(s * rx) * safe_sqrt(s * ry).mT / 2)
+        d = 2 * asinh(safe_hypot(torch.sinh((ax - ay.mT) / 2), chord)) / s
+        # At the origin the direction is undefined and carries no gradient; the true one is -y/|y| (and value 0 here).
+        from_x = strict_matmul(torch.where(rx > 0, 0.0, x), yh.mT)
+        return d - from_x - strict_matmul(xh, torch.where(ry > 0, 0.0, y).mT)
+    if mode != "matmul":
+        raise ValueError(f"lorentz.pairwise_dist: mode must be 'exact' or 'matmul', got {mode!r}")
+    z = c * _gram(x, y, c, allow_low_precision) - 1
+    bound = 2 * torch.sinh((ax - ay.mT) / 2).square()  # cosh d >= cosh(a - b), reached by points on one ray
+    # An origin is on every ray: the bound has its value to the last digit, the product has its gradient.
+    origin = (rx == 0) | (ry == 0).mT
+    z = torch.where(origin, bound + (z - z.detach()), torch.where(z > bound, z, bound))
+    positive = z > 0
+    if same:
+        positive = positive & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
+    safe = torch.where(positive, z, 1.0)
+    return torch.where(positive, torch.log1p(safe + torch.sqrt(safe) * torch.sqrt(safe + 2)), 0.0) / s
+
+
+# --------------------------------------------------------------------------------------------------- entailment cones
+
+
+@geometric("scalar")
+def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Angle at ``x`` between the ray that leaves the origin and the geodesic to ``y``, in [0, pi].
+
+    Zero if ``y`` lies straight behind ``x``, ``pi`` towards the origin. At ``y = x`` it is 0 and at ``x = 0`` it is
+    ``pi/2``, both with zero gradient.
+    """
+    xh, along, across, _ = _radial_frame(x, y, c)
+    transverse = safe_norm(across)
+    at_origin = (xh == 0).all(-1, keepdim=True)
+    ok = ~at_origin & ((along != 0) | (transverse != 0))
+    angle = torch.atan2(torch.where(ok, transverse, 0.0), torch.where(ok, along, 1.0))
+    return torch.where(at_origin, math.pi / 2, angle).squeeze(-1)
+
+
+@geometric("scalar")
+def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
+    """Half aperture of the entailment cone at ``x``, ``asin(2K / (s|x|))``; ``pi/2`` for ``s|x| <= 2K``."""
+    z = root(c) * safe_norm(x)
+    ok = z > 2 * K
+    return torch.where(ok, torch.asin(2 * K / torch.where(ok, z, 4 * K)), math.pi / 2).squeeze(-1)
+
+
+@geometric("scalar")
+def cone_energy(x: Tensor, y: Tensor, c: Scalar = 1.0, *, K: float = 0.1, eta: float = 1.0) -> Tensor:
+    """How far ``y`` lies outside the cone of ``x``: ``relu(exterior_angle(x, y) - eta * half_aperture(x))``."""
+    return torch.relu(exterior_angle(x, y, c) - eta * half_aperture(x, c, K=K))
+
+
+# ------------------------------------------------------------------------------------------------------- other models
+
+
+@geometric("point")
+def to_ambient(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Ambient coordinates with the time component first: (..., n) -> (..., n + 1)."""
+    return torch.cat([_time(x, c), x], -1)
+
+
+@geometric("point")
+def from_ambient(x: Tensor, c: Scalar = 1.0, *, check: bool = False) -> Tensor:
+    """Space components of ambient points with the time component first: (..., n + 1) -> (..., n).
+
+    Args:
+        check: raise unless every point satisfies ``-t^2 + |x|^2 = -1/c`` to the precision of its dtype.
+    """
+    if x.shape[-1] < 2:
+        raise ValueError(f"lorentz.from_ambient: expected time and space components (..., n + 1), got {tuple(x.shape)}")
+    t, space = x[..., :1], x[..., 1:]
+    if check:
+        expected = _time(space, c)
+        bad = ~((t - expected).abs() <= 64 * torch.finfo(x.dtype).eps * expected)
+        if bool(bad.any()):
+            raise debug.GeometryError(
+                f"lorentz.from_ambient: not on the hyperboloid -t^2 + |x|^2 = -1/c, {debug.first_bad_row(bad[..., 0])}; "
+                "check the curvature convention (geoopt's k is our 1/c) and that time comes first"
+            )
+    return space.clone()
+
+
+@geometric("ball")
+def to_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The same point in the Poincaré ball, ``x / (1 + s t)``."""
+    return cap_norm(x / (1 + root(c) * _time(x, c)), ball_limit(x.dtype) / root(c))
+
+
+@geometric("point")
+def from_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Lorentz point of a point of the Poincaré ball, ``2x / (1 - c|x|^2)``."""
+    s = root(c)
+    x = cap_norm(x, ball_limit(x.dtype) / s)
+    z = s * safe_norm(x)
+    return 2 * x / ((1 - z) * (1 + z))
+
+
+@geometric("ball")
+def to_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The same point in the Klein model, ``x / (s t)``."""
+    return cap_norm(x / (root(c) * _time(x, c)), ball_limit(x.dtype) / root(c))
+
+
+@geometric("point")
+def from_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Lorentz point of a point of the Klein model, ``x / sqrt(1 - c|x|^2)``."""
+    s = root(c)
+    x = cap_norm(x, ball_limit(x.dtype) / s)
+    z = s * safe_norm(x)
+    return x / torch.sqrt((1 - z) * (1 + z))
+
+
+@geometric("scalar")
+def saturation(x: Tensor, c: Scalar = 1.0) -> Tensor:
+    """Fraction of rows at the limit that the dtype can hold, a number to log during training."""
+    s = root(c)
+    return (asinh(s * safe_norm(x)) >= 0.999 * lorentz_limit(s, x.dtype)).to(x.dtype).mean()

@@ -1,0 +1,197 @@
+"""Scalar building blocks that are right for tiny, ordinary and huge arguments, with finite gradients everywhere.
+
+The one pattern used throughout is the double ``where``: a function with a removable singularity is given a harmless
+argument on the singular set *before* it is evaluated, and its limit value *after*. A single ``where`` is not enough,
+because the backward pass would still multiply zero by the infinity of the branch that was not chosen, and one such
+row would poison the gradient of every shared weight.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Scalar = Tensor | float
+"""A curvature ``c``, or its root ``s``: a Python float, or a tensor that broadcasts with a trailing 1."""
+
+
+def root(c: Scalar) -> Scalar:
+    """``s = sqrt(c)``, the inverse of the radius of curvature."""
+    return c.sqrt() if isinstance(c, Tensor) else math.sqrt(c)
+
+
+def sqnorm(x: Tensor) -> Tensor:
+    """Squared Euclidean norm over the last axis, which is kept: (..., n) -> (..., 1)."""
+    return (x * x).sum(-1, keepdim=True)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Euclidean inner product over the last axis, which is kept: (..., n), (..., n) -> (..., 1)."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def safe_sqrt(q: Tensor) -> Tensor:
+    """Square root of ``q >= 0`` whose gradient at 0 is 0; anything below the smallest normal number counts as 0."""
+    ok = q > torch.finfo(q.dtype).tiny
+    return torch.where(ok, torch.where(ok, q, 1.0).sqrt(), 0.0)
+
+
+def safe_norm(x: Tensor) -> Tensor:
+    """Euclidean norm over the last axis, kept; the gradient of a zero row is zero, not NaN."""
+    return safe_sqrt(sqnorm(x))
+
+
+def safe_hypot(a: Tensor, b: Tensor) -> Tensor:
+    """``sqrt(a^2 + b^2)`` without overflow; the gradient at (0, 0) is zero."""
+    ok = (a != 0) | (b != 0)
+    return torch.where(ok, torch.hypot(torch.where(ok, a, 1.0), torch.where(ok, b, 1.0)), 0.0)
+
+
+def unit(x: Tensor, norm: Tensor) -> Tensor:
+    """``x / norm`` where ``norm`` is positive, else the zero vector with zero gradient."""
+    ok = norm > 0
+    return torch.where(ok, x / torch.where(ok, norm, 1.0), 0.0)
+
+
+def _ratio(z: Tensor, closed: Callable[[Tensor], Tensor], a: float, b: float) -> Tensor:
+    """``closed(z)`` above the series threshold, ``1 + a z^2 + b z^4`` below it (``z >= 0``)."""
+    ok = z > (1e-4 if z.dtype == torch.float64 else 1e-2)
+    far = closed(torch.where(ok, z, 1.0))
+    z2 = torch.where(ok, 0.0, z).square()
+    return torch.where(ok, far, 1 + z2 * (a + b * z2))
+
+
+def sinhc(z: Tensor) -> Tensor:
+    """``sinh(z) / z`` for ``z >= 0``."""
+    return _ratio(z, lambda z: torch.sinh(z) / z, 1 / 6, 1 / 120)
+
+
+def asinhc(z: Tensor) -> Tensor:
+    """``asinh(z) / z`` for ``z >= 0``."""
+    return _ratio(z, lambda z: asinh(z) / z, -1 / 6, 3 / 40)
+
+
+def tanhc(z: Tensor) -> Tensor:
+    """``tanh(z) / z`` for ``z >= 0``."""
+    return _ratio(z, lambda z: torch.tanh(z) / z, -1 / 3, 2 / 15)
+
+
+def atanhc(z: Tensor) -> Tensor:
+    """``atanh(z) / z`` for ``0 <= z < 1``."""
+    return _ratio(z, lambda z: atanh(z) / z, 1 / 3, 1 / 5)
+
+
+def zcoth(z: Tensor) -> Tensor:
+    """``z coth(z)`` for ``z >= 0``."""
+    return _ratio(z, lambda z: z / torch.tanh(z), 1 / 3, -1 / 45)
+
+
+def zcot(z: Tensor) -> Tensor:
+    """``z cot(z)`` for ``0 <= z < pi``."""
+    return _ratio(z, lambda z: z / torch.tan(z), -1 / 3, -1 / 45)
+
+
+def asinh(u: Tensor) -> Tensor:
+    """``asinh(u)`` for any size of ``u``: beyond 1e9 as ``log(2u)``, because ``1 / sqrt(1 + u^2)`` would overflow."""
+    far = u.abs() > (1e9 if u.dtype == torch.float32 else 1e17)
+    near = torch.asinh(torch.where(far, 1.0, u))
+    log2u = torch.sign(u) * (torch.where(far, u, 1.0).abs().log() + math.log(2.0))
+    return torch.where(far, log2u, near)
+
+
+def atanh(z: Tensor) -> Tensor:
+    """``atanh(z)`` by ``log1p``, which keeps every digit that ``1 - z`` still has."""
+    return (torch.log1p(z) - torch.log1p(-z)) / 2
+
+
+def log_sinhc(z: Tensor) -> Tensor:
+    """``log(sinh(z) / z)`` for ``z >= 0``, without overflow."""
+    far = z > 15
+    mid = torch.log(sinhc(torch.where(far, 1.0, z)))
+    safe = torch.where(far, z, 20.0)
+    return torch.where(far, safe - torch.log(2 * safe) + torch.log1p(-torch.exp(-2 * safe)), mid)
+
+
+def lorentz_limit(s: Scalar, dtype: torch.dtype) -> Scalar:
+    """Largest ``s * radius`` whose space components, their squares and the product of two of them stay finite.
+
+    40 in float32 and 340 in float64; for very small ``c`` (below 1e-3) the overflow of ``|x|^2`` comes first.
+    """
+    cap, squares = (340.0, 354.0) if dtype == torch.float64 else (40.0, 43.6)
+    if isinstance(s, Tensor):
+        return (s.log() + squares).clamp_max(cap)
+    return min(cap, math.log(s) + squares)
+
+
+def ball_limit(dtype: torch.dtype) -> float:
+    """Largest ``s |x|`` of a Poincaré or Klein point that the dtype tells apart from the boundary: ``1 - 4 eps``."""
+    return 1.0 - 4.0 * torch.finfo(dtype).eps
+
+
+def sinh(z: Scalar) -> Scalar:
+    """``sinh`` of a float or a tensor."""
+    return torch.sinh(z) if isinstance(z, Tensor) else math.sinh(z)
+
+
+def cap_norm(x: Tensor, limit: Scalar) -> Tensor:
+    """Rows longer than ``limit`` rescaled to it, shorter rows untouched; safe where the square of a row overflows."""
+    # The scale is the largest of the row and of 1, so that the square of any row is finite and of no row underflows.
+    scale = x.detach().abs().amax(-1, keepdim=True).clamp_min(1.0) if x.shape[-1] else x.new_ones(())
+    norm = safe_norm(x / scale) * scale
+    over = norm > limit
+    return torch.where(over, x * (limit / torch.where(over, norm, 1.0)), x)
+
+
+def strict_matmul(a: Tensor, b: Tensor, allow_low_precision: bool = False) -> Tensor:
+    """``a @ b`` in the full precision of its inputs: outside autocast, and with TF32 and its CPU cousins off.
+
+    Args:
+        a: (..., N, D). b: (..., D, M).
+        allow_low_precision: use whatever autocast and ``torch.set_float32_matmul_precision`` allow.
+    """
+    if allow_low_precision:
+        return a @ b
+    kind = a.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return _strict_matmul(a, b)
+    return _strict_matmul(a, b)
+
+
+def _strict_matmul(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest":
+        return a @ b
+    # The user allowed TF32 (or bf16 on CPU) for the network; geometry must not notice, and nothing global is switched.
+    return _SplitMatmul.apply(a, b)
+
+
+class _SplitMatmul(torch.autograd.Function):
+    """A float32 product out of six low-precision ones, exact to float32 rounding, forward and backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        (a0, a1, a2), (b0, b1, b2) = _three_parts(a), _three_parts(b)
+        small = (a0 @ b2 + a1 @ b1) + a2 @ b0
+        return a0 @ b0 + ((a0 @ b1 + a1 @ b0) + small)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return (
+            _strict_matmul(grad, b.mT).sum_to_size(a.shape),
+            _strict_matmul(a.mT, grad).sum_to_size(b.shape),
+        )
+
+
+def _three_parts(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``a`` as a sum of three float32 tensors of 8 significant bits each, which TF32 and bfloat16 hold exactly."""
+    first = a.bfloat16().to(a.dtype)
+    second = (a - first).bfloat16().to(a.dtype)
+    return first, second, a - first - second
