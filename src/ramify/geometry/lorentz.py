@@ -20,10 +20,12 @@ from .numerics import (
     Scalar,
     asinh,
     asinhc,
+    ball_gap,
     ball_limit,
     cap_norm,
     dot,
     lorentz_limit,
+    quick_log1p,
     root,
     safe_hypot,
     safe_norm,
@@ -33,6 +35,7 @@ from .numerics import (
     sqnorm,
     strict_matmul,
     unit,
+    wide,
 )
 from .registry import geometric
 from .sets import accurate_cdist, points_and_weights, require_shared_curvature
@@ -97,9 +100,8 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     A tangent vector longer than the dtype can hold (``s|v| = 40`` in float32, 340 in float64) is rescaled to exactly
     that length: the result and its gradient stay finite. Nothing shorter is touched.
     """
-    s = root(c)
-    z = s * safe_norm(v)
-    limit = lorentz_limit(s, v.dtype)
+    z = safe_sqrt(c * sqnorm(v))  # not s|v|: one rounding less, and sinh multiplies it by z
+    limit = lorentz_limit(root(c), v.dtype)
     over = z > limit
     debug.require_unsaturated("lorentz.expmap0", over, _SATURATED)
     shrink = torch.where(over, limit / torch.where(over, z, 1.0), 1.0)
@@ -165,33 +167,38 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 
 
 def _radial_frame(x: Tensor, y: Tensor, c: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The step from ``x`` to ``y`` seen from ``x``.
+    """The step from ``x`` to ``y`` seen from ``x``, in float64.
+
+    Far out a rounding of the direction of ``x`` in float32 is as long as the step itself, so this one decomposition is
+    made in float64 whatever the dtype; the functions round their result back.
 
     Returns:
         Unit vector of ``x`` (..., n), or 0 at the origin; radial part ``N`` (..., 1); transverse part ``P`` (..., n);
         ``t_x`` (..., 1). They satisfy ``sinh(s d)/s = hypot(N, |P|)``.
     """
-    s = root(c)
+    x, y, c = wide(x), wide(y), wide(c)
     r = safe_norm(x)
     xh = unit(x, r)
     e = y - x
     er, yr = dot(xh, e), dot(xh, y)
-    across = e - xh * er
+    # y and y - x have the same transverse part; the shorter of the two loses fewer digits on the way to it.
+    from_y = sqnorm(y) < sqnorm(e)
+    across = torch.where(from_y, y, e) - xh * torch.where(from_y, yr, er)
     tx, ty = _time(x, c), _time(y, c)
     # N = s (t_x y_r - r t_y). On the same side of the origin the two products nearly cancel: multiply by the conjugate.
     same_side = yr > 0
     den = torch.where(same_side, tx * yr + r * ty, 1.0)
     conjugate = (er / c) * ((yr + r) / den) - r * (r / den) * sqnorm(across)
-    along = s * torch.where(same_side, conjugate, tx * yr - r * ty)
+    along = root(c) * torch.where(same_side, conjugate, tx * yr - r * ty)
     return xh, along, across, tx
 
 
 def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The two points with the farther one first; ties are broken so that swapping the arguments changes nothing."""
     qx, qy = sqnorm(x), sqnorm(y)
-    ramp = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    tie = (qx == qy) & (dot((y - x).detach(), ramp) > 0)
-    swap = (qy > qx) | tie
+    e = (y - x).detach()
+    first_difference = e.gather(-1, (e != 0).to(torch.uint8).argmax(-1, keepdim=True)) if e.shape[-1] else qx
+    swap = (qy > qx) | ((qx == qy) & (first_difference > 0))
     return torch.where(swap, y, x), torch.where(swap, x, y)
 
 
@@ -199,7 +206,7 @@ def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     """``sinh(s d(x, y))`` (..., 1)."""
     # The farther point is the base: its direction is well defined, and the gradient is right if the other is the origin.
     _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-    return root(c) * safe_hypot(along, safe_norm(across))
+    return (root(wide(c)) * safe_hypot(along, safe_norm(across))).to(x.dtype)
 
 
 @geometric("scalar")
@@ -215,10 +222,10 @@ def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 def sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared hyperbolic distance; smooth at ``x = y``, where its gradient vanishes as it should."""
     _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-    w = root(c) * safe_hypot(along, safe_norm(across))
+    w = (root(wide(c)) * safe_hypot(along, safe_norm(across))).to(x.dtype)
     # Near 0, w^2 is formed without a root, so that the second derivative at x = y is right as well.
     near = w < 1
-    w2 = c * (torch.where(near, along, 0.0).square() + sqnorm(torch.where(near, across, 0.0)))
+    w2 = c * (torch.where(near, along, 0.0).square() + sqnorm(torch.where(near, across, 0.0))).to(x.dtype)
     far = asinh(torch.where(near, 1.0, w)).square()
     return (torch.where(near, _asinhc_of_square(w2).square() * w2, far) / c).squeeze(-1)
 
@@ -245,10 +252,10 @@ def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("tangent")
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``, as long as their distance."""
-    s = root(c)
+    s = root(wide(c))
     xh, along, across, tx = _radial_frame(x, y, c)
-    w = s * safe_hypot(along, safe_norm(across))
-    far = asinhc(w) * (s * along * tx * xh + across)
+    shorten = asinhc(s * safe_hypot(along, safe_norm(across)))
+    far = ((s * shorten * along) * tx * xh + shorten * across).to(x.dtype)
     # Close to the origin the direction of x is ill-defined and its gradient with it; the ambient formula
     # u = (y - x) - (cosh(s d) - 1) x has no such trouble there, and no cancellation either.
     near = c * sqnorm(x) < 0.25
@@ -278,14 +285,14 @@ def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
 @geometric("tangent")
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
-    s = root(c)
+    s = root(wide(c))
     xh, along, across, tx = _radial_frame(x, y, c)
     w = s * safe_hypot(along, safe_norm(across))
     # <y, v>_L, which is zero for y = x: by the radial frame, or, where x has no clear direction, by differences.
     framed = along * dot(xh, v) / (s * tx) + dot(across, v)
     plain = dot(y - x, v) - (_time_step(x, y, tx, _time(y, c)) / tx) * dot(x, v)
     yv = torch.where(c * sqnorm(x) < 0.25, plain, framed)
-    return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))) * (x + y)
+    return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))).to(v.dtype) * (x + y)
 
 
 @geometric("tangent")
@@ -305,7 +312,10 @@ def transport_to_origin(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 def boost(p: Tensor, x: Tensor, c: Scalar = 1.0) -> Tensor:
     """The isometry (Lorentz boost) that takes the origin to ``p``, applied to ``x``; ``boost(-p, .)`` undoes it."""
     s = root(c)
-    return x + p * (s * _time(x, c) + c * dot(p, x) / (1 + s * _time(p, c)))
+    near = x + p * (s * _time(x, c) + c * dot(p, x) / (1 + s * _time(p, c)))
+    # The boost undoes -p: x as seen from -p, whose frame does not cancel when x and p point in opposite directions.
+    direction, along, across, _ = _radial_frame(-p, x, c)
+    return torch.where(c * sqnorm(p) < 0.25, near, (along * direction + across).to(x.dtype))
 
 
 @geometric("tangent")
@@ -322,13 +332,16 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     """Weighted Lorentz centroid over the second-last axis: (..., N, n) -> (..., n).
 
     The normalised ambient mean, which minimises the weighted squared Lorentzian distances. The norm of the mean is
-    summed from positive terms, so a tight cluster far from the origin keeps its digits.
+    summed from positive terms, and in float64, so a tight cluster far from the origin keeps its digits. (Attention, which
+    cannot afford that, normalises with the exact lower bound instead: see ``ramify.nn.lorentz_attention``.)
 
     Args:
         weights: (..., N), not negative; all ones if None. Only their ratios matter; if all are 0 the origin comes back.
     """
-    x, w = points_and_weights("lorentz.centroid", x, weights)
-    s, t, r = root(c), _time(x, c), safe_norm(x)
+    narrow, w = points_and_weights("lorentz.centroid", x, weights)
+    x, w = wide(narrow), wide(w)
+    c = wide(c)
+    t, r = _time(x, c), safe_norm(x)
     m = (w * x).sum(-2, keepdim=True)
     mt = (w * t).sum(-2, keepdim=True)
     mr = safe_norm(m)
@@ -336,8 +349,8 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     gap = (w * (1 / (c * (t + r)) + spread)).sum(-2, keepdim=True)  # m_t - |m|, without the subtraction
     q = gap * (mt + mr)
     some = q > 0
-    mean = m / (s * torch.where(some, q, 1.0).sqrt())
-    return torch.where(some, mean, 0.0).squeeze(-2)
+    mean = m / torch.sqrt(c * torch.where(some, q, 1.0))
+    return torch.where(some, mean, 0.0).squeeze(-2).to(narrow.dtype)
 
 
 @geometric("point", free=("a",))
@@ -358,15 +371,19 @@ def midpoint(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 
 @geometric("scalar")
 def gram(x: Tensor, y: Tensor, c: Scalar = 1.0, *, allow_low_precision: bool = False) -> Tensor:
-    """All ``-<x_i, y_j>_L`` as one matrix product: (..., N, n), (..., M, n) -> (..., N, M)."""
+    """All ``-<x_i, y_j>_L`` by one matrix product: (..., N, n), (..., M, n) -> (..., N, M)."""
     require_shared_curvature("lorentz.gram", c)
-    return _gram(x, y, c, allow_low_precision)
+    return _time(x, c) * _time(y, c).mT - strict_matmul(x, y.mT, allow_low_precision)
 
 
-def _gram(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool) -> Tensor:
-    lifted_x = torch.cat([_time(x, c), x], -1)
-    lifted_y = torch.cat([_time(y, c), -y], -1)
-    return strict_matmul(lifted_x, lifted_y.mT, allow_low_precision)
+def _growth(x: Tensor, s: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    """``s|x|``, ``e^a - 1`` and ``e^-a`` for the radius ``a = asinh(s|x|)``, without a transcendental function.
+
+    They give ``2 sinh((a - b)/2) = (e^a - e^b) e^(-a/2) e^(-b/2)`` for all pairs by products alone.
+    """
+    r = s * safe_norm(x)
+    st = torch.sqrt(1 + r.square())
+    return r, r + r.square() / (1 + st), 1 / (st + r)
 
 
 @geometric("scalar")
@@ -388,29 +405,54 @@ def pairwise_dist(
         allow_low_precision: let the product of "matmul" follow autocast and TF32.
     """
     require_shared_curvature("lorentz.pairwise_dist", c)
-    s = root(c)
-    rx, ry = safe_norm(x), safe_norm(y)
-    ax, ay = asinh(s * rx), asinh(s * ry)
-    same = x is y
     if mode == "exact":
-        xh, yh = unit(x, rx), unit(y, ry)
-        chord = accurate_cdist(xh, yh) * (safe_sqrt(s * rx) * safe_sqrt(s * ry).mT / 2)
-        d = 2 * asinh(safe_hypot(torch.sinh((ax - ay.mT) / 2), chord)) / s
-        # At the origin the direction is undefined and carries no gradient; the true one is -y/|y| (and value 0 here).
-        from_x = strict_matmul(torch.where(rx > 0, 0.0, x), yh.mT)
-        return d - from_x - strict_matmul(xh, torch.where(ry > 0, 0.0, y).mT)
-    if mode != "matmul":
-        raise ValueError(f"lorentz.pairwise_dist: mode must be 'exact' or 'matmul', got {mode!r}")
-    z = c * _gram(x, y, c, allow_low_precision) - 1
-    bound = 2 * torch.sinh((ax - ay.mT) / 2).square()  # cosh d >= cosh(a - b), reached by points on one ray
-    # An origin is on every ray: the bound has its value to the last digit, the product has its gradient.
-    origin = (rx == 0) | (ry == 0).mT
-    z = torch.where(origin, bound + (z - z.detach()), torch.where(z > bound, z, bound))
+        return _pairwise_exact(x, y, c)
+    if mode == "matmul":
+        return _pairwise_matmul(x, y, c, allow_low_precision)
+    raise ValueError(f"lorentz.pairwise_dist: mode must be 'exact' or 'matmul', got {mode!r}")
+
+
+def _pairwise_exact(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
+    s = root(c)
+    (rx, px, gx), (ry, py, gy) = _growth(x, s), _growth(y, s)
+    xh, yh = unit(x, safe_norm(x)), unit(y, safe_norm(y))
+    # Unit vectors rounded to float32 would blur small angles: the directions alone are compared in float64.
+    wide_x, wide_y = wide(x), wide(y)
+    angle = accurate_cdist(unit(wide_x, safe_norm(wide_x)), unit(wide_y, safe_norm(wide_y))).to(x.dtype)
+    radial = (px - py.mT) * (gx.sqrt() * gy.sqrt().mT) / 2  # sinh((a - b)/2)
+    chord = angle * (safe_sqrt(rx) * safe_sqrt(ry).mT / 2)
+    d = 2 * asinh(safe_hypot(radial, chord)) / s
+    # At the origin the direction is undefined and carries no gradient; the true one is -y/|y| (and the value 0 here).
+    from_x = strict_matmul(torch.where(rx > 0, 0.0, x), yh.mT)
+    return d - from_x - strict_matmul(xh, torch.where(ry > 0, 0.0, y).mT)
+
+
+def _pairwise_matmul(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool) -> Tensor:
+    s = root(c)
+    n = x.shape[-1]
+    # Each point is laid out once as [x, t, growth, decay, origin?]: the product reads the first n + 1 entries in place,
+    # and a compiler is not tempted to recompute the others for every pair.
+    left = torch.cat(_lifted(x, s), -1)  # (..., N, n + 4)
+    right = torch.cat([part.mT for part in _lifted(-y, s)], -2)  # (..., n + 4, M), rows of it are read contiguously
+    product = strict_matmul(left[..., : n + 1], right[..., : n + 1, :], allow_low_precision)
+    (px, gx, ox), (py, gy, oy) = left[..., n + 1 :].split(1, -1), right[..., n + 1 :, :].split(1, -2)
+    # z = cosh(s d) - 1. Its lower bound cosh(a - b) - 1 is reached by points on one ray and removes most of the error
+    # that the product has for close points.
+    z = product - 1
+    bound = (px - py).square() * (gx * gy)
+    # An origin is on every ray: there the bound has the value to the last digit, the product has the gradient.
+    z = torch.where(ox + oy > 0, bound + (z - z.detach()), torch.where(z > bound, z, bound))
     positive = z > 0
-    if same:
+    if x is y:
         positive = positive & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-    safe = torch.where(positive, z, 1.0)
-    return torch.where(positive, torch.log1p(safe + torch.sqrt(safe) * torch.sqrt(safe + 2)), 0.0) / s
+    h = torch.sqrt(torch.where(positive, z, 1.0))
+    return torch.where(positive, quick_log1p(h * (h + torch.sqrt(h.square() + 2))), 0.0) / s
+
+
+def _lifted(x: Tensor, s: Scalar) -> list[Tensor]:
+    """``s x``, ``s t``, ``e^a - 1``, ``e^-a / sqrt(2)`` and a 1 where ``x`` is the origin, all on the last axis."""
+    r, growth, decay = _growth(x, s)
+    return [s * x, torch.sqrt(1 + r.square()), growth, decay * 0.5**0.5, (r == 0).to(x.dtype)]
 
 
 # --------------------------------------------------------------------------------------------------- entailment cones
@@ -428,7 +470,7 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     at_origin = (xh == 0).all(-1, keepdim=True)
     ok = ~at_origin & ((along != 0) | (transverse != 0))
     angle = torch.atan2(torch.where(ok, transverse, 0.0), torch.where(ok, along, 1.0))
-    return torch.where(at_origin, math.pi / 2, angle).squeeze(-1)
+    return torch.where(at_origin, math.pi / 2, angle).squeeze(-1).to(x.dtype)
 
 
 @geometric("scalar")
@@ -484,10 +526,8 @@ def to_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("point")
 def from_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Lorentz point of a point of the Poincaré ball, ``2x / (1 - c|x|^2)``."""
-    s = root(c)
-    x = cap_norm(x, ball_limit(x.dtype) / s)
-    z = s * safe_norm(x)
-    return 2 * x / ((1 - z) * (1 + z))
+    x = cap_norm(x, ball_limit(x.dtype) / root(c))
+    return 2 * x / ball_gap(x, c)
 
 
 @geometric("ball")
@@ -499,10 +539,8 @@ def to_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("point")
 def from_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Lorentz point of a point of the Klein model, ``x / sqrt(1 - c|x|^2)``."""
-    s = root(c)
-    x = cap_norm(x, ball_limit(x.dtype) / s)
-    z = s * safe_norm(x)
-    return x / torch.sqrt((1 - z) * (1 + z))
+    x = cap_norm(x, ball_limit(x.dtype) / root(c))
+    return x / torch.sqrt(ball_gap(x, c))
 
 
 @geometric("scalar")

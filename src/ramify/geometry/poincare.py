@@ -2,7 +2,7 @@
 
 Points are vectors of the ball of radius ``1/s``, ``s = sqrt(c)``, curvature ``-c``. The ball is the model people draw and
 the one most papers write; beyond hyperbolic radius 10 float32 cannot tell its points apart well (see docs/geometry.md),
-so compute in the Lorentz model where you can choose. ``1 - c|x|^2`` is always formed as ``(1 - s|x|)(1 + s|x|)``, and the
+so compute in the Lorentz model where you can choose. ``1 - c|x|^2`` is summed in float64 whatever the dtype, and the
 Möbius sum is written so that no two terms of its denominator cancel.
 
 A row outside the ball is not a point. It is moved to the largest radius its dtype can hold (``s|x| = 1 - 4 eps``) so that it
@@ -22,6 +22,7 @@ from .numerics import (
     asinhc,
     atanh,
     atanhc,
+    ball_gap,
     ball_limit,
     cap_norm,
     dot,
@@ -32,6 +33,7 @@ from .numerics import (
     strict_matmul,
     tanhc,
     unit,
+    wide,
 )
 from .registry import geometric
 from .sets import accurate_cdist, require_shared_curvature
@@ -46,29 +48,23 @@ def _inside(x: Tensor, c: Scalar, name: str) -> Tensor:
     return cap_norm(x, ball_limit(x.dtype) / s)
 
 
-def _gap(x: Tensor, c: Scalar) -> Tensor:
-    """``1 - c|x|^2`` (..., 1) without cancellation."""
-    z = root(c) * safe_norm(x)
-    return (1 - z) * (1 + z)
-
-
 @geometric("scalar")
 def conformal_factor(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """``2 / (1 - c|x|^2)``: how much longer a small step at ``x`` is than it looks."""
-    return (2 / _gap(_inside(x, c, "poincare.conformal_factor"), c)).squeeze(-1)
+    return (2 / ball_gap(_inside(x, c, "poincare.conformal_factor"), c)).squeeze(-1)
 
 
 @geometric("scalar")
 def inner(x: Tensor, u: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Riemannian inner product of two tangent vectors at ``x``, the Euclidean one times the squared conformal factor."""
-    factor = 2 / _gap(_inside(x, c, "poincare.inner"), c)
+    factor = 2 / ball_gap(_inside(x, c, "poincare.inner"), c)
     return (factor.square() * dot(u, v)).squeeze(-1)
 
 
 @geometric("scalar")
 def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Riemannian length of the tangent vector ``v`` at ``x``."""
-    return (2 * safe_norm(v) / _gap(_inside(x, c, "poincare.norm"), c)).squeeze(-1)
+    return (2 * safe_norm(v) / ball_gap(_inside(x, c, "poincare.norm"), c)).squeeze(-1)
 
 
 # --------------------------------------------------------------------------------------------- exponential, logarithm
@@ -81,9 +77,9 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     This is the map of the literature: the conformal factor at the origin is 2, so ``v`` lands at hyperbolic distance
     ``2|v|``, while ``lorentz.expmap0`` sends it to ``|v|``.
     """
-    s = root(c)
-    x = tanhc(s * safe_norm(v)) * v
-    longest = ball_limit(v.dtype) / s
+    wide_v = wide(v)  # near the boundary the last digit of x is the first of its distance to it
+    x = (tanhc(root(wide(c)) * safe_norm(wide_v)) * wide_v).to(v.dtype)
+    longest = ball_limit(v.dtype) / root(c)
     debug.require_unsaturated("poincare.expmap0", safe_norm(x) > longest, "shorten the tangent vector or use Lorentz")
     return cap_norm(x, longest)
 
@@ -92,19 +88,20 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
 def logmap0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Logarithmic map at the origin, ``atanh(s|x|) x / (s|x|)``, the inverse of ``expmap0``."""
     x = _inside(x, c, "poincare.logmap0")
-    return atanhc(root(c) * safe_norm(x)) * x
+    return atanhc(root(c) * safe_norm(x), ball_gap(x, c)) * x
 
 
 @geometric("scalar")
 def dist0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Distance to the origin, ``2 atanh(s|x|) / s``."""
     s = root(c)
-    return (2 * atanh(s * safe_norm(_inside(x, c, "poincare.dist0"))) / s).squeeze(-1)
+    x = _inside(x, c, "poincare.dist0")
+    return (2 * atanh(s * safe_norm(x), ball_gap(x, c)) / s).squeeze(-1)
 
 
 def _add(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     """Möbius sum of points inside the ball."""
-    q, gx, gy = x + y, _gap(x, c), _gap(y, c)
+    q, gx, gy = x + y, ball_gap(x, c), ball_gap(y, c)
     cq = c * sqnorm(q)
     total = (gx * q + cq * x) / (gx * gy + cq)
     return cap_norm(total, ball_limit(x.dtype) / root(c))
@@ -122,7 +119,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     x = _inside(x, c, "poincare.expmap")
     s = root(c)
     # |half| and its tanh apart: near the boundary v is tiny while the conformal factor is huge.
-    half = v / _gap(x, c)
+    half = v / ball_gap(x, c)
     step = cap_norm(tanhc(s * safe_norm(half)) * half, ball_limit(x.dtype) / s)
     return _add(x, step, c)
 
@@ -132,7 +129,7 @@ def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``; its Riemannian length is their distance."""
     x, y = _inside(x, c, "poincare.logmap"), _inside(y, c, "poincare.logmap")
     w = _add(-x, y, c)
-    return _gap(x, c) * atanhc(root(c) * safe_norm(w)) * w
+    return ball_gap(x, c) * atanhc(root(c) * safe_norm(w), ball_gap(w, c)) * w
 
 
 @geometric("ball", free=("tau",))
@@ -155,14 +152,14 @@ def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, ``(2/s) asinh(s|x-y| / sqrt((1-c|x|^2)(1-c|y|^2)))``; symmetric bit for bit."""
     x, y = _inside(x, c, "poincare.dist"), _inside(y, c, "poincare.dist")
     s = root(c)
-    return (2 * asinh(s * safe_norm(x - y) / torch.sqrt(_gap(x, c) * _gap(y, c))) / s).squeeze(-1)
+    return (2 * asinh(s * safe_norm(x - y) / torch.sqrt(ball_gap(x, c) * ball_gap(y, c))) / s).squeeze(-1)
 
 
 @geometric("scalar")
 def sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared hyperbolic distance, smooth at ``x = y``."""
     x, y = _inside(x, c, "poincare.sqdist"), _inside(y, c, "poincare.sqdist")
-    w2 = c * sqnorm(x - y) / (_gap(x, c) * _gap(y, c))
+    w2 = c * sqnorm(x - y) / (ball_gap(x, c) * ball_gap(y, c))
     return (4 / c * asinhc(safe_sqrt(w2)).square() * w2).squeeze(-1)
 
 
@@ -185,7 +182,7 @@ def pairwise_dist(
         raise ValueError(f"poincare.pairwise_dist: mode must be 'exact' or 'matmul', got {mode!r}")
     x, y = _inside(x, c, "poincare.pairwise_dist"), _inside(y, c, "poincare.pairwise_dist")
     s = root(c)
-    scale = torch.rsqrt(_gap(x, c)) * torch.rsqrt(_gap(y, c)).mT
+    scale = torch.rsqrt(ball_gap(x, c)) * torch.rsqrt(ball_gap(y, c)).mT
     return 2 * asinh(s * accurate_cdist(x, y) * scale) / s
 
 
@@ -201,7 +198,7 @@ def mobius_matvec(M: Tensor, x: Tensor, c: Scalar = 1.0) -> Tensor:
     x = _inside(x, c, "poincare.mobius_matvec")
     y = strict_matmul(x.reshape(-1, x.shape[-1]), M.mT).reshape(*x.shape[:-1], M.shape[0])
     # tanh(|y|/|x| atanh(s|x|)) y/(s|y|), written with ratios that have limits: y itself for |x| -> 0 or |y| -> 0.
-    stretch = atanhc(s * safe_norm(x))
+    stretch = atanhc(s * safe_norm(x), ball_gap(x, c))
     return cap_norm(tanhc(s * safe_norm(y) * stretch) * stretch * y, ball_limit(x.dtype) / s)
 
 
@@ -209,13 +206,14 @@ def mobius_matvec(M: Tensor, x: Tensor, c: Scalar = 1.0) -> Tensor:
 def mobius_scalar_mul(r: Scalar, x: Tensor, c: Scalar = 1.0) -> Tensor:
     """``x`` moved to ``r`` times its distance from the origin, ``tanh(r atanh(s|x|)) x / (s|x|)``."""
     s = root(c)
-    v = r * (atanhc(s * safe_norm(_inside(x, c, "poincare.mobius_scalar_mul"))) * x)
+    x = _inside(x, c, "poincare.mobius_scalar_mul")
+    v = r * (atanhc(s * safe_norm(x), ball_gap(x, c)) * x)
     return cap_norm(tanhc(s * safe_norm(v)) * v, ball_limit(x.dtype) / s)
 
 
 def _gyrate(a: Tensor, b: Tensor, v: Tensor, c: Scalar) -> Tensor:
     """``gyr[a, b] v``, every correction of which carries a factor ``a + b``: nothing cancels where ``b`` nears ``-a``."""
-    q, ga, gb = a + b, _gap(a, c), _gap(b, c)
+    q, ga, gb = a + b, ball_gap(a, c), ball_gap(b, c)
     qv, bv = dot(q, v), dot(b, v)
     cq = c * sqnorm(q)
     correction = (cq * bv + qv * gb) * a + (ga * bv - qv) * q
@@ -232,25 +230,25 @@ def gyration(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
     x, y = _inside(x, c, "poincare.transport"), _inside(y, c, "poincare.transport")
-    return (_gap(y, c) / _gap(x, c)) * _gyrate(y, -x, v, c)
+    return (ball_gap(y, c) / ball_gap(x, c)) * _gyrate(y, -x, v, c)
 
 
 @geometric("tangent")
 def transport_from_origin(y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from the origin to ``y``, a change of length alone."""
-    return _gap(_inside(y, c, "poincare.transport_from_origin"), c) * v
+    return ball_gap(_inside(y, c, "poincare.transport_from_origin"), c) * v
 
 
 @geometric("tangent")
 def transport_to_origin(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to the origin, a change of length alone."""
-    return v / _gap(_inside(x, c, "poincare.transport_to_origin"), c)
+    return v / ball_gap(_inside(x, c, "poincare.transport_to_origin"), c)
 
 
 @geometric("tangent")
 def egrad2rgrad(x: Tensor, g: Tensor, c: Scalar = 1.0) -> Tensor:
     """Riemannian gradient ``(1 - c|x|^2)^2 / 4 g`` from the Euclidean gradient ``g``."""
-    return (_gap(_inside(x, c, "poincare.egrad2rgrad"), c).square() / 4) * g
+    return (ball_gap(_inside(x, c, "poincare.egrad2rgrad"), c).square() / 4) * g
 
 
 @geometric("ball", free=("weights",))
@@ -283,7 +281,7 @@ def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
     """Half aperture of the entailment cone at ``x``, ``asin(K (1 - c|x|^2) / (s|x|))``, ``pi/2`` close to the origin."""
     x = _inside(x, c, "poincare.half_aperture")
     z = root(c) * safe_norm(x)
-    gap = (1 - z) * (1 + z)
+    gap = ball_gap(x, c)
     ok = z > K * gap
     return torch.where(ok, torch.asin(K * torch.where(ok, gap, 0.5) / torch.where(ok, z, K)), math.pi / 2).squeeze(-1)
 
@@ -320,7 +318,7 @@ def to_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
 def from_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Poincaré point of a Klein point, ``x / (1 + sqrt(1 - c|x|^2))``."""
     x = cap_norm(x, ball_limit(x.dtype) / root(c))
-    return x / (1 + torch.sqrt(_gap(x, c)))
+    return x / (1 + torch.sqrt(ball_gap(x, c)))
 
 
 @geometric("scalar")
