@@ -183,7 +183,7 @@ def pairwise_dist(
     x, y = _inside(x, c, "poincare.pairwise_dist"), _inside(y, c, "poincare.pairwise_dist")
     s = root(c)
     scale = torch.rsqrt(ball_gap(x, c)) * torch.rsqrt(ball_gap(y, c)).mT
-    return 2 * asinh(s * accurate_cdist(x, y) * scale) / s
+    return asinh(s * accurate_cdist(x, y) * scale) * (2 / s)
 
 
 # ---------------------------------------------------------------------------------------- Möbius algebra and transport

@@ -55,8 +55,6 @@ class _Distance(torch.autograd.Function):
 class _Steps(torch.autograd.Function):
     """``sum_j g_ij (x_i - y_j) / d_ij``, summed from differences; its own backward is made of matrix products."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(grad: Tensor, x: Tensor, y: Tensor, d: Tensor) -> Tensor:
         return torch.ops.aten._cdist_backward(
@@ -75,3 +73,12 @@ class _Steps(torch.autograd.Function):
         weight = grad * inverse
         step = ((cotangent * x).sum(-1, keepdim=True) - cotangent @ y.mT) * inverse
         return step, weight.sum(-1, keepdim=True) * cotangent, -weight.mT @ cotangent, -step * weight
+
+    @staticmethod
+    def vmap(info, in_dims, *tensors: Tensor) -> tuple[Tensor, int]:
+        # Written out because the batching rule that torch has for its own operator is wrong where only `grad` is mapped.
+        batched = [
+            t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(tensors, in_dims, strict=True)
+        ]
+        return _Steps.apply(*batched), 0
