@@ -71,7 +71,9 @@ def test_registry_holds_every_public_function():
             for name, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
         }
-        registered = {name.split(".")[1] for name in FUNCTIONS if name.startswith(module.__name__.rsplit(".", 1)[1] + ".")}
+        registered = {
+            name.split(".")[1] for name in FUNCTIONS if name.startswith(module.__name__.rsplit(".", 1)[1] + ".")
+        }
         assert public == registered
 
 
@@ -173,3 +175,17 @@ def test_curvature_per_row_equals_one_curvature_at_a_time(f):
         expected = f.fn(*row)
         if name != "saturation":
             torch.testing.assert_close(out[r], expected)
+
+
+@pytest.mark.parametrize("f", SMOOTH)
+def test_nan_in_is_nan_out_and_stays_in_its_row(f):
+    """A NaN is never taken for a zero row, and never spreads."""
+    for i, name in enumerate(f.args):
+        if name in ("M", "c"):
+            continue
+        args = make_args(f)
+        clean = f.fn(*args)
+        args[i][1] = float("nan")
+        out = f.fn(*args)
+        assert torch.isnan(out[1]).all(), name
+        assert torch.equal(out[[0, 2]], clean[[0, 2]]), name

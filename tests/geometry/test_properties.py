@@ -20,7 +20,12 @@ def draw_points(seed: int, dim: int, radius: float, c: float, count: int = 7) ->
     sets = []
     for _ in range(3):
         v = torch.randn(count, dim, dtype=torch.float64, generator=generator)
-        v = v / v.norm(dim=-1, keepdim=True).clamp_min(1e-9) * torch.rand(count, 1, generator=generator).double() * radius
+        v = (
+            v
+            / v.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+            * torch.rand(count, 1, generator=generator).double()
+            * radius
+        )
         v[0] = 0
         sets.append(lorentz.expmap0(v / c**0.5, c))
     return sets
@@ -60,7 +65,9 @@ def test_exp_and_log_undo_each_other(seed, dim, radius, c):
     x, y, _ = draw_points(seed, dim, radius, c)
     slack = 1e-13 * torch.cosh(torch.tensor(2 * radius, dtype=torch.float64)) / c**0.5
     assert (lorentz.dist(lorentz.expmap(x, lorentz.logmap(x, y, c), c), y, c) <= slack).all()
-    torch.testing.assert_close(lorentz.norm(x, lorentz.logmap(x, y, c), c), lorentz.dist(x, y, c), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(
+        lorentz.norm(x, lorentz.logmap(x, y, c), c), lorentz.dist(x, y, c), rtol=1e-8, atol=1e-12
+    )
     torch.testing.assert_close(lorentz.expmap0(lorentz.logmap0(x, c), c), x)
     px, py = lorentz.to_poincare(x, c), lorentz.to_poincare(y, c)
     there = poincare.expmap(px, poincare.logmap(px, py, c), c)
@@ -81,7 +88,9 @@ def test_models_agree(seed, dim, radius, c):
     torch.testing.assert_close(poincare.to_lorentz(px, c), x)
     torch.testing.assert_close(lorentz.from_klein(kx, c), x)
     torch.testing.assert_close(lorentz.from_ambient(lorentz.to_ambient(x, c), c, check=True), x)
-    torch.testing.assert_close(poincare.exterior_angle(px, py, c), lorentz.exterior_angle(x, y, c), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        poincare.exterior_angle(px, py, c), lorentz.exterior_angle(x, y, c), rtol=1e-6, atol=1e-6
+    )
     torch.testing.assert_close(poincare.half_aperture(px, c), lorentz.half_aperture(x, c))
     torch.testing.assert_close(poincare.midpoint(px, py, c), lorentz.to_poincare(lorentz.midpoint(x, y, c), c))
     for mode in ("exact", "matmul"):
@@ -99,7 +108,9 @@ def test_transport_keeps_lengths_and_angles(seed, dim, radius, c):
     assert ((lorentz.inner(y, *moved, c) - lorentz.inner(x, u, v, c)).abs() <= slack).all()
     # The velocity of a geodesic is parallel along it: log at x, transported to y, is minus the log back.
     forward = lorentz.transport(x, y, lorentz.logmap(x, y, c), c)
-    assert (lorentz.norm(y, forward + lorentz.logmap(y, x, c), c) <= 1e-8 * (lorentz.dist(x, y, c) + 1e-3 / c**0.5)).all()
+    assert (
+        lorentz.norm(y, forward + lorentz.logmap(y, x, c), c) <= 1e-8 * (lorentz.dist(x, y, c) + 1e-3 / c**0.5)
+    ).all()
     origin = torch.zeros_like(y)
     torch.testing.assert_close(lorentz.transport_from_origin(y, u, c), lorentz.transport(origin, y, u, c))
     torch.testing.assert_close(lorentz.transport_to_origin(x, u, c), lorentz.transport(x, origin, u, c))

@@ -30,7 +30,9 @@ class Curvature(nn.Module):
         if not bool((values > 0).all() & torch.isfinite(values).all()):
             raise ValueError(f"curvature: c must be positive and finite (the sectional curvature is -c), got {init}")
         if (min is None) != (max is None):
-            raise ValueError("curvature: give both bounds or none; to leave one side open use a very small or large one")
+            raise ValueError(
+                "curvature: give both bounds or none; to leave one side open use a very small or large one"
+            )
         if min is not None and max is not None and not bool(((values > min) & (values < max)).all() and min > 0):
             raise ValueError(f"curvature: expected 0 < min < c < max, got min={min}, c={init}, max={max}")
         self.learnable, self.min, self.max = learnable, min, max

@@ -75,4 +75,6 @@ def watch_gradient(where: str, name: str, value: Tensor) -> None:
 def require_unsaturated(where: str, over: Tensor, advice: str) -> None:
     """Raise if any row of ``over`` (..., 1) reached the limit of its dtype; does nothing unless debugging."""
     if _enabled and can_read_values(over) and bool(over.any()):
-        raise GeometryError(f"{where}: saturation, shape {tuple(over.shape[:-1])}, {first_bad_row(over[..., 0])}; {advice}")
+        raise GeometryError(
+            f"{where}: saturation, shape {tuple(over.shape[:-1])}, {first_bad_row(over[..., 0])}; {advice}"
+        )

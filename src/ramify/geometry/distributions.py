@@ -32,7 +32,9 @@ class WrappedNormal(Distribution):
     ):
         self.manifold = Lorentz() if manifold is None else manifold
         if not isinstance(self.manifold, (Lorentz, Poincare, Euclidean)):
-            raise ValueError(f"WrappedNormal: expected Lorentz, Poincare or Euclidean, got {type(self.manifold).__name__}")
+            raise ValueError(
+                f"WrappedNormal: expected Lorentz, Poincare or Euclidean, got {type(self.manifold).__name__}"
+            )
         scale = torch.as_tensor(scale, dtype=loc.dtype, device=loc.device)
         shape = torch.broadcast_shapes(loc.shape, scale.shape if scale.dim() else (1,))
         self.loc, self.scale = loc.expand(shape), scale.expand(shape)

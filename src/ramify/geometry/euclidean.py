@@ -77,7 +77,7 @@ def centroid(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Weighted mean over the second-last axis, the origin if all weights are 0: (..., N, n) -> (..., n)."""
     x, w = points_and_weights("euclidean.centroid", x, weights)
     total = w.sum(-2)
-    some = total > 0
+    some = total != 0
     return torch.where(some, (w * x).sum(-2) / torch.where(some, total, 1.0), 0.0)
 
 

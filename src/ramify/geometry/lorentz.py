@@ -348,7 +348,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     spread = sqnorm(x - r * unit(m, mr)) / torch.where(r > 0, 2 * r, 1.0)
     gap = (w * (1 / (c * (t + r)) + spread)).sum(-2, keepdim=True)  # m_t - |m|, without the subtraction
     q = gap * (mt + mr)
-    some = q > 0
+    some = ~(q <= 0)
     mean = m / torch.sqrt(c * torch.where(some, q, 1.0))
     return torch.where(some, mean, 0.0).squeeze(-2).to(narrow.dtype)
 
@@ -442,7 +442,7 @@ def _pairwise_matmul(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool)
     bound = (px - py).square() * (gx * gy)
     # An origin is on every ray: there the bound has the value to the last digit, the product has the gradient.
     z = torch.where(ox + oy > 0, bound + (z - z.detach()), torch.where(z > bound, z, bound))
-    positive = z > 0
+    positive = ~(z <= 0)
     if x is y:
         positive = positive & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
     h = torch.sqrt(torch.where(positive, z, 1.0))
@@ -477,7 +477,7 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
     """Half aperture of the entailment cone at ``x``, ``asin(2K / (s|x|))``; ``pi/2`` for ``s|x| <= 2K``."""
     z = root(c) * safe_norm(x)
-    ok = z > 2 * K
+    ok = ~(z <= 2 * K)
     return torch.where(ok, torch.asin(2 * K / torch.where(ok, z, 4 * K)), math.pi / 2).squeeze(-1)
 
 

@@ -296,5 +296,5 @@ class Product(Manifold):
 
 def _root_of_sum(squares: list[Tensor]) -> Tensor:
     total = torch.stack(squares).sum(0)
-    ok = total > 0
+    ok = total != 0
     return torch.where(ok, torch.where(ok, total, 1.0).sqrt(), 0.0)

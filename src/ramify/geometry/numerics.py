@@ -3,7 +3,8 @@
 The one pattern used throughout is the double ``where``: a function with a removable singularity is given a harmless
 argument on the singular set *before* it is evaluated, and its limit value *after*. A single ``where`` is not enough,
 because the backward pass would still multiply zero by the infinity of the branch that was not chosen, and one such
-row would poison the gradient of every shared weight.
+row would poison the gradient of every shared weight. A NaN that comes in goes out: conditions are written so that it is
+never taken for the singular case.
 """
 
 import math
@@ -34,7 +35,7 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 def safe_sqrt(q: Tensor) -> Tensor:
     """Square root of ``q >= 0`` whose gradient at 0 is 0; anything below the smallest normal number counts as 0."""
-    ok = q > torch.finfo(q.dtype).tiny
+    ok = ~(q <= torch.finfo(q.dtype).tiny)  # written so that NaN is not mistaken for 0
     return torch.where(ok, torch.where(ok, q, 1.0).sqrt(), 0.0)
 
 
@@ -51,7 +52,7 @@ def safe_hypot(a: Tensor, b: Tensor) -> Tensor:
 
 def unit(x: Tensor, norm: Tensor) -> Tensor:
     """``x / norm`` where ``norm`` is positive, else the zero vector with zero gradient."""
-    ok = norm > 0
+    ok = norm != 0
     return torch.where(ok, x / torch.where(ok, norm, 1.0), 0.0)
 
 
@@ -141,7 +142,9 @@ def atanh(z: Tensor, gap: Tensor) -> Tensor:
     """``atanh(z)`` from ``z`` and ``gap = 1 - z^2``: near 1 it keeps the digits of the gap, which ``1 - z`` has lost."""
     near_one = z > 0.5
     inner = torch.log1p(-torch.where(near_one, 0.0, z))
-    return (torch.log1p(z) - torch.where(near_one, torch.log(torch.where(near_one, gap, 1.0)) - torch.log1p(z), inner)) / 2
+    return (
+        torch.log1p(z) - torch.where(near_one, torch.log(torch.where(near_one, gap, 1.0)) - torch.log1p(z), inner)
+    ) / 2
 
 
 def quick_log1p(w: Tensor) -> Tensor:

@@ -44,7 +44,9 @@ def _inside(x: Tensor, c: Scalar, name: str) -> Tensor:
     s = root(c)
     if debug.is_enabled():
         outside = s * safe_norm(x) >= 1
-        debug.require_unsaturated(name, outside, "points of the Poincaré ball satisfy sqrt(c) |x| < 1: use expmap0 to map into it")
+        debug.require_unsaturated(
+            name, outside, "points of the Poincaré ball satisfy sqrt(c) |x| < 1: use expmap0 to map into it"
+        )
     return cap_norm(x, ball_limit(x.dtype) / s)
 
 
@@ -271,9 +273,9 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     w = _add(-x, y, c)  # the ball is conformal: angles at x are angles of this vector
     along = dot(xh, w)
     transverse = safe_norm(w - xh * along)
-    ok = (r > 0) & ((along != 0) | (transverse != 0))
+    ok = (r != 0) & ((along != 0) | (transverse != 0))
     angle = torch.atan2(torch.where(ok, transverse, 0.0), torch.where(ok, along, 1.0))
-    return torch.where(r > 0, angle, math.pi / 2).squeeze(-1)
+    return torch.where(r != 0, angle, math.pi / 2).squeeze(-1)
 
 
 @geometric("scalar")
@@ -282,7 +284,7 @@ def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
     x = _inside(x, c, "poincare.half_aperture")
     z = root(c) * safe_norm(x)
     gap = ball_gap(x, c)
-    ok = z > K * gap
+    ok = ~(z <= K * gap)
     return torch.where(ok, torch.asin(K * torch.where(ok, gap, 0.5) / torch.where(ok, z, K)), math.pi / 2).squeeze(-1)
 
 

@@ -93,7 +93,9 @@ def _check(name: str, given: dict[str, Any], free: frozenset[str]) -> torch.dtyp
             check_curvature(value, name)
         elif isinstance(value, Tensor):
             if not value.is_floating_point():
-                raise ValueError(f"{name}: {key} has dtype {value.dtype}, expected a floating dtype; call .float() on it")
+                raise ValueError(
+                    f"{name}: {key} has dtype {value.dtype}, expected a floating dtype; call .float() on it"
+                )
             dtype = value.dtype if dtype is None else torch.promote_types(dtype, value.dtype)
             if key in free:
                 continue
@@ -107,7 +109,9 @@ def _check(name: str, given: dict[str, Any], free: frozenset[str]) -> torch.dtyp
                     f"{value.shape[-1]} components; both must agree"
                 )
         elif key not in free and isinstance(value, (list, tuple)):
-            raise ValueError(f"{name}: {key} is a {type(value).__name__}, expected a torch.Tensor; use torch.tensor({key})")
+            raise ValueError(
+                f"{name}: {key} is a {type(value).__name__}, expected a torch.Tensor; use torch.tensor({key})"
+            )
     if dtype is None:
         raise ValueError(f"{name}: expected torch tensors, got {', '.join(type(v).__name__ for v in given.values())}")
     return dtype
@@ -119,7 +123,9 @@ def check_curvature(c: Any, name: str = "curvature") -> None:
         if not c.is_floating_point():
             raise ValueError(f"{name}: c has dtype {c.dtype}, expected a floating dtype; call .float() on it")
         if debug.is_enabled() and debug.can_read_values(c) and not bool((c.detach() > 0).all()):
-            raise debug.GeometryError(f"{name}: c must be positive (the sectional curvature is -c), got {c.detach().min().item():.4g}")
+            raise debug.GeometryError(
+                f"{name}: c must be positive (the sectional curvature is -c), got {c.detach().min().item():.4g}"
+            )
     elif not isinstance(c, (int, float)):
         raise ValueError(f"{name}: c must be a float or a tensor, got {type(c).__name__}")
     elif not 0 < c < float("inf"):

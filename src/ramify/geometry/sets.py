@@ -57,9 +57,7 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        return torch.ops.aten._cdist_backward(
-            grad.contiguous(), x.contiguous(), y.contiguous(), 2.0, d.contiguous()
-        )
+        return torch.ops.aten._cdist_backward(grad.contiguous(), x.contiguous(), y.contiguous(), 2.0, d.contiguous())
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

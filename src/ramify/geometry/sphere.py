@@ -23,7 +23,7 @@ def project(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Nearest point of the sphere, ``x / (s|x|)``; the pole for a zero row."""
     r = safe_norm(x)
     pole = _pole(x, c)
-    return torch.where(r > 0, unit(x, r) / root(c), pole)
+    return torch.where(r != 0, unit(x, r) / root(c), pole)
 
 
 @geometric("tangent")
@@ -66,7 +66,7 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
 def _angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle in [0, pi] between two points of one sphere (..., 1), zero gradient where they meet or oppose."""
     near, far = safe_norm(x - y), safe_norm(x + y)
-    ok = (near > 0) | (far > 0)
+    ok = (near != 0) | (far != 0)
     return 2 * torch.atan2(torch.where(ok, near, 0.0), torch.where(ok, far, 1.0))
 
 
@@ -117,7 +117,7 @@ def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along the shorter arc; ``v`` itself if they are antipodes."""
     total = sqnorm(x + y)
-    ok = total > 0
+    ok = total != 0
     return v - torch.where(ok, 2 * dot(y, v) / torch.where(ok, total, 1.0), 0.0) * (x + y)
 
 
@@ -133,7 +133,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     x, w = points_and_weights("sphere.centroid", x, weights)
     mean = (w * x).sum(-2, keepdim=True)
     r = safe_norm(mean)
-    return torch.where(r > 0, unit(mean, r) / root(c), _pole(mean, c)).squeeze(-2)
+    return torch.where(r != 0, unit(mean, r) / root(c), _pole(mean, c)).squeeze(-2)
 
 
 @geometric("scalar")
@@ -153,5 +153,5 @@ def pairwise_dist(x: Tensor, y: Tensor, c: Scalar = 1.0, *, mode: str = "exact")
 
 
 def _half_chord(q: Tensor) -> Tensor:
-    ok = q > 0
+    ok = ~(q <= 0)
     return torch.where(ok, torch.where(ok, q, 1.0).sqrt(), 0.0)
