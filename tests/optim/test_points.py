@@ -28,7 +28,8 @@ KINDS = [RiemannianSGD, RiemannianAdam]
 
 
 def point(manifold, *shape, dtype=torch.float64, std=0.7, value=None):
-    value = manifold.random(*shape, std=std, dtype=dtype) if value is None else value.clone()
+    value = manifold.random(*shape, std=std, dtype=dtype) if value is None else value
+    value = value.detach().clone()
     return mark_manifold(nn.Parameter(value), manifold)
 
 
@@ -442,6 +443,17 @@ def test_a_learned_curvature_may_carry_its_points_along():
         after = (model.manifold.c.sqrt() * model.a).detach()
         assert abs(float(model.manifold.c.detach()) - 1) > 0.1
         assert torch.allclose(before, after, rtol=1e-5) == rescale
+
+
+def test_tables_with_one_learned_curvature_share_their_kernels():
+    manifold = Lorentz(1.5, learnable=True)
+    params = [point(manifold, k, 3, dtype=torch.float32).requires_grad_() for k in (2, 5, 3)]
+    optimizer = RiemannianAdam(params, lr=0.1)
+    calls = []
+    plain_update = optimizer._update
+    optimizer._update = lambda group, work, step: (calls.append(work.x.shape), plain_update(group, work, step))
+    steps(optimizer, params, [[torch.randn_like(p) for p in params]])
+    assert calls == [(10, 3)]
 
 
 def test_curvature_per_head():

@@ -140,7 +140,7 @@ class RiemannianAdam(RiemannianOptimizer):
         names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
         steps = [self._init_state(p, group, point=True)["step"] for p in params]
         torch._foreach_add_(steps, 1)
-        rows = [self._rows(p, group, names) for p in params]
+        rows = self._rows_of(params, group, names)
         counted = group["capturable"] or group["fused"]  # on the device: reading the number would wait for it
 
         def key(r: Rows) -> float | None:
@@ -163,8 +163,13 @@ class RiemannianAdam(RiemannianOptimizer):
     def _update(self, group: dict[str, Any], work: Rows, step: Scalar) -> None:
         beta1, beta2 = group["betas"]
         lr = group["lr"]
-        rate = lr / (1 - beta1**step)
-        correction = (1 - beta2**step) ** -0.5
+        if isinstance(step, Tensor):
+            step = step.double()  # as the Python float it is otherwise; a float32 power has lost digits of 1 - beta^t
+        rate, correction = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+        if isinstance(rate, Tensor):
+            rate = rate.to(work.x.dtype)
+        if isinstance(correction, Tensor):
+            correction = correction.to(work.x.dtype)
         decay = None
         if group["weight_decay"] != 0:
             shrink = 1 - lr * group["weight_decay"]

@@ -1,12 +1,12 @@
 """What both optimisers share: who is a point, batches of rows, sparse rows, master weights, state that round-trips."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -26,6 +26,7 @@ from .spaces import (
     parts_of,
     round_points,
     row_curvature,
+    shared_curvature,
 )
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -133,14 +134,39 @@ class RiemannianOptimizer(Optimizer):
             state["master_param"] = p.detach().float()
         return state["master_param"]
 
-    def _rows(self, p: Tensor, group: dict[str, Any], names: Iterable[str]) -> Rows:
-        """The rows of ``p`` that have a gradient, with its state tensors ``names`` beside them."""
-        manifold = manifold_of(p)
+    def _rows_of(self, params: list[Tensor], group: dict[str, Any], names: list[str]) -> list[Rows]:
+        """The rows of each parameter that have a gradient, with its state tensors ``names`` beside them."""
+        # Each manifold is asked for its curvature once: that costs, and rows that share it may share kernels.
+        spaces: dict[Any, tuple[tuple[Part, ...], list[Scalar]]] = {}
+        rows = []
+        for p in params:
+            manifold = manifold_of(p)
+            assert manifold is not None
+            key = (id(manifold), p.shape[-1], p.dtype)
+            if key not in spaces:
+                parts, cs = parts_of(manifold, p.shape[-1])
+                dtype = torch.promote_types(p.dtype, torch.float32)
+                spaces[key] = parts, [shared_curvature(c, dtype) for c in cs]
+            rows.append(self._rows(p, group, names, *spaces[key]))
+        return rows
+
+    def _rows(
+        self, p: Tensor, group: dict[str, Any], names: list[str], parts: tuple[Part, ...], cs: list[Scalar]
+    ) -> Rows:
         grad = p.grad
-        assert manifold is not None and grad is not None
-        stored = {name: self.state[p][name] for name in names}
+        assert grad is not None
+        state = self.state[p]
+        if (  # the common case, without detours
+            type(p) is nn.Parameter
+            and p.dim() == 2
+            and p.is_contiguous()
+            and p.dtype not in _HALF
+            and grad.layout is torch.strided
+            and not any(isinstance(c, Tensor) and c.dim() for c in cs)
+        ):
+            return Rows(p, p, grad, {name: state[name] for name in names}, parts, cs)
+        stored = {name: state[name] for name in names}
         master = self._master(p, group)
-        parts, cs = parts_of(manifold, p.shape[-1])
         if isinstance(p, DTensor):
             check_placements(p)
             if any(isinstance(c, Tensor) and c.numel() > 1 for c in cs):
@@ -178,7 +204,7 @@ class RiemannianOptimizer(Optimizer):
         else:
             rows.x = work(master, compute)
         rows.state = {name: work(t, t.dtype) for name, t in stored.items()}
-        rows.cs = [row_curvature(c, compute, master.shape, rows.index) for c in cs]
+        rows.cs = [row_curvature(c, master.shape, rows.index) for c in cs]
         return rows
 
     def _publish(self, rows: Rows, group: dict[str, Any]) -> None:

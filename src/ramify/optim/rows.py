@@ -72,7 +72,7 @@ def decay_rows(
         else:
             z = root(c) * _length(xi)
             if kind == "lorentz":
-                new = torch.sinh(factor * torch.asinh(z))
+                new = _sinh(factor * _asinh(z))
             else:
                 new = torch.tanh(factor * torch.atanh(z.clamp_max(ball_limit(xi.dtype))))
             xi.mul_(torch.where(z > 0, new / torch.where(z > 0, z, 1.0), 1.0))
@@ -205,18 +205,18 @@ def _new_position(
         z = torch.clamp(z, max=longest)
         along, across = sinh_a + z * cos * cosh_a, z * sin
     else:
-        a = torch.asinh(sinh_a)
+        a = _asinh(sinh_a)
         z = torch.minimum(z, limit + a)
         long = (a + z > limit) | ((z > 1) & (cos < 0))
-        z_near = torch.where(long, 0.0, z)
-        sinh_half = torch.sinh(z_near / 2)
-        near = sinh_a + (2 * sinh_half * sinh_half * sinh_a + torch.sinh(z_near) * cos * cosh_a)
+        sinh_half = _sinh(z / 2)
+        sinh_z = 2 * sinh_half * torch.sqrt(1 + sinh_half * sinh_half)
+        near = sinh_a + (2 * sinh_half * sinh_half * sinh_a + sinh_z * cos * cosh_a)
         # 1 + |cos| and 1 - |cos|, the small one from the sine.
         large = 1 + cos.abs()
         small = sin * sin / large
-        out, back = torch.sinh(torch.clamp(a + z, max=2 * limit)), torch.sinh(a - z)
+        out, back = _sinh(torch.clamp(a + z, max=2 * limit)), _sinh(a - z)
         far = torch.where(cos > 0, out * large + back * small, out * small + back * large) / 2
-        along, across = torch.where(long, far, near), torch.sinh(torch.clamp(z, max=2 * limit)) * sin
+        along, across = torch.where(long, far, near), sinh_z * sin
     radius = torch.hypot(along, across)
     shrink = torch.where(radius > longest, longest / torch.where(radius > 0, radius, 1.0), 1.0)
     return along * shrink, across * shrink
@@ -226,6 +226,17 @@ def _half_tanh(sinh_a: Tensor) -> tuple[Tensor, Tensor]:
     """``tanh(a/2)`` and ``1 - tanh(a/2)`` from ``sinh(a) >= 0``, both with all digits."""
     cosh_a = torch.sqrt(1 + sinh_a * sinh_a)
     return sinh_a / (1 + cosh_a), (1 + 1 / (cosh_a + sinh_a)) / (1 + cosh_a)
+
+
+def _sinh(t: Tensor) -> Tensor:
+    """``sinh(t)`` from ``expm1``, which the CPU computes ten times as fast as ``torch.sinh``."""
+    e = torch.expm1(t.abs())
+    return torch.copysign((e + e / (e + 1)) / 2, t)
+
+
+def _asinh(u: Tensor) -> Tensor:
+    """``asinh(u)`` for ``u >= 0`` from ``log1p``, likewise."""
+    return torch.log1p(u + u * u / (1 + torch.sqrt(1 + u * u)))
 
 
 def _length(x: Tensor) -> Tensor:

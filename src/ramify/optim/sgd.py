@@ -98,7 +98,7 @@ class RiemannianSGD(RiemannianOptimizer):
                     like = self._master(p, group).detach()
                     dtype = torch.promote_types(like.dtype, torch.float32)
                     self.state[p]["momentum_buffer"] = torch.zeros_like(like, dtype=dtype)
-        rows = [self._rows(p, group, ["momentum_buffer"] if has_momentum else []) for p in params]
+        rows = self._rows_of(params, group, ["momentum_buffer"] if has_momentum else [])
 
         def update(work: Rows, batch: list[Rows]) -> None:
             self._update(group, work, first=batch[0].param in fresh)

@@ -63,13 +63,18 @@ def parts_of(manifold: Manifold, n: int) -> tuple[tuple[Part, ...], list[Scalar]
     )
 
 
-def row_curvature(c: Scalar, dtype: torch.dtype, shape: torch.Size, index: Tensor | None) -> Scalar:
-    """``c`` as a number, a 0-d tensor, or one number per row (R, 1)."""
+def shared_curvature(c: Scalar, dtype: torch.dtype) -> Scalar:
+    """``c`` in the dtype of the computation; a tensor of one number as a 0-d tensor."""
     if not isinstance(c, Tensor):
         return c
     c = local(c).to(dtype)
-    if c.numel() == 1:
-        return c.reshape(())
+    return c.reshape(()) if c.numel() == 1 else c
+
+
+def row_curvature(c: Scalar, shape: torch.Size, index: Tensor | None) -> Scalar:
+    """``c`` as it is, or one number per chosen row (R, 1) if it differs between rows of a parameter of this shape."""
+    if not isinstance(c, Tensor) or c.dim() == 0:
+        return c
     flat = c.expand(*shape[:-1], 1).reshape(-1, 1)
     return flat if index is None else flat.index_select(0, index)
 
