@@ -136,7 +136,7 @@ def test_exports(f):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("f", ALL)
 def test_half_precision_is_computed_in_float32(f, dtype):
-    """Points return in the dtype they came in, scalars in float32, equal to float32 on the same numbers; also in autocast."""
+    """Points return in the dtype they came in, scalars in float32, as float32 gives them; also in autocast."""
     args = [a if name == "c" else a.to(dtype) for name, a in zip(f.args, make_args(f, torch.float32), strict=True)]
     expected = f.fn(*[a.float() for a in args])
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -271,9 +271,8 @@ def test_product_is_the_sum_of_its_parts():
     parts = [(Lorentz(0.5), 3), (Poincare(2.0), 2), (Euclidean(), 4), (Sphere(1.0), 3)]
     product = Product(parts)
     x, y = product.random(6, 12, dtype=torch.float64), product.random(6, 12, dtype=torch.float64)
-    squares = sum(
-        m.dist(a, b) ** 2 for (m, _), a, b in zip(parts, x.split([3, 2, 4, 3], -1), y.split([3, 2, 4, 3], -1))
-    )
+    pairs = zip(parts, x.split([3, 2, 4, 3], -1), y.split([3, 2, 4, 3], -1), strict=True)
+    squares = sum(m.dist(a, b) ** 2 for (m, _), a, b in pairs)
     torch.testing.assert_close(product.dist(x, y) ** 2, squares)
     torch.testing.assert_close(product.sqdist(x, y), squares)
     with pytest.raises(ValueError, match="at least one"):

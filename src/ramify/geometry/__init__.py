@@ -1,4 +1,4 @@
-"""Spaces of constant curvature: pure functions, thin manifold classes, cones, means and distributions. Needs torch alone.
+"""Spaces of constant curvature: pure functions, thin manifold classes, cones, means, distributions. Needs torch alone.
 
 The last axis is the manifold axis, leading axes broadcast, ``c > 0`` means curvature ``-c``. Lorentz points are their
 space components. See docs/geometry.md.

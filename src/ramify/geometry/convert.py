@@ -25,7 +25,7 @@ _TO_C: dict[str, Callable[[float], float]] = {
 
 
 def curvature_from(source: str, value: float) -> float:
-    """Our ``c`` for the curvature ``value`` of another library or paper, as in ``curvature_from("geoopt.lorentz", 2.0)``."""
+    """Our ``c`` for the curvature of another library or paper, as in ``curvature_from("geoopt.lorentz", 2.0)``."""
     key = source.lower()
     if key not in _TO_C:
         close = difflib.get_close_matches(key, _TO_C, n=1)

@@ -1,6 +1,7 @@
-"""The wrapped normal distribution: a Gaussian in the tangent space of the origin, carried to ``loc`` and wrapped there."""
+"""The wrapped normal distribution: a Gaussian at the origin, carried to ``loc`` and wrapped there."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from .numerics import log_sinhc, root, safe_norm
 class WrappedNormal(Distribution):
     """Wrapped normal on a hyperbolic space (or the plain normal on a flat one), reparametrised in every argument.
 
-    A sample is ``expmap(loc, transport(v))`` with ``v`` normal at the origin; lengths of ``v`` are hyperbolic lengths in
-    both models. The density is with respect to the Riemannian volume, so Lorentz and Poincaré agree on it.
+    A sample is ``expmap(loc, transport(v))`` with ``v`` normal at the origin; lengths of ``v`` are hyperbolic lengths
+    in both models. The density is with respect to the Riemannian volume, so Lorentz and Poincaré agree on it.
 
     Args:
         loc: (..., n) points of ``manifold``.
@@ -23,7 +24,7 @@ class WrappedNormal(Distribution):
         manifold: ``Lorentz()`` if None.
     """
 
-    arg_constraints = {"scale": constraints.positive}
+    arg_constraints: ClassVar = {"scale": constraints.positive}
     support = constraints.real_vector
     has_rsample = True
 
@@ -40,7 +41,7 @@ class WrappedNormal(Distribution):
         self.loc, self.scale = loc.expand(shape), scale.expand(shape)
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+    def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Samples of shape ``sample_shape + batch + (n,)`` that carry gradients to loc, scale and c."""
         shape = self._extended_shape(torch.Size(sample_shape))
         v = self.scale * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import lorentz, poincare, sphere
 from .debug import can_read_values
 from .manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from .numerics import dot, root, safe_norm, unit, zcot, zcoth
+from .numerics import dot, root, unit, zcot, zcoth
 from .sets import points_and_weights
 
 _EXACT_SOLVE_UP_TO = 512
@@ -41,6 +41,7 @@ def frechet_mean(
     if isinstance(manifold, Euclidean):
         return manifold.centroid(x, weights)
     if isinstance(manifold, Poincare):
+        assert manifold.curvature is not None
         inside = Lorentz(manifold.curvature)
         lifted = poincare.to_lorentz(x, manifold.c)
         mean = frechet_mean(lifted, weights, inside, max_iterations=max_iterations, implicit=implicit)
@@ -77,7 +78,7 @@ def _iterate(mean: Tensor, points: Tensor, w: Tensor, manifold: Manifold, max_it
     eps = torch.finfo(points.dtype).eps
     may_look = can_read_values(points, w)
     for _ in range(max_iterations if may_look else min(max_iterations, 24)):
-        step, logs, stretch = _mean_log(mean, points, w, manifold)
+        step, _, stretch = _mean_log(mean, points, w, manifold)
         # On a sphere distances bend the other way (y cot y <= 1): the plain step 1 is the safe one there.
         rate = torch.ones_like(step[..., :1])
         if not isinstance(manifold, Sphere):

@@ -3,10 +3,11 @@
 A point of the hyperboloid ``-t^2 + |x|^2 = -1/c`` is stored as ``x`` (..., n) alone; the time component
 ``t = sqrt(1/c + |x|^2)`` is derived in float32 or float64 inside the function that needs it. So every stored vector is
 a point, in bfloat16 too, and R^n is a global chart: nothing to project, nothing that drifts. A tangent vector at ``x``
-is stored the same way; its time component is ``(x.v)/t``. Everywhere ``c > 0``, the curvature is ``-c``, ``s = sqrt(c)``.
+is stored the same way; its time component is ``(x.v)/t``. Everywhere ``c > 0``, the curvature is ``-c`` and
+``s = sqrt(c)``.
 
-No ``acosh`` is used: distances come from the *radial frame*, which splits the step from ``x`` to ``y`` into a part along
-``x`` and a part across it, neither of which cancels.
+No ``acosh`` is used: distances come from the *radial frame*, which splits the step from ``x`` to ``y`` into a part
+along ``x`` and a part across it, neither of which cancels.
 """
 
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import debug
+from .lorentz_pairs import exact_distances, matmul_distances
 from .numerics import (
     Scalar,
     asinh,
@@ -25,7 +27,6 @@ from .numerics import (
     cap_norm,
     dot,
     lorentz_limit,
-    quick_log1p,
     root,
     safe_hypot,
     safe_norm,
@@ -38,7 +39,7 @@ from .numerics import (
     wide,
 )
 from .registry import geometric
-from .sets import accurate_cdist, points_and_weights, require_shared_curvature
+from .sets import points_and_weights, require_shared_curvature
 
 _SATURATED = "shorten the tangent vector, lower the learning rate, or clip gradients"
 
@@ -126,7 +127,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Point reached from ``x`` along the geodesic with initial velocity ``v``.
 
     Far from the origin and inward (``x.v < 0``) the textbook sum ``cosh(z) x + sinh(z)/z v`` cancels; there the radial
-    part is taken from ``sinh(a +- z)`` instead. A result beyond the limit of the dtype is moved to it, as in ``expmap0``.
+    part is taken from ``sinh(a +- z)`` instead. A result beyond the limit of the dtype is moved to it.
     """
     s = root(c)
     limit = lorentz_limit(s, x.dtype)
@@ -204,7 +205,7 @@ def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     """``sinh(s d(x, y))`` (..., 1)."""
-    # The farther point is the base: its direction is well defined, and the gradient is right if the other is the origin.
+    # The farther point is the base: it has a clear direction, and the gradient is right if the other is the origin.
     _, along, across, _ = _radial_frame(*_ordered(x, y), c)
     return (root(wide(c)) * safe_hypot(along, safe_norm(across))).to(x.dtype)
 
@@ -275,7 +276,7 @@ def _logmap_near_origin(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
 
 @geometric("point", free=("tau",))
 def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
-    """Point at the fraction ``tau`` of the way from ``x`` to ``y``; ``tau`` is a float or broadcasts with a trailing 1."""
+    """Point at the fraction ``tau`` (float, or tensor with a trailing 1) of the way from ``x`` to ``y``."""
     return expmap(x, tau * logmap(x, y, c), c)
 
 
@@ -332,8 +333,8 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     """Weighted Lorentz centroid over the second-last axis: (..., N, n) -> (..., n).
 
     The normalised ambient mean, which minimises the weighted squared Lorentzian distances. The norm of the mean is
-    summed from positive terms, and in float64, so a tight cluster far from the origin keeps its digits. (Attention, which
-    cannot afford that, normalises with the exact lower bound instead: see ``ramify.nn.lorentz_attention``.)
+    summed from positive terms, and in float64, so a tight cluster far from the origin keeps its digits. (Attention,
+    which cannot afford that, normalises with the exact lower bound instead: see ``ramify.nn.lorentz_attention``.)
 
     Args:
         weights: (..., N), not negative; all ones if None. Only their ratios matter; if all are 0 the origin comes back.
@@ -355,7 +356,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 
 @geometric("point", free=("a",))
 def residual(x: Tensor, y: Tensor, a: Scalar = 1.0, c: Scalar = 1.0) -> Tensor:
-    """Weighted centroid of ``x`` (weight 1) and ``y`` (weight ``a >= 0``): the residual connection of the hyperboloid."""
+    """Weighted centroid of ``x`` (weight 1) and ``y`` (weight ``a >= 0``): the residual connection."""
     q = (1 + a) ** 2 + a * _chord(_sinh_dist(x, y, c))
     return (x + a * y) / torch.sqrt(q)
 
@@ -374,16 +375,6 @@ def gram(x: Tensor, y: Tensor, c: Scalar = 1.0, *, allow_low_precision: bool = F
     """All ``-<x_i, y_j>_L`` by one matrix product: (..., N, n), (..., M, n) -> (..., N, M)."""
     require_shared_curvature("lorentz.gram", c)
     return _time(x, c) * _time(y, c).mT - strict_matmul(x, y.mT, allow_low_precision)
-
-
-def _growth(x: Tensor, s: Scalar) -> tuple[Tensor, Tensor, Tensor]:
-    """``s|x|``, ``e^a - 1`` and ``e^-a`` for the radius ``a = asinh(s|x|)``, without a transcendental function.
-
-    They give ``2 sinh((a - b)/2) = (e^a - e^b) e^(-a/2) e^(-b/2)`` for all pairs by products alone.
-    """
-    r = s * safe_norm(x)
-    st = torch.sqrt(1 + r.square())
-    return r, r + r.square() / (1 + st), 1 / (st + r)
 
 
 @geometric("scalar")
@@ -406,53 +397,10 @@ def pairwise_dist(
     """
     require_shared_curvature("lorentz.pairwise_dist", c)
     if mode == "exact":
-        return _pairwise_exact(x, y, c)
+        return exact_distances(x, y, c)
     if mode == "matmul":
-        return _pairwise_matmul(x, y, c, allow_low_precision)
+        return matmul_distances(x, y, c, allow_low_precision)
     raise ValueError(f"lorentz.pairwise_dist: mode must be 'exact' or 'matmul', got {mode!r}")
-
-
-def _pairwise_exact(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
-    s = root(c)
-    (rx, px, gx), (ry, py, gy) = _growth(x, s), _growth(y, s)
-    xh, yh = unit(x, safe_norm(x)), unit(y, safe_norm(y))
-    # Unit vectors rounded to float32 would blur small angles: the directions alone are compared in float64.
-    wide_x, wide_y = wide(x), wide(y)
-    angle = accurate_cdist(unit(wide_x, safe_norm(wide_x)), unit(wide_y, safe_norm(wide_y))).to(x.dtype)
-    radial = (px - py.mT) * (gx.sqrt() * gy.sqrt().mT) / 2  # sinh((a - b)/2)
-    chord = angle * (safe_sqrt(rx) * safe_sqrt(ry).mT / 2)
-    d = asinh(safe_hypot(radial, chord)) * (2 / s)
-    # At the origin the direction is undefined and carries no gradient; the true one is -y/|y| (and the value 0 here).
-    from_x = strict_matmul(torch.where(rx > 0, 0.0, x), yh.mT)
-    return d - from_x - strict_matmul(xh, torch.where(ry > 0, 0.0, y).mT)
-
-
-def _pairwise_matmul(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool) -> Tensor:
-    s = root(c)
-    n = x.shape[-1]
-    # Each point is laid out once as [x, t, growth, decay, origin?]: the product reads the first n + 1 entries in place,
-    # and a compiler is not tempted to recompute the others for every pair.
-    left = torch.cat(_lifted(x, s), -1)  # (..., N, n + 4)
-    right = torch.cat([part.mT for part in _lifted(-y, s)], -2)  # (..., n + 4, M), rows of it are read contiguously
-    product = strict_matmul(left[..., : n + 1], right[..., : n + 1, :], allow_low_precision)
-    (px, gx, ox), (py, gy, oy) = left[..., n + 1 :].split(1, -1), right[..., n + 1 :, :].split(1, -2)
-    # z = cosh(s d) - 1. Its lower bound cosh(a - b) - 1 is reached by points on one ray and removes most of the error
-    # that the product has for close points.
-    z = product - 1
-    bound = (px - py).square() * (gx * gy)
-    # An origin is on every ray: there the bound has the value to the last digit, the product has the gradient.
-    z = torch.where(ox + oy > 0, bound + (z - z.detach()), torch.where(z > bound, z, bound))
-    positive = ~(z <= 0)
-    if x is y:
-        positive = positive & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-    h = torch.sqrt(torch.where(positive, z, 1.0))
-    return torch.where(positive, quick_log1p(h * (h + torch.sqrt(h.square() + 2))), 0.0) / s
-
-
-def _lifted(x: Tensor, s: Scalar) -> list[Tensor]:
-    """``s x``, ``s t``, ``e^a - 1``, ``e^-a / sqrt(2)`` and a 1 where ``x`` is the origin, all on the last axis."""
-    r, growth, decay = _growth(x, s)
-    return [s * x, torch.sqrt(1 + r.square()), growth, decay * 0.5**0.5, (r == 0).to(x.dtype)]
 
 
 # --------------------------------------------------------------------------------------------------- entailment cones
@@ -511,7 +459,7 @@ def from_ambient(x: Tensor, c: Scalar = 1.0, *, check: bool = False) -> Tensor:
         bad = ~((t - expected).abs() <= 64 * torch.finfo(x.dtype).eps * expected)
         if bool(bad.any()):
             raise debug.GeometryError(
-                f"lorentz.from_ambient: not on the hyperboloid -t^2 + |x|^2 = -1/c, {debug.first_bad_row(bad[..., 0])}; "
+                f"lorentz.from_ambient: not on the sheet -t^2 + |x|^2 = -1/c, {debug.first_bad_row(bad[..., 0])}; "
                 "check the curvature convention (geoopt's k is our 1/c) and that time comes first"
             )
     return space.clone()

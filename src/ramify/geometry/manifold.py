@@ -117,8 +117,8 @@ class Manifold(nn.Module):
         bad = self._outside(x)
         if bool(bad.any()):
             raise debug.GeometryError(
-                f"{type(self).__name__}: not a point of the space, {debug.first_bad_row(bad)} of shape {tuple(x.shape)}; "
-                f"{self._membership}"
+                f"{type(self).__name__}: not a point of the space, {debug.first_bad_row(bad)} of shape "
+                f"{tuple(x.shape)}; {self._membership}"
             )
         return x
 
@@ -244,8 +244,13 @@ class Product(Manifold):
         super().__init__()
         if not parts:
             raise ValueError("Product: expected at least one (manifold, size) pair")
-        self.parts = nn.ModuleList([manifold for manifold, _ in parts])
+        self.factors = nn.ModuleList([manifold for manifold, _ in parts])
         self.sizes = [int(size) for _, size in parts]
+
+    @property
+    def parts(self) -> list[Manifold]:
+        """The manifolds, in the order of their coordinates."""
+        return list(self.factors)  # type: ignore[arg-type]
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         if x.shape[-1] != sum(self.sizes):

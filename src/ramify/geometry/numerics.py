@@ -9,7 +9,7 @@ never taken for the singular case.
 
 import math
 from collections.abc import Callable
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -139,7 +139,7 @@ def asinh(u: Tensor) -> Tensor:
 
 
 def atanh(z: Tensor, gap: Tensor) -> Tensor:
-    """``atanh(z)`` from ``z`` and ``gap = 1 - z^2``: near 1 it keeps the digits of the gap, which ``1 - z`` has lost."""
+    """``atanh(z)`` from ``z`` and ``gap = 1 - z^2``: near 1 the gap has the digits that ``1 - z`` has lost."""
     near_one = z > 0.5
     inner = torch.log1p(-torch.where(near_one, 0.0, z))
     return (
@@ -234,11 +234,11 @@ class _SplitMatmul(torch.autograd.Function):
         return a0 @ b0 + ((a0 @ b1 + a1 @ b0) + small)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         return (
             _strict_matmul(grad, b.mT).sum_to_size(a.shape),

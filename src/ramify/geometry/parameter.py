@@ -1,7 +1,8 @@
 """Parameters that are points: a plain ``nn.Parameter`` that knows its manifold.
 
-No tensor subclass: the manifold is an attribute of the parameter. PyTorch drops such attributes when it copies, unpickles
-or re-creates a parameter, so a module that owns points derives from :class:`PointModule`, which puts them back.
+No tensor subclass: the manifold is an attribute of the parameter. PyTorch drops such attributes when it copies,
+unpickles or re-creates a parameter. So a module that owns points derives from :class:`PointModule`, which puts them
+back.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
 """The Poincaré ball as pure functions.
 
-Points are vectors of the ball of radius ``1/s``, ``s = sqrt(c)``, curvature ``-c``. The ball is the model people draw and
-the one most papers write; beyond hyperbolic radius 10 float32 cannot tell its points apart well (see docs/geometry.md),
+Points are vectors of the ball of radius ``1/s``, ``s = sqrt(c)``, curvature ``-c``. The ball is the model people draw
+and the one most papers write; beyond hyperbolic radius 10 float32 cannot tell its points apart well (docs/geometry.md),
 so compute in the Lorentz model where you can choose. ``1 - c|x|^2`` is summed in float64 whatever the dtype, and the
 Möbius sum is written so that no two terms of its denominator cancel.
 
-A row outside the ball is not a point. It is moved to the largest radius its dtype can hold (``s|x| = 1 - 4 eps``) so that it
-cannot poison others; with ``RAMIFY_DEBUG=1`` it raises.
+A row outside the ball is not a point. It is moved to the largest radius its dtype can hold (``s|x| = 1 - 4 eps``) so
+that it cannot poison others; with ``RAMIFY_DEBUG=1`` it raises.
 """
 
 import math
@@ -58,7 +58,7 @@ def conformal_factor(x: Tensor, c: Scalar = 1.0) -> Tensor:
 
 @geometric("scalar")
 def inner(x: Tensor, u: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
-    """Riemannian inner product of two tangent vectors at ``x``, the Euclidean one times the squared conformal factor."""
+    """Riemannian inner product at ``x``: the Euclidean one times the squared conformal factor."""
     factor = 2 / ball_gap(_inside(x, c, "poincare.inner"), c)
     return (factor.square() * dot(u, v)).squeeze(-1)
 
@@ -136,7 +136,7 @@ def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 
 @geometric("ball", free=("tau",))
 def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
-    """Point at the fraction ``tau`` of the way from ``x`` to ``y``; ``tau`` is a float or broadcasts with a trailing 1."""
+    """Point at the fraction ``tau`` (float, or tensor with a trailing 1) of the way from ``x`` to ``y``."""
     return expmap(x, tau * logmap(x, y, c), c)
 
 
@@ -214,7 +214,7 @@ def mobius_scalar_mul(r: Scalar, x: Tensor, c: Scalar = 1.0) -> Tensor:
 
 
 def _gyrate(a: Tensor, b: Tensor, v: Tensor, c: Scalar) -> Tensor:
-    """``gyr[a, b] v``, every correction of which carries a factor ``a + b``: nothing cancels where ``b`` nears ``-a``."""
+    """``gyr[a, b] v``; every correction carries a factor ``a + b``, so nothing cancels where ``b`` nears ``-a``."""
     q, ga, gb = a + b, ball_gap(a, c), ball_gap(b, c)
     qv, bv = dot(q, v), dot(b, v)
     cq = c * sqnorm(q)
@@ -266,7 +266,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 
 @geometric("scalar")
 def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
-    """Angle at ``x`` between the ray that leaves the origin and the geodesic to ``y``; see ``lorentz.exterior_angle``."""
+    """Angle at ``x`` between the ray from the origin and the geodesic to ``y``; as ``lorentz.exterior_angle``."""
     x, y = _inside(x, c, "poincare.exterior_angle"), _inside(y, c, "poincare.exterior_angle")
     r = safe_norm(x)
     xh = unit(x, r)
@@ -280,7 +280,7 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 
 @geometric("scalar")
 def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
-    """Half aperture of the entailment cone at ``x``, ``asin(K (1 - c|x|^2) / (s|x|))``, ``pi/2`` close to the origin."""
+    """Half aperture of the entailment cone at ``x``, ``asin(K (1 - c|x|^2) / (s|x|))``, at most ``pi/2``."""
     x = _inside(x, c, "poincare.half_aperture")
     z = root(c) * safe_norm(x)
     gap = ball_gap(x, c)

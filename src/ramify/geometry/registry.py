@@ -45,8 +45,8 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
     """Decorate a public function of a geometry module.
 
     Args:
-        returns: "point", "tangent" and "ball" (a point that must stay inside the unit ball when it is rounded) come back
-            in the dtype of the input, "scalar" in float32 at least.
+        returns: "point", "tangent" and "ball" (a point that must stay inside the ball when it is rounded) come back in
+            the dtype of the input, "scalar" in float32 at least.
         free: names of tensor arguments with a last axis of their own (weights, matrices, steps).
     """
 
@@ -151,7 +151,7 @@ def _store(out: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         over = largest > _FP16_MAX
         if debug.is_enabled() and debug.can_read_values(out) and bool(over.any()):
             raise debug.GeometryError(
-                f"{name}: the result does not fit float16, {debug.first_bad_row(over.squeeze(-1))}; use bfloat16 or float32"
+                f"{name}: the result does not fit float16, {debug.first_bad_row(over.squeeze(-1))}; use bfloat16"
             )
         out = torch.where(over, out * (_FP16_MAX / torch.where(over, largest, 1.0)), out)
     return out.to(dtype)

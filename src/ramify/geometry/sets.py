@@ -1,4 +1,6 @@
-"""What every space needs for sets of points: weights, and Euclidean distance matrices with every digit and derivative."""
+"""What every space needs for sets of points: weights, and distance matrices with every digit and derivative."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,11 +45,11 @@ class _Distance(torch.autograd.Function):
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, y, d = ctx.saved_tensors
         return _Steps.apply(grad, x, y, d), _Steps.apply(grad.mT, y, x, d.mT)
 
@@ -60,11 +62,11 @@ class _Steps(torch.autograd.Function):
         return torch.ops.aten._cdist_backward(grad.contiguous(), x.contiguous(), y.contiguous(), 2.0, d.contiguous())
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, cotangent: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
         grad, x, y, d = ctx.saved_tensors
         ok = d > 0
         inverse = torch.where(ok, 1 / torch.where(ok, d, 1.0), 0.0)
@@ -73,8 +75,8 @@ class _Steps(torch.autograd.Function):
         return step, weight.sum(-1, keepdim=True) * cotangent, -weight.mT @ cotangent, -step * weight
 
     @staticmethod
-    def vmap(info, in_dims, *tensors: Tensor) -> tuple[Tensor, int]:
-        # Written out because the batching rule that torch has for its own operator is wrong where only `grad` is mapped.
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+        # Written out because torch's batching rule for its own operator is wrong where only `grad` is mapped.
         batched = [
             t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(tensors, in_dims, strict=True)

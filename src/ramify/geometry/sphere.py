@@ -2,7 +2,7 @@
 
 Points are ambient vectors of length ``1/s``; a sphere of dimension n has n + 1 of them on the last axis. The origin is
 the pole ``(1/s, 0, ..., 0)``, and tangent vectors at the pole have first component 0 (what is passed there is ignored),
-so that all functions keep the shape. Angles come from ``atan2`` of chords: right for tiny and for nearly opposite points.
+so that all functions keep the shape. Angles come from ``atan2`` of chords: right for tiny and for nearly opposite ones.
 """
 
 import torch
@@ -90,7 +90,7 @@ def dist0(x: Tensor, c: Scalar = 1.0) -> Tensor:
 
 @geometric("tangent")
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
-    """Tangent vector at ``x`` that points to ``y``; the zero vector for the antipode, where no direction is shortest."""
+    """Tangent vector at ``x`` that points to ``y``; zero for the antipode, where no direction is shortest."""
     e = y - x
     u = e - (c * dot(x, e)) * x
     length = safe_norm(u)
