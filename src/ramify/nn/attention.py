@@ -1,0 +1,197 @@
+"""Attention between Lorentz points on one ``scaled_dot_product_attention``: no N x N tensor of our own.
+
+The weight of key j for query i is ``softmax_j((2/c + 2<q_i, k_j>_L)/tau + b_ij)``, which prefers near keys, and the
+output is the weighted centroid of the values. Adding a constant to a row of scores changes nothing, so with
+``t = 1/s + e`` the product ``<q, k>_L = q.k - t_q t_k`` may be replaced by ``q.k - t_q e_k``: one more coordinate, and
+no large constant that low precision would have to carry. Likewise the time of the mean is ``1/s + sum_j w_j e_j``.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry import Lorentz
+from ..geometry.numerics import Scalar, root, sqnorm
+from .common import append_time, gemm_input, like, require_features, require_lorentz, round_up, store, wide
+from .linear import LorentzLinear, lorentz_linear
+from .residual import change_curvature
+
+
+def lorentz_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    c: Scalar = 1.0,
+    tau: Scalar | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Centroids of ``v`` weighted by the softmax of ``(2/c + 2<q,k>_L)/tau + bias``.
+
+    The centroid is normalised by the direct difference with its exact lower bound (``1/c``, as the weights sum to one).
+    A query whose keys are all masked gets the origin.
+
+    Args:
+        q: (B, H, N, d) Lorentz points; (H, N, d) and (N, d) work too. k: (B, H, M, d). v: (B, H, M, e).
+        c: one curvature, or one per head as (H, 1, 1).
+        tau: positive temperature, a float or a tensor such as (H, 1, 1); ``sqrt(d)`` if None.
+        bias: added to the scores, or a boolean mask of keys to attend to; broadcasts to (B, H, N, M).
+        is_causal: query i sees keys 0..i; not together with ``bias``.
+
+    Returns:
+        (B, H, N, e) points in the dtype of the product, so bfloat16 inside autocast.
+    """
+    _check_shapes(q, k, v, bias, is_causal)
+    missing = 4 - q.dim()
+    for _ in range(missing):  # the fused kernels take four axes
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    scale, c_q = 1.0, c
+    if tau is None:
+        tau = math.sqrt(q.shape[-1])
+    if isinstance(tau, Tensor):
+        # The kernel takes a float. A scaled point is a point of another curvature, so q takes the factor with it.
+        factor = 2 / like(tau, wide(q))
+        q, c_q = wide(q) * factor, like(c, wide(q)) / (factor * factor)
+    else:
+        scale = 2 / tau
+    q, k, v = gemm_input(q), gemm_input(k), gemm_input(v)
+    if q.dtype != k.dtype:
+        q = q.to(k.dtype)
+    width = round_up(max(q.shape[-1], v.shape[-1]) + 1, 16)  # GPU kernels need 8, CPU ones are fastest with 16
+    t_q, _ = _time(q, c_q)
+    _, e_k = _time(k, c)
+    _, e_v = _time(v, c)
+    if bias is not None and bias.dtype != torch.bool:
+        bias = bias.to(q.dtype)
+    mean = F.scaled_dot_product_attention(
+        append_time(q, t_q, width),
+        append_time(k, -e_k, width),
+        append_time(v, e_v, width),
+        attn_mask=bias,
+        is_causal=is_causal,
+        scale=scale,
+    )
+    out = _normalise(wide(mean[..., : v.shape[-1]]), wide(mean[..., v.shape[-1] : v.shape[-1] + 1]), c)
+    out = store(out, v.dtype)
+    for _ in range(missing):
+        out = out.squeeze(0)
+    return out
+
+
+def _time(x: Tensor, c: Scalar) -> tuple[Tensor, Tensor]:
+    """Time ``t`` and its excess ``t - 1/s`` (..., 1), in float32 at least and without cancellation."""
+    x = wide(x)
+    c = like(c, x)
+    square = sqnorm(x)
+    t = torch.sqrt(1 / c + square)
+    return t, square / (t + 1 / root(c))
+
+
+def _normalise(mean: Tensor, excess: Tensor, c: Scalar) -> Tensor:
+    """The point in the direction of the ambient mean ``(1/s + excess, mean)`` of points with weights summing to one."""
+    c = like(c, mean)
+    gap = excess * (excess + 2 / root(c)) - sqnorm(mean)  # m_t^2 - |m|^2 - 1/c, never negative but for rounding
+    return mean / torch.sqrt(1 + c * torch.where(gap > 0, gap, 0.0))
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool) -> None:
+    if not 2 <= q.dim() <= 4 or not q.dim() == k.dim() == v.dim():
+        raise ValueError(
+            f"lorentz_attention: expected q, k, v of shape (B, H, N, d), got {tuple(q.shape)}, {tuple(k.shape)} and "
+            f"{tuple(v.shape)}; flatten further leading axes into B"
+        )
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"lorentz_attention: q and k need the same last axis, k and v the same number of points, got q "
+            f"{tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
+    if bias is not None and is_causal:
+        raise ValueError(
+            "lorentz_attention: got both bias and is_causal; add the causal mask to bias and pass that alone"
+        )
+
+
+class LorentzAttention(nn.Module):
+    """Multi-head attention of Lorentz points: one fused projection, :func:`lorentz_attention`, one output projection.
+
+    Args:
+        dim: n, coordinates of a point. num_heads: H, divides ``dim``; each head is a point of dim/H coordinates.
+        manifold: Lorentz manifold of input and output.
+        head_manifold: where the heads live, by default the same; its ``c`` may be (H, 1, 1), one curvature per head.
+        tau: temperature, ``sqrt(dim/H)`` if None.
+        learnable_tau: learn one temperature per head (its logarithm is the parameter).
+        bias: bias of the projections.
+
+    Shape:
+        x (B, N, n), context (B, M, n) or None for self-attention -> (B, N, n)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        manifold: Lorentz,
+        head_manifold: Lorentz | None = None,
+        tau: float | None = None,
+        learnable_tau: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        require_lorentz("LorentzAttention", manifold, head_manifold)
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(
+                f"LorentzAttention: dim must be a multiple of num_heads, got dim={dim}, num_heads={num_heads}"
+            )
+        if tau is not None and not tau > 0:
+            raise ValueError(f"LorentzAttention: tau must be positive, got {tau}; smaller is sharper")
+        self.dim, self.num_heads = dim, num_heads
+        self.manifold, self.head_manifold = manifold, head_manifold
+        self.tau = math.sqrt(dim // num_heads) if tau is None else float(tau)
+        self.log_tau = nn.Parameter(torch.empty(num_heads, 1, 1, device=device)) if learnable_tau else None
+        self.qkv = LorentzLinear(dim, 3 * dim, manifold, bias=bias, device=device, dtype=dtype)
+        self.proj = LorentzLinear(dim, dim, manifold, bias=bias, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections and set the temperature back."""
+        self.qkv.reset_parameters()
+        self.proj.reset_parameters()
+        if self.log_tau is not None:
+            nn.init.constant_(self.log_tau, math.log(self.tau))
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, bias: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        require_features("LorentzAttention", x, self.dim)
+        c = self.manifold.c
+        c_head = c if self.head_manifold is None or self.head_manifold is self.manifold else self.head_manifold.c
+        if context is None:
+            q, k, v = self._heads(self.qkv(x), c, c_head)
+        else:
+            require_features("LorentzAttention", context, self.dim, "context")
+            (q,) = self._heads(self._project(x, 0, self.dim), c, c_head)
+            k, v = self._heads(self._project(context, self.dim, 3 * self.dim), c, c_head)
+        tau = self.tau if self.log_tau is None else self.log_tau.exp()
+        out = change_curvature(lorentz_attention(q, k, v, c_head, tau, bias, is_causal), c_head, c)
+        return self.proj(out.transpose(-3, -2).flatten(-2))
+
+    def _project(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop`` of the fused projection."""
+        rows = slice(start, stop)
+        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
+        return lorentz_linear(x, self.qkv.weight[rows], self.qkv.weight_time[rows], bias, self.manifold.c)
+
+    def _heads(self, x: Tensor, c: Scalar, c_head: Scalar) -> tuple[Tensor, ...]:
+        """(B, N, j n) -> j tensors (B, H, N, n/H) with the curvature of the heads."""
+        parts = x.unflatten(-1, (x.shape[-1] // self.dim, self.num_heads, self.dim // self.num_heads))
+        return tuple(change_curvature(part.transpose(-3, -2), c, c_head) for part in parts.unbind(-3))
+
+    def extra_repr(self) -> str:
+        return (
+            f"dim={self.dim}, num_heads={self.num_heads}, tau={self.tau:.4g}, learnable_tau={self.log_tau is not None}"
+        )

@@ -1,0 +1,163 @@
+"""Multinomial logistic regression: logits are signed distances to hyperplanes, times the length of their normals.
+
+The hyperplane of class k is orthogonal to the direction ``z_k`` and passes at signed distance ``a_k`` from the origin
+along it. On the hyperboloid its equation is linear in ``[t, x]``, so all classes are one matrix product and a few
+operations per logit; nothing of shape (B, n, K) exists. The Poincaré version lifts its input and is the same code.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry import Lorentz, Manifold, Poincare, lorentz, poincare
+from ..geometry.numerics import Scalar, root, safe_norm
+from .common import (
+    append_time,
+    asinh,
+    gemm_input,
+    require_features,
+    require_lorentz,
+    require_poincare,
+    round_up,
+    uniform_,
+)
+
+
+def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:
+    """``(|z|/s) asinh(s al/|z|)`` with ``al = cosh(s a) x.z - sinh(s a) |z| t`` for every hyperplane ``(z, a)``.
+
+    The logit is ``|z|`` times the signed distance of ``x`` to the hyperplane. ``asinh`` is odd, so no sign and absolute
+    value are needed. A hyperplane with ``z = 0`` has logit 0 and no gradient.
+
+    Args:
+        x: (..., n) Lorentz points. weight: (K, n) normals ``z``. offset: (K,) signed distances ``a``.
+
+    Returns:
+        (..., K) logits, float32 at least.
+    """
+    if isinstance(c, Tensor) and c.numel() != 1:
+        raise ValueError(f"lorentz_mlr: expected one curvature for all points, got c of shape {tuple(c.shape)}")
+    x = gemm_input(x)
+    t = lorentz.time(x, c).unsqueeze(-1)  # (..., 1)
+    s = root(c.to(t.dtype).reshape(()) if isinstance(c, Tensor) else c)
+    normal = weight.to(t.dtype)
+    length = safe_norm(normal)  # (K, 1)
+    angle = s * offset.to(t.dtype).unsqueeze(-1)
+    # s al/|z| as a linear map of [x, t]. What depends on the class alone goes into its matrix, once per class.
+    matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
+    time_column = -s * torch.sinh(angle)  # (K, 1)
+    if x.dtype == t.dtype:
+        width = round_up(x.shape[-1] + 1, 8)
+        product = F.linear(append_time(x, t, width), append_time(matrix, time_column, width))
+    else:  # in low precision the time stays out of the product, and so stays float32
+        product = torch.addcmul(F.linear(x, matrix.to(x.dtype)).to(t.dtype), t, time_column.squeeze(-1))
+    return (length.squeeze(-1) / s) * asinh(product)
+
+
+def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:
+    """``(2|z|/s) asinh(s lam_x x.z/|z| cosh(2 s r) - (lam_x - 1) sinh(2 s r))`` for every hyperplane ``(z, r)``.
+
+    ``lam_x`` is the conformal factor. This is twice :func:`lorentz_mlr` of the lifted point with ``a = 2r``, and
+    is computed as that.
+
+    Args:
+        x: (..., n) points of the ball. weight: (K, n) normals ``z``. offset: (K,) ``r`` (Shimizu et al.).
+
+    Returns:
+        (..., K) logits, float32 at least.
+    """
+    return 2 * lorentz_mlr(poincare.to_lorentz(x, c), weight, 2 * offset, c)
+
+
+class Hyperplanes(nn.Module):
+    """``K`` hyperplanes of R^n as parameters: normals ``weight`` (K, n) and signed distances ``offset`` (K,)."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_planes: int,
+        manifold: Manifold,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.in_features, self.num_planes = in_features, num_planes
+        self.manifold = manifold
+        self.weight = nn.Parameter(torch.empty(num_planes, in_features, device=device, dtype=dtype))
+        offset = torch.zeros(num_planes, device=device, dtype=dtype)
+        if bias:
+            self.offset = nn.Parameter(offset)
+        else:
+            self.register_buffer("offset", offset, persistent=False)
+        self.has_bias = bias
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw normals as the weight of ``nn.Linear``; every hyperplane starts through the origin."""
+        uniform_(self.weight, self.in_features)
+        nn.init.zeros_(self.offset)
+
+
+class LorentzMLR(Hyperplanes):
+    """Classifier on the hyperboloid: :func:`lorentz_mlr`. Near the origin it is ``nn.Linear`` without bias.
+
+    Args:
+        in_features: n. num_classes: K. manifold: Lorentz manifold of the input.
+        bias: learn the offsets; without it every hyperplane contains the origin.
+
+    Shape:
+        x (..., n) -> (..., K) logits, float32 at least
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        manifold: Lorentz,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_lorentz("LorentzMLR", manifold)
+        super().__init__(in_features, num_classes, manifold, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_features("LorentzMLR", x, self.in_features)
+        return lorentz_mlr(x, self.weight, self.offset, self.manifold.c)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_classes={self.num_planes}, bias={self.has_bias}"
+
+
+class PoincareMLR(Hyperplanes):
+    """Classifier on the Poincaré ball: :func:`poincare_mlr`.
+
+    Args:
+        in_features: n. num_classes: K. manifold: Poincare manifold of the input.
+        bias: learn the offsets; without it every hyperplane contains the origin.
+
+    Shape:
+        x (..., n) -> (..., K) logits, float32 at least
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        manifold: Poincare,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_poincare("PoincareMLR", manifold)
+        super().__init__(in_features, num_classes, manifold, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_features("PoincareMLR", x, self.in_features)
+        return poincare_mlr(x, self.weight, self.offset, self.manifold.c)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_classes={self.num_planes}, bias={self.has_bias}"

@@ -1,0 +1,123 @@
+"""What the layers share: the dtype a matrix product will use, checks with one clear line, initial weights."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry import Lorentz, Manifold, Poincare
+from ..geometry.numerics import Scalar, cap_norm, root
+
+_FP16_MAX = 65504.0
+
+
+def gemm_input(x: Tensor) -> Tensor:
+    """``x`` in the dtype in which a matrix product will read it: lower precision inside autocast, else unchanged.
+
+    The time component has to belong to the rounded point, so it is derived after this and not before.
+    """
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in float32 at least, the precision of time components, norms and logits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def like(c: Scalar, x: Tensor) -> Scalar:
+    """The curvature ``c`` in the dtype of ``x``; a float stays a float."""
+    return c.to(x.dtype) if isinstance(c, Tensor) else c
+
+
+def store(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast computed points to the dtype they leave in; a row too long for float16 is shortened, never infinite."""
+    return (cap_norm(x, _FP16_MAX) if dtype == torch.float16 else x).to(dtype)
+
+
+def ball_store(y: Tensor, dtype: torch.dtype, c: Scalar) -> Tensor:
+    """Ball points cast to the dtype they leave in; rounding must not carry them across the boundary."""
+    if y.dtype == dtype:
+        return y
+    return cap_norm(y, (1 - torch.finfo(dtype).eps) / root(like(c, y))).to(dtype)
+
+
+def round_up(width: int, multiple: int) -> int:
+    """The next multiple, for matrix units and fused kernels that like one."""
+    return -(-width // multiple) * multiple
+
+
+def append_time(x: Tensor, time: Tensor, width: int) -> Tensor:
+    """``[x, time, 0, ...]`` with ``width`` coordinates: (..., n), (..., 1) -> (..., width)."""
+    return torch.cat([x, F.pad(time.to(x.dtype), (0, width - x.shape[-1] - 1))], -1)
+
+
+def asinh(u: Tensor) -> Tensor:
+    """``asinh(u)`` to the last digit for any size of ``u``, by one logarithm: for tensors the size of a logit matrix.
+
+    ``torch.asinh`` costs twice as much when compiled and ten times as much when not, and its derivative overflows.
+    """
+    return _Asinh.apply(u)
+
+
+class _Asinh(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor) -> Tensor:
+        size = u.abs()
+        far = size > 1e9  # from here on sqrt(1 + u^2) is |u|, in float64 too
+        root_term = torch.where(far, size, torch.sqrt(1 + torch.where(far, 1.0, size).square()))
+        return torch.copysign(torch.log1p(size + size * (size / (1 + root_term))), u)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (u,) = ctx.saved_tensors
+        far = u.abs() > 1e9
+        near_slope = torch.rsqrt(1 + torch.where(far, 1.0, u).square())
+        return grad * torch.where(far, 1 / torch.where(far, u.abs(), 1.0), near_slope)
+
+
+def require_features(name: str, x: Tensor, features: int, argument: str = "x") -> None:
+    """Raise unless the last axis of ``x`` has ``features`` components."""
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise ValueError(
+            f"{name}: expected {argument} of shape (..., {features}), got {tuple(x.shape)}; "
+            "the last axis holds the coordinates of one point, without the time component"
+        )
+
+
+def require_lorentz(name: str, *manifolds: Manifold | None) -> None:
+    """Raise unless every given manifold is a :class:`Lorentz`."""
+    _require(name, Lorentz, manifolds)
+
+
+def require_poincare(name: str, *manifolds: Manifold | None) -> None:
+    """Raise unless every given manifold is a :class:`Poincare`."""
+    _require(name, Poincare, manifolds)
+
+
+def _require(name: str, kind: type[Manifold], manifolds: tuple[Any, ...]) -> None:
+    for manifold in manifolds:
+        if manifold is not None and not isinstance(manifold, kind):
+            given, expected = type(manifold).__name__, kind.__name__
+            raise ValueError(f"{name}: expected a {expected} manifold, got {given}; pass {expected}(c=1.0)")
+
+
+def out_curvature(manifold: Manifold, manifold_out: Manifold | None) -> Scalar | None:
+    """Curvature of the output, or None if it is that of the input."""
+    return None if manifold_out is None or manifold_out is manifold else manifold_out.c
+
+
+def uniform_(parameter: Tensor, fan_in: int, gain: float = 1.0) -> None:
+    """Fill with ``U(-b, b)``, ``b = gain / sqrt(fan_in)``, the distribution of ``nn.Linear``."""
+    bound = gain / math.sqrt(fan_in) if fan_in > 0 else 0.0
+    nn.init.uniform_(parameter, -bound, bound)
