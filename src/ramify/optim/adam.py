@@ -38,7 +38,8 @@ class RiemannianAdam(RiemannianOptimizer):
         foreach: as in torch for ordinary parameters; False also updates points one tensor at a time.
         fused: as in torch, for ordinary parameters.
         capturable: keep ``step`` on the device, so that the whole step can be recorded in a CUDA graph.
-        compile: compile the update of points with ``torch.compile``; pays off for large tables.
+        compile: compile the update of points with ``torch.compile``, which halves its cost on a CPU; on a GPU the step is
+            bound by kernel launches without it.
     """
 
     def __init__(
@@ -205,8 +206,17 @@ class RiemannianAdam(RiemannianOptimizer):
 class RiemannianAdamW(RiemannianAdam):
     """:class:`RiemannianAdam` with the weight decay of ``torch.optim.AdamW`` for ordinary parameters, bit for bit."""
 
-    def __init__(self, params: Any, lr: float | Tensor = 1e-3, weight_decay: float = 1e-2, **options: Any):
-        super().__init__(params, lr, weight_decay=weight_decay, decoupled_weight_decay=True, **options)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
 
 
 def adam_rows(
