@@ -1,0 +1,96 @@
+"""One HTML file that needs nothing else: no network, no fonts, no scripts from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+__all__ = ["Section", "image", "page", "table"]
+
+STYLE = """
+:root { color-scheme: light; --ink: #1c2030; --soft: #5b6274; --line: #dfe3ec; --accent: #3b6fb6; }
+* { box-sizing: border-box; }
+body { margin: 0; color: var(--ink); background: #fff; line-height: 1.55;
+  font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
+main { max-width: 68rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .6rem; letter-spacing: -.01em; }
+h2 { font-size: 1.3rem; margin: 2.6rem 0 .6rem; }
+p, ul { max-width: 46rem; margin: .6rem 0; }
+.lead { font-size: 1.1rem; color: var(--soft); }
+.note, figcaption, footer { font-size: .92rem; color: var(--soft); }
+figure { margin: 1.2rem 0; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1.5rem; }
+.pair figure { margin: 0; }
+svg.disk { display: block; width: 100%; height: auto; max-width: 54rem; margin: 0 auto; }
+.node { cursor: pointer; }
+.edge, .node, .names text { transition: opacity .15s; }
+.lit .edge:not(.on), .lit .node:not(.on), .lit .names text:not(.on) { opacity: .22; }
+.lit .names text.on { font-weight: 700; }
+img { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .45rem .9rem; border-bottom: 1px solid var(--line); text-align: right; }
+th { font-weight: 600; color: var(--soft); font-size: .88rem; border-bottom-width: 2px; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+tr.best td { font-weight: 600; background: #f3f7fd; }
+code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .92em; background: #f3f4f8;
+  padding: .1em .3em; border-radius: 4px; }
+footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: a heading (may be empty) and HTML that is trusted as it is."""
+
+    title: str
+    html: str
+
+
+def page(
+    path: Path | str, title: str, lead: str, sections: Iterable[Section], *, script: str = "", footer: str = ""
+) -> Path:
+    """Writes a self-contained page and gives its path.
+
+    Args:
+        title: plain text. lead: a sentence or two below it, plain text.
+        sections: what the page shows, in order.
+        script: JavaScript put at the end of the page.
+        footer: plain text.
+    """
+    body = "".join(
+        f"<section>{f'<h2>{escape(part.title)}</h2>' if part.title else ''}{part.html}</section>" for part in sections
+    )
+    html = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>"
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}'
+        f"{f'<footer>{escape(footer)}</footer>' if footer else ''}</main>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, best: int | None = None) -> str:
+    """An HTML table of plain texts, the first column on the left, numbers on the right; row ``best`` stands out."""
+    cells = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = [
+        f"<tr{' class=' + chr(34) + 'best' + chr(34) if k == best else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for k, row in enumerate(rows)
+    ]
+    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def image(path: Path | str, alt: str) -> str:
+    """An ``<img>`` with the PNG inside it."""
+    data = base64.b64encode(Path(path).read_bytes()).decode("ascii")
+    return f'<img alt="{escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
