@@ -38,8 +38,8 @@ class RiemannianAdam(RiemannianOptimizer):
         foreach: as in torch for ordinary parameters; False also updates points one tensor at a time.
         fused: as in torch, for ordinary parameters.
         capturable: keep ``step`` on the device, so that the whole step can be recorded in a CUDA graph.
-        compile: compile the update of points with ``torch.compile``, which halves its cost on a CPU; on a GPU the step is
-            bound by kernel launches without it.
+        compile: compile the update of points with ``torch.compile``, which halves its cost on a CPU; on a GPU the
+            step is bound by kernel launches without it.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def parts_of(manifold: Manifold, n: int) -> tuple[tuple[Part, ...], list[Scalar]
         parts: list[Part] = []
         cs: list[Scalar] = []
         for part, size in zip(manifold.parts, manifold.sizes, strict=True):
-            inner, inner_cs = parts_of(part, size)  # type: ignore[arg-type]
+            inner, inner_cs = parts_of(part, size)
             parts += inner
             cs += inner_cs
         return tuple(parts), cs
@@ -103,8 +103,7 @@ def is_learned(manifold: Manifold) -> bool:
     """True if any curvature of the manifold is a parameter."""
     parts = manifold.parts if isinstance(manifold, Product) else [manifold]
     return any(
-        is_learned(p) if isinstance(p, Product) else p.curvature is not None and p.curvature.learnable  # type: ignore
-        for p in parts
+        is_learned(p) if isinstance(p, Product) else p.curvature is not None and p.curvature.learnable for p in parts
     )
 
 
