@@ -163,7 +163,8 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 
     y = torch.where(radial, far, near)
     longest = sinh(limit) / s
-    debug.require_unsaturated("lorentz.expmap", s * safe_norm(y) > s * longest, _SATURATED)
+    if debug.is_enabled():
+        debug.require_unsaturated("lorentz.expmap", safe_norm(y) > longest, _SATURATED)
     return cap_norm(y, longest)
 
 

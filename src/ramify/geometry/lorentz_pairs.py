@@ -42,7 +42,7 @@ def exact_distances(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     angle = accurate_cdist(unit(wide_x, safe_norm(wide_x)), unit(wide_y, safe_norm(wide_y))).to(x.dtype)
     radial = (px - py.mT) * (gx.sqrt() * gy.sqrt().mT) / 2  # sinh((a - b)/2)
     chord = angle * (safe_sqrt(rx) * safe_sqrt(ry).mT / 2)
-    d = asinh(safe_hypot(radial, chord)) * (2 / s)
+    d = (asinh(wide(safe_hypot(radial, chord))) * (2 / root(wide(c)))).to(x.dtype)  # rounded once: s d may be 80
     # At the origin the direction is undefined and carries no gradient; the true one is -y/|y| (and the value 0 here).
     from_x = strict_matmul(torch.where(rx > 0, 0.0, x), yh.mT)
     return d - from_x - strict_matmul(xh, torch.where(ry > 0, 0.0, y).mT)
