@@ -112,7 +112,7 @@ def test_gradcheck(name):
 def test_gradgradcheck(name):
     call, at = as_function(*example(name, batch=2))
     with unfused():
-        assert gradgradcheck(call, at)
+        assert gradgradcheck(call, at, fast_mode=True)  # random projections: the full matrix takes 20 s for attention
 
 
 @LAYERS
