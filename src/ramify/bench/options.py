@@ -1,0 +1,97 @@
+"""What a benchmark can be asked for. Imports no torch, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from ramify.errors import UserError
+
+DEVICES = ("cpu", "cuda")
+CLOCKS = ("wall", "cpu")
+DTYPES = ("float32", "float64", "bfloat16")
+
+
+@dataclass
+class GeometryOptions:
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+    ops: tuple[str, ...] = ()
+    """Operations to run, all of them by default; `lorentz` or `pairwise` chooses those with the word in their name."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Dtype of points and weights. Errors are always measured against float64."""
+    threads: int = 0
+    """CPU threads; 0 for all cores."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """`cpu` counts CPU time instead, for a machine that others use as well; best with one thread. Not for cuda."""
+    repeats: int = 20
+    """Rounds; in each round every contender is timed once."""
+    quick: bool = False
+    """Tiny sizes, to see that everything works; the times mean little."""
+    compile: bool = True
+    """Also run ours and the Euclidean twin through torch.compile."""
+    json: bool = False
+    """Print JSON lines instead of a table: a header, then one line per case."""
+    out: Path | None = None
+    """File that the JSON lines are appended to, beside what is printed."""
+    seed: int | None = None
+    """Seed of the random inputs; a fresh one by default, which the header shows."""
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise UserError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.clock not in CLOCKS:
+            raise UserError(f"clock must be one of {', '.join(CLOCKS)}, got {self.clock!r}")
+        if self.clock == "cpu" and self.device == "cuda":
+            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+        if self.threads < 0:
+            raise UserError(f"threads must be 0 (all cores) or more, got {self.threads}")
+        if self.repeats < 2:
+            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
+
+    def command(self) -> str:
+        """The command line that asks for this again."""
+        words = ["ramify", "bench", "geometry"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            flag = f"--{field.name}"
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{field.name}")
+            else:
+                words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
+        return shlex.join(words)
+
+
+def parse(argv: Sequence[str]) -> GeometryOptions:
+    """Options from the flags that ``ramify bench geometry`` has too, by the standard library alone.
+
+    Raises:
+        UserError: an unknown flag or a value out of range.
+    """
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UserError(f"{message} (see --help)")
+
+    parser = Parser(prog="python -m ramify.bench.geometry", description="Time and check the geometry.")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
+    parser.add_argument("--ops", nargs="+", default=(), metavar="NAME", help="operations, or words in their names")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for all cores")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, for a shared machine")
+    parser.add_argument("--repeats", type=int, default=20, help="rounds in which every contender is timed once")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
+    parser.add_argument("--out", type=Path, help="file the JSON lines are appended to")
+    parser.add_argument("--seed", type=int, help="seed of the inputs; fresh by default")
+    values = vars(parser.parse_args(list(argv)))
+    return GeometryOptions(**{**values, "ops": tuple(values["ops"])})

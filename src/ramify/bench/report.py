@@ -1,0 +1,224 @@
+"""What a benchmark prints: the machine it ran on, a table that can be pasted into a page, JSON lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cases import COMPILED, GEOOPT, HYPLL, OURS, TWIN, Case
+from .harness import Ratio, Result, ratio
+
+_CONTENDERS = (OURS, COMPILED, GEOOPT, HYPLL)
+_WIDTHS = {
+    "operation": 24,
+    "shape": 19,
+    "pass": 8,
+    "floor": 7,
+    "Euclidean twin": 38,
+    "ours": 13,
+    "compiled": 13,
+    "geoopt": 13,
+    "HypLL": 13,
+    "error: ours": 13,
+    "compiled ": 8,
+    "geoopt ": 8,
+    "HypLL ": 8,
+    "target": 14,
+}
+
+
+def header(device: str) -> dict[str, Any]:
+    """Machine, versions and commit; nothing that names the user or the host."""
+    machine: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+        machine["cuda"] = torch.version.cuda
+    versions = {name: _version(name) for name in ("ramify", "torch", "geoopt", "hypll", "triton")}
+    return {
+        "machine": machine,
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+        "date": _today(),
+    }
+
+
+def _today() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    if name == "ramify":
+        from ramify import __version__
+
+        return __version__
+    if name == "torch":
+        return torch.__version__
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this file belongs to, with a + if the package has changes; None outside one."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        return run.stdout.strip()
+
+    try:
+        if not git("ls-files", "__init__.py"):  # installed below somebody else's checkout
+            return None
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def header_lines(head: dict[str, Any]) -> list[str]:
+    """The header for people."""
+    machine, versions = head["machine"], head["versions"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    if "gpu" in machine:
+        where = f"{machine['gpu']}, CUDA {machine['cuda']}; {where}"
+    named = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    lines = [
+        f"machine   {where}",
+        f"versions  python {head['python']}, {named}; commit {head['commit'] or 'unknown'}; {head['date']}",
+        f"run       {head['command']}",
+        f"          {head['dtype']}, c = {head['c']}, seed {head['seed']}, {head['clock']} clock, "
+        f"{head['repeats']} interleaved rounds after {head['warmup']} warm-up calls",
+        "times     of the twin and the floor in microseconds; all others as multiples of the fastest twin: ratio of",
+        "          medians and, in brackets, half the distance between the quartiles of the ratios within a round",
+        "errors    largest error against float64 by the textbook formula, of the gradient in the backward pass (which",
+        "          includes the forward); beyond the tolerance no time is given. -: no such operation",
+    ]
+    return lines
+
+
+def table_head() -> list[str]:
+    """The first two rows of the table."""
+    return [_row(list(_WIDTHS)), "|" + "|".join("-" * (width + 2) for width in _WIDTHS.values()) + "|"]
+
+
+def table_row(case: Case, results: Sequence[Result], floor: float) -> str:
+    """One case as a row of the table."""
+    by_name = {result.name: result for result in results}
+    best = best_twin(results)
+    twins = [r for r in results if r.name.startswith(TWIN)]
+    words = [f"{r.name.removeprefix(TWIN)} {_microseconds(r.median) if r.seconds else r.status}" for r in twins]
+    twin_cell = case.twin + ",".join(words)
+    cells = [case.op, case.shape, case.kind, _microseconds(floor), twin_cell]
+    cells += [_ratio_cell(by_name.get(name), best) for name in _CONTENDERS]
+    cells += [_error_cell(by_name.get(name)) for name in _CONTENDERS]
+    return _row([*cells, _target_cell(target_ratio(results), case.target)])
+
+
+def best_twin(results: Sequence[Result]) -> Result | None:
+    """The fastest of the Euclidean twins."""
+    twins = [r for r in results if r.name.startswith(TWIN) and r.seconds]
+    return min(twins, key=lambda r: r.median) if twins else None
+
+
+def target_ratio(results: Sequence[Result]) -> Ratio | None:
+    """Ours, compiled, against the best twin."""
+    best = best_twin(results)
+    ours = next((result for result in results if result.name == COMPILED), None)
+    return ratio(ours, best) if ours is not None and best is not None else None
+
+
+def json_case(case: Case, results: Sequence[Result], floor: float, common: dict[str, Any]) -> dict[str, Any]:
+    """One case as a JSON line; times in seconds."""
+    best, reached = best_twin(results), target_ratio(results)
+    entries = []
+    for result in results:
+        times = ratio(result, best) if best is not None else None
+        entries.append(
+            {
+                "name": result.name,
+                "status": result.status,
+                "note": result.note,
+                "error": _finite(result.error),
+                "median": _finite(result.median),
+                "fastest": min(result.seconds, default=None),
+                "rounds": len(result.seconds),
+                "ratio": times.value if times else None,
+                "ratio_quartiles": [times.low, times.high] if times else None,
+            }
+        )
+    return {
+        "kind": "case",
+        "op": case.op,
+        "shape": case.shape,
+        "pass": case.kind,
+        **common,
+        "twin": case.twin,
+        "best_twin": best.name if best is not None else None,
+        "bytes": case.num_bytes,
+        "flops": case.flops,
+        "floor": floor,
+        "target": case.target,
+        "target_met": reached.value <= case.target if reached and case.target is not None else None,
+        "contenders": entries,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS.values(), strict=True)) + " |"
+
+
+def _microseconds(seconds: float) -> str:
+    us = seconds * 1e6
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def _ratio_cell(result: Result | None, best: Result | None) -> str:
+    if result is None or (result.status == "absent" and "installed" not in result.note):
+        return "-"
+    if result.status == "absent":
+        return "not there"
+    if result.status != "ok":
+        return "too large" if result.status == "skipped" else result.status
+    times = ratio(result, best) if best is not None else None
+    if times is None:
+        return "?"
+    spread = (times.high - times.low) / 2
+    return f"{times.value:.0f} ({spread:.0f})" if times.value >= 100 else f"{times.value:.2f} ({spread:.2f})"
+
+
+def _error_cell(result: Result | None) -> str:
+    return "" if result is None or result.error is None else f"{result.error:.0e}"
+
+
+def _target_cell(reached: Ratio | None, target: float | None) -> str:
+    if target is None:
+        return ""
+    if reached is None:
+        return f"{target:g} ?"
+    return f"{target:g} {'met' if reached.value <= target else 'MISSED'}"

@@ -1,0 +1,19 @@
+"""``ramify bench``: how fast and how right the library is, beside its rivals."""
+
+from __future__ import annotations
+
+from ramify.bench.options import GeometryOptions
+
+
+def geometry(config: GeometryOptions) -> int:
+    """Time and check the geometry against geoopt, HypLL and the Euclidean twin.
+
+    One line per operation, shape and pass: the time of the Euclidean twin, everybody else as a multiple of it, and the
+    largest error of each against float64. Exit code 1 if an answer of ours is wrong.
+    """
+    from ramify.bench import geometry as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry}
