@@ -1,0 +1,101 @@
+"""What we tell people to type works: the code blocks of README and docs, the examples, the links and the pictures."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/geometry.md")
+WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")
+
+
+def blocks(page: str) -> list[tuple[int, str]]:
+    """Line number and text of every Python block of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+
+CASES = [pytest.param(page, line, code, id=f"{page}:{line}") for page in PAGES for line, code in blocks(page)]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), CASES)
+def test_code_block_runs(page: str, line: int, code: str) -> None:
+    # Blank lines in front make the line numbers of a traceback those of the page.
+    exec(compile("\n" * (line - 1) + code, str(ROOT / page), "exec"), {"__name__": "__main__"})
+
+
+def test_pages_have_blocks_and_name_their_language() -> None:
+    for page in PAGES:
+        assert len(blocks(page)) >= 4, page
+        fences = re.findall(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        opening = fences[::2]
+        assert len(fences) % 2 == 0 and set(opening) <= {"python", "text"}, f"{page}: a block that no test runs"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip(), "an example shows something"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings of a page get."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", WITH_LINKS)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets
+    for target in targets:
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        if name.endswith("BENCHMARKS.md") and not file.exists():
+            continue  # written by `ramify bench`, measured numbers only
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page} links to {target}"
+
+
+def test_pictures_are_small_and_all_of_them_are_made_by_the_script() -> None:
+    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
+    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "img").iterdir()}
+    assert set(pictures) == set(figures)
+    assert max(pictures.values()) < 300_000
+
+
+def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    from ramify import cli
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    (ramify .*)$", text, re.MULTILINE) + re.findall(r"`(ramify [a-z ]+)`", text)
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command)[1:]
+        verb = words[:2] if words[0] in ("tree", "bench") else words[:1]
+        assert cli.main([*verb, "--help"]) == 0, command
+        help_text = capsys.readouterr().out
+        for flag in (word for word in words if word.startswith("--")):
+            assert flag in help_text, f"{command}: no {flag}"
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= targets and {"demo", "test"} <= set(re.findall(r"make (\w+)", text))
+
+
+def test_accuracy_table_is_what_the_tests_assert() -> None:
+    """Every tolerance of tests/geometry/test_accuracy.py appears in the table of the guide."""
+    text = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
+    table = text[text.index("## Accuracy") : text.index("## Dtypes")]
+    source = (ROOT / "tests" / "geometry" / "test_accuracy.py").read_text(encoding="utf-8")
+    body = source[source.index("TOLERANCE:") : source.index("SAME_RAY_GRADIENT")]
+    figures = set(re.findall(r": (\d+e-\d+)", body))
+    assert figures and figures <= set(re.findall(r"\d+e-\d+", table))
