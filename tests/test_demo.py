@@ -178,7 +178,7 @@ def test_page_shows_every_name_and_number(finished: tuple[Path, str]) -> None:
         assert name in texts
     assert "things › animals › mammals › wolf" in texts
     for row in json.loads((folder / "numbers.json").read_text())["scores"]:
-        assert f"{row['distortion']:.1%}" in texts and f"{row['map']:.3f}" in texts
+        assert f"{row['distortion']:.1%}" in texts and f"{row['map']:.2f}" in texts
 
 
 def test_page_escapes_what_it_is_told(tmp_path: Path) -> None:

@@ -68,7 +68,11 @@ class Scores:
     worst: float
     """Largest stretch over smallest."""
     map: float
-    """Mean average precision of the neighbours in the tree among the nearest points."""
+    """Mean average precision of the neighbours in the tree among the nearest points.
+
+    Shown to two digits: the symmetry of Sarkar's construction makes many distances equal up to rounding, and the order
+    of such ties moves the third.
+    """
     radius: float
     """Distance of the farthest point from the root."""
 
@@ -257,7 +261,7 @@ HEAD = ("", "average distortion", "worst", "MAP", "radius")
 
 
 def _rows(scores: list[Scores]) -> list[tuple[str, ...]]:
-    return [(s.name, f"{s.distortion:.1%}", f"{s.worst:.1f}", f"{s.map:.3f}", f"{s.radius:.1f}") for s in scores]
+    return [(s.name, f"{s.distortion:.1%}", f"{s.worst:.1f}", f"{s.map:.2f}", f"{s.radius:.1f}") for s in scores]
 
 
 def _print_table(console: Console, scores: list[Scores]) -> None:
