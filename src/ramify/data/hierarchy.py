@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,19 @@ MAX_PAIRS = 200_000_000
 """A closure with more pairs is refused: it would not fit into an ordinary memory."""
 
 _HEADER_WORDS = frozenset(
-    "child parent ancestor descendant source target from to head tail id1 id2 node node1 node2 u v x y a b hyponym hypernym "
-    "specific general sub super subclass superclass term1 term2 name1 name2 key value weight src dst".split()
+    [
+        "child",
+        "parent",
+        "ancestor",
+        "descendant",
+        "hyponym",
+        "hypernym",
+        "specific",
+        "general",
+        "subclass",
+        "superclass",
+    ]
+    + ["source", "target", "from", "to", "head", "tail", "src", "dst", "u", "v", "id1", "id2", "node1", "node2"]
 )
 
 
@@ -85,7 +96,7 @@ def read_hierarchy(
     ordered by value, names alphabetically, so the order of the lines does not matter.
 
     Args:
-        closure: "auto" and "compute" add what is missing to the transitive closure; "given" takes the pairs as they are.
+        closure: "auto" and "compute" complete the pairs to their transitive closure, "given" takes them as they are.
         header: whether the first row names the columns; "auto" looks at it.
 
     Raises:
@@ -113,13 +124,15 @@ def read_hierarchy(
 def make_hierarchy(
     names: list[str], pairs: np.ndarray, *, closure: Literal["auto", "given", "compute"] = "auto"
 ) -> Hierarchy:
-    """The hierarchy of (P, 2) node indices: sorted, without repeats, without cycles, closed unless ``closure="given"``."""
+    """The hierarchy of (P, 2) node indices: sorted, each pair once, no cycles, closed unless ``closure="given"``."""
     n = len(names)
     pairs = np.asarray(pairs, np.int64).reshape(-1, 2)
     num_rows = len(pairs)
     pairs = _sorted_unique(pairs[pairs[:, 0] != pairs[:, 1]], n)
     if len(pairs) == 0:
-        raise UserError("every edge leads from a node to itself; expected (child, parent) rows with two different nodes")
+        raise UserError(
+            "every edge leads from a node to itself; expected (child, parent) rows with two different nodes"
+        )
     closed = transitive_closure(pairs, n, names=names)
     is_closed = len(closed) == len(pairs)
     if closure == "given":
@@ -217,7 +230,7 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
                 found = ", ".join(archive.files) or "nothing"
                 raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {found}")
             pairs = archive["pairs"]
-            names = archive["names"] if "names" in archive else None
+            names = archive.get("names")
     except ValueError as error:  # pickled objects, a truncated archive
         if isinstance(error, UserError):
             raise
@@ -232,7 +245,7 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
         raise UserError(f"{path}: 'pairs' must hold whole numbers, got {pairs.dtype}")
     pairs = pairs.astype(np.int64)
     if names is not None:
-        if names.ndim != 1 or len(pairs) and not (0 <= pairs.min() and pairs.max() < len(names)):
+        if names.ndim != 1 or (len(pairs) and (pairs.min() < 0 or pairs.max() >= len(names))):
             raise UserError(f"{path}: 'pairs' must index the {len(names)} 'names', got {pairs.min()} to {pairs.max()}")
         return [str(name) for name in names.tolist()], pairs
     values, index = np.unique(pairs, return_inverse=True)
@@ -243,12 +256,7 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind not in (".tsv", ".csv", ".txt", ""):
         raise UserError(f"{path}: unknown kind of file {kind!r}; expected .tsv, .csv or .txt (also .gz), or .npz")
-    opened: IO[str] = (
-        gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8-sig", newline="")
-    )
-    with opened as file:
+    with _open(path) as file:
         rows = [
             (number, row[0].strip(), row[1].strip() if len(row) > 1 else None)
             for number, row in _split_lines(file, kind, path)
@@ -261,9 +269,14 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
             )
         if not child or not parent:
             raise UserError(f"{path}, line {number}: the {'parent' if child else 'child'} has no name")
-    if rows and (header == "yes" or header == "auto" and _looks_like_header(rows)):
+    if rows and (header == "yes" or (header == "auto" and _looks_like_header(rows))):
         rows = rows[1:]
     return _number([(n, child, parent or "") for n, child, parent in rows], path)
+
+
+def _open(path: Path) -> IO[str]:
+    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _split_lines(file: Iterable[str], kind: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -284,7 +297,7 @@ def _split_lines(file: Iterable[str], kind: str, path: Path) -> Iterator[tuple[i
         if kind == ".tsv" or "\t" in line:
             yield number, line.split("\t")
         else:
-            yield number, [cell for cell in line.split("," if "," in line else None)]
+            yield number, line.split("," if "," in line else None)
 
 
 def _looks_like_header(rows: list[tuple[int, str, str | None]]) -> bool:
@@ -300,9 +313,15 @@ def _number(rows: list[tuple[int, str, str]], path: Path) -> tuple[list[str], np
     """Names of the nodes and (E, 2) indices into them."""
     cells = {cell for _, child, parent in rows for cell in (child, parent)}
     words = {cell for cell in cells if not _is_whole(cell)}
-    if words and len(cells) > len(words) and all(word.lower() in ("nan", "inf", "-inf", "none", "null") for word in words):
+    if (
+        words
+        and len(cells) > len(words)
+        and all(word.lower() in ("nan", "inf", "-inf", "none", "null") for word in words)
+    ):
         bad = next(number for number, child, parent in rows if child in words or parent in words)
-        raise UserError(f"{path}, line {bad}: expected whole numbers as in the other lines, got {_short(sorted(words)[0])}")
+        raise UserError(
+            f"{path}, line {bad}: expected whole numbers as in the other lines, got {_short(sorted(words)[0])}"
+        )
     if words:
         names = sorted(cells)
         index = {name: i for i, name in enumerate(names)}

@@ -1,0 +1,72 @@
+"""Files that are whole or not there: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ramify.errors import UserError
+
+
+def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
+    """Call ``write`` on a temporary path beside ``path``, sync what it wrote, and rename it into place.
+
+    A kill at any moment leaves the old file or the new one.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":  # the rename itself is safe once the folder is on disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file atomically, UTF-8."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def save_tensors(path: Path | str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> None:
+    """Write tensors and a JSON-able state into one safetensors file, atomically.
+
+    One file, so that tensors and counters can never come from different moments. The state lies in the header under
+    the key ``state``.
+    """
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"state": json.dumps(state)} if state is not None else None
+    write_atomic(path, lambda temporary: save_file(plain, temporary, metadata))
+
+
+def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`save_tensors` wrote; the state is empty where none was written."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"cannot read {path}: no such file")
+    try:
+        with safe_open(path, "pt") as file:
+            state = json.loads((file.metadata() or {}).get("state", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error

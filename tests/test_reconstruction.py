@@ -1,0 +1,142 @@
+"""Mean rank, MAP and cone scores against their definitions, one node at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.evaluate.reconstruction import cone_score, ragged, reconstruction
+from ramify.geometry import Euclidean, Lorentz, Poincare
+
+MANIFOLDS = [Lorentz(), Lorentz(0.4), Poincare(), Poincare(2.5), Euclidean()]
+
+
+def random_case(n=40, p=0.1, dim=3, seed=0, manifold=None):
+    generator = torch.Generator().manual_seed(seed)
+    manifold = manifold or Lorentz()
+    points = manifold.random(n, dim, generator=generator, dtype=torch.float64, std=1.5)
+    pairs = (torch.triu(torch.rand(n, n, generator=generator), 1) > 1 - p).nonzero()
+    return points, pairs, manifold
+
+
+def naive(points, pairs, manifold):
+    """The definition, word for word, with ties counted against the ancestor."""
+    ranks, precisions = [], []
+    n = len(points)
+    for u in sorted(set(pairs[:, 0].tolist())):
+        ancestors = set(pairs[pairs[:, 0] == u, 1].tolist())
+        d = manifold.dist(points[u], points).tolist()
+        each = []
+        for v in ancestors:
+            others = sum(d[w] <= d[v] for w in range(n) if w != u and w not in ancestors)
+            own = sum(d[w] <= d[v] for w in ancestors)
+            ranks.append(others + 1)
+            each.append(own / (own + others))
+        precisions.append(np.mean(each))
+    return np.mean(ranks), np.mean(precisions)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_reconstruction_is_its_definition(manifold, seed):
+    points, pairs, _ = random_case(manifold=manifold, seed=seed)
+    found = reconstruction(points, pairs, manifold, chunk_bytes=8 * 40 * 7)  # chunks of 7 nodes, the last one smaller
+    mean_rank, mean_precision = naive(points, pairs, manifold)
+    assert found.mean_rank == pytest.approx(mean_rank, rel=1e-12)
+    assert found.map == pytest.approx(mean_precision, rel=1e-12)
+    assert found.num_pairs == len(pairs) and not found.is_sampled
+
+
+def test_average_precision_is_that_of_sklearn():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    points, pairs, manifold = random_case(n=80, seed=4)
+    scores = []
+    for u in pairs[:, 0].unique().tolist():
+        d = manifold.dist(points[u], points).numpy()
+        truth = np.zeros(80)
+        truth[pairs[pairs[:, 0] == u, 1].numpy()] = 1
+        others = np.arange(80) != u
+        scores.append(sklearn.average_precision_score(truth[others], -d[others]))
+    assert reconstruction(points, pairs, manifold).map == pytest.approx(np.mean(scores), rel=1e-12)
+
+
+def test_nearby_points_far_from_the_origin_keep_their_order():
+    manifold = Lorentz()
+    base = torch.tensor([13.0, 0.0], dtype=torch.float64)
+    steps = torch.tensor([0.0, 1e-6, 3e-6, 2e-6], dtype=torch.float64)  # angles; 2 of 3 are ancestors of node 0
+    points = manifold.expmap0(torch.stack([base[0] * steps.cos(), base[0] * steps.sin()], 1))
+    assert reconstruction(points, torch.tensor([[0, 1], [0, 3]]), manifold).map == 1
+    assert reconstruction(points, torch.tensor([[0, 2]]), manifold) == (3.0, pytest.approx(1 / 3), 1, 1, False)
+
+
+def test_points_in_one_place_score_the_share_of_ancestors_not_one():
+    _, pairs, manifold = random_case()
+    found = reconstruction(manifold.origin(40, 3, dtype=torch.float64), pairs, manifold)
+    degree = torch.bincount(pairs[:, 0])
+    assert found.map == pytest.approx((degree[degree > 0] / 39).mean().item())
+    assert found.mean_rank == pytest.approx(float((40 - degree[pairs[:, 0]]).double().mean()))
+
+
+def test_a_sample_of_nodes_says_so_and_depends_on_its_seed():
+    points, pairs, manifold = random_case(n=60)
+    some = reconstruction(points, pairs, manifold, num_samples=10)
+    assert some.is_sampled and some.num_nodes == 10
+    assert some == reconstruction(points, pairs, manifold, num_samples=10)
+    assert some != reconstruction(points, pairs, manifold, num_samples=10, seed=1)
+    assert reconstruction(points, pairs, manifold, num_samples=1000) == reconstruction(points, pairs, manifold)
+
+
+def test_order_by_cones_is_its_definition():
+    points, pairs, manifold = random_case(seed=7)
+
+    class ByCone:
+        @staticmethod
+        def dist(x, y):  # the smaller, the better y is as an ancestor of x
+            return manifold.exterior_angle(y, x) - manifold.half_aperture(y)
+
+    mean_rank, mean_precision = naive(points, pairs, ByCone)
+    found = reconstruction(points, pairs, manifold, by="cones")
+    assert (found.mean_rank, found.map) == pytest.approx((mean_rank, mean_precision), rel=1e-12)
+
+
+@pytest.mark.parametrize("manifold", [Lorentz(), Poincare(1.7)], ids=str)
+def test_cone_score_is_its_definition(manifold):
+    points, pairs, _ = random_case(n=15, p=0.3, seed=3, manifold=manifold)
+    positive = set(map(tuple, pairs.tolist()))
+    energy, truth = [], []
+    for u in range(15):
+        for v in range(15):
+            if u != v:
+                energy.append(float(manifold.exterior_angle(points[v], points[u]) - manifold.half_aperture(points[v])))
+                truth.append((u, v) in positive)
+    energy, truth = np.array(energy), np.array(truth)
+
+    def f1(threshold):
+        hit = ((energy <= threshold) & truth).sum()
+        return 2 * hit / ((energy <= threshold).sum() + truth.sum())
+
+    found = cone_score(points, pairs, manifold)
+    assert found.f1 == pytest.approx(max(map(f1, energy)), rel=1e-12)
+    assert found.f1 == pytest.approx(f1(found.threshold + 1e-12), rel=1e-12)
+    assert found.f1_inside == pytest.approx(f1(0), rel=1e-12)
+    assert found.f1 == pytest.approx(2 * found.precision * found.recall / (found.precision + found.recall), rel=1e-12)
+    assert found.num_positives + found.num_negatives == 15 * 14 and not found.is_sampled
+
+
+def test_sampled_negatives_of_cones_are_negatives():
+    points, pairs, manifold = random_case(n=30, p=0.5, seed=5)
+    found = cone_score(points, pairs, manifold, max_exact=0, num_negatives=20)
+    assert found.is_sampled
+    assert found.num_negatives < 20 * len(pairs) * 0.9  # a quarter are pairs or loops and were thrown away
+
+
+def test_wrong_uses_are_refused():
+    points, pairs, _ = random_case()
+    with pytest.raises(ValueError, match="distance"):
+        reconstruction(points, pairs, Lorentz(), by="depth")
+    with pytest.raises(ValueError, match="hyperbolic"):
+        cone_score(points, pairs, Euclidean())
+
+
+def test_ragged_rows():
+    row, place = ragged(torch.tensor([2, 0, 3]))
+    assert row.tolist() == [0, 0, 2, 2, 2] and place.tolist() == [0, 1, 0, 1, 2]
