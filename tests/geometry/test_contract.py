@@ -112,7 +112,7 @@ def test_compiles_without_a_graph_break(f):
 
 
 def gradients(out: Tensor, args: list[Tensor]) -> tuple:
-    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view_as(out)
+    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
     grads = torch.autograd.grad((out * weights).sum(), args, allow_unused=True)
     return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(grads, args, strict=True))
 

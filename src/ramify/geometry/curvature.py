@@ -59,7 +59,8 @@ class Curvature(nn.Module):
 
     def extra_repr(self) -> str:
         c = self()
-        shown = f"{float(c):.4g}" if not isinstance(c, Tensor) or c.numel() == 1 else f"{tuple(c.shape)}"
+        value = c.detach() if isinstance(c, Tensor) else torch.tensor(c)
+        shown = f"{value.item():.4g}" if value.numel() == 1 else f"{tuple(value.shape)}"
         return f"c={shown}" + (", learnable" if self.learnable else "")
 
 

@@ -277,6 +277,11 @@ class _SplitMatmul(torch.autograd.Function):
 
 def _three_parts(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``a`` as a sum of three float32 tensors of 8 significant bits each, which TF32 and bfloat16 hold exactly."""
-    first = a.bfloat16().to(a.dtype)
-    second = (a - first).bfloat16().to(a.dtype)
+    first = _leading_bits(a)
+    second = _leading_bits(a - first)
     return first, second, a - first - second
+
+
+def _leading_bits(a: Tensor) -> Tensor:
+    """``a`` cut to 8 significant bits. By its bits, because a compiler may drop a cast to bfloat16 and back."""
+    return a.view(torch.int32).bitwise_and(-65536).view(torch.float32)

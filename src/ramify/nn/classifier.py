@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..geometry import Lorentz, Manifold, Poincare, lorentz, poincare
-from ..geometry.numerics import Scalar, root, safe_norm
+from ..geometry.numerics import Scalar, asinh, root, safe_norm
 from .common import (
     append_time,
-    asinh,
     gemm_input,
     require_features,
     require_lorentz,

@@ -56,36 +56,6 @@ def append_time(x: Tensor, time: Tensor, width: int) -> Tensor:
     return torch.cat([x, F.pad(time.to(x.dtype), (0, width - x.shape[-1] - 1))], -1)
 
 
-def asinh(u: Tensor) -> Tensor:
-    """``asinh(u)`` to the last digit for any size of ``u``, by one logarithm: for tensors the size of a logit matrix.
-
-    ``torch.asinh`` costs twice as much when compiled and ten times as much when not, and its derivative overflows.
-    """
-    return _Asinh.apply(u)
-
-
-class _Asinh(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor) -> Tensor:
-        size = u.abs()
-        far = size > 1e9  # from here on sqrt(1 + u^2) is |u|, in float64 too
-        root_term = torch.where(far, size, torch.sqrt(1 + torch.where(far, 1.0, size).square()))
-        return torch.copysign(torch.log1p(size + size * (size / (1 + root_term))), u)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (u,) = ctx.saved_tensors
-        far = u.abs() > 1e9
-        near_slope = torch.rsqrt(1 + torch.where(far, 1.0, u).square())
-        return grad * torch.where(far, 1 / torch.where(far, u.abs(), 1.0), near_slope)
-
-
 def require_features(name: str, x: Tensor, features: int, argument: str = "x") -> None:
     """Raise unless the last axis of ``x`` has ``features`` components."""
     if x.dim() == 0 or x.shape[-1] != features:
