@@ -12,8 +12,8 @@ How the table is read
       true gradient has length 1), ``r`` the larger radius.
     * "bf16 input": bfloat16 numbers go in, the value must be right for these numbers, after the rounding of points to
       bfloat16 on return. Gradients come back in bfloat16 and are held to the same figure. The centroid at s r = 3: the
-      rounding of the exact answer to bfloat16 already moves it by 0.7e-2 to 1.5e-2 on average, so the figure is for the error
-      beyond that: ``s d(result, truth) - s d(bf16(truth), truth)``.
+      rounding of the exact answer to bfloat16 already moves it by 0.7e-2 to 1.5e-2 on average, so the figure is for the
+      error beyond that: ``s d(result, truth) - s d(bf16(truth), truth)``.
     * "Near": the separation is the length of the coordinate difference times ``s`` (Poincare: its hyperbolic length);
       where it is below the resolution of the dtype, the points are one unit in the last place apart in one coordinate.
       For the exterior angle it is relative to ``|x|``, and at least 0.2 rad away from the ray through ``x``.

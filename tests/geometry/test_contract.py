@@ -117,6 +117,29 @@ def gradients(out: Tensor, args: list[Tensor]) -> tuple:
     return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(grads, args, strict=True))
 
 
+@pytest.mark.parametrize("space", ["lorentz", "poincare", "sphere"])
+def test_matmul_mode_keeps_the_contract(space):
+    """The other mode of the distance matrix: both derivatives, vmap, jacrev, export and NaN."""
+    f = FUNCTIONS[f"{space}.pairwise_dist"]
+
+    def pairs(x, y, c):
+        return f.fn(x, y, c, mode="matmul")
+
+    x, y, c = make_args(f, rows=2)
+    args = [a.requires_grad_() for a in (x, y, c)]
+    assert torch.autograd.gradcheck(pairs, args)
+    assert torch.autograd.gradgradcheck(pairs, args)
+    x, y, c = (a.detach() for a in args)
+    torch.testing.assert_close(torch.func.vmap(pairs, (0, 0, None))(x, y, c), pairs(x, y, c))
+    jacobian = torch.func.jacrev(pairs)(x[0], y[0], c)
+    torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(lambda a: pairs(a, y[0], c), x[0]))
+    program = torch.export.export(_Wrapper(pairs), (x, y, c))
+    torch.testing.assert_close(program.module()(x, y, c), pairs(x, y, c))
+    x[0, 1] = float("nan")
+    out = pairs(x, y, c)
+    assert torch.isnan(out[0, 1]).all() and torch.isfinite(out[1]).all() and torch.isfinite(out[0, 2:]).all()
+
+
 class _Wrapper(torch.nn.Module):
     def __init__(self, fn):
         super().__init__()

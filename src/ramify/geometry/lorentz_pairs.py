@@ -4,6 +4,8 @@ Two ways to the same numbers. ``exact_distances`` compares directions by differe
 coincide; ``matmul_distances`` costs one matrix product and about ten operations per pair.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -58,20 +60,61 @@ def matmul_distances(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool)
     right = torch.cat([part.mT for part in _lifted(-y, s)], -2)  # (..., n + 4, M), rows of it are read contiguously
     product = strict_matmul(left[..., : n + 1], right[..., : n + 1, :], allow_low_precision)
     (px, gx, ox), (py, gy, oy) = left[..., n + 1 :].split(1, -1), right[..., n + 1 :, :].split(1, -2)
-    # z = cosh(s d) - 1. Its lower bound cosh(a - b) - 1 is reached by points on one ray and removes most of the error
-    # that the product has for close points.
-    z = product - 1
+    # cosh(s d) - 1 is at least cosh(a - b) - 1, which points on one ray reach: this removes most of the error that the
+    # product has for close points. An origin is on every ray, so there the bound is the value, to the last digit.
     bound = (px - py).square() * (gx * gy)
-    # An origin is on every ray: there the bound has the value to the last digit, the product has the gradient.
-    z = torch.where(ox + oy > 0, bound + (z - z.detach()), torch.where(z > bound, z, bound))
-    positive = ~(z <= 0)
+    reached = ox + oy > 0
     if x is y:
-        positive = positive & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-    h = torch.sqrt(torch.where(positive, z, 1.0))
-    return torch.where(positive, quick_log1p(h * (h + torch.sqrt(h.square() + 2))), 0.0) / s
+        reached = reached | torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
+    return _ArcCosh.apply(_Raise.apply(product - 1, bound.detach(), reached)) * (1 / s)
 
 
 def _lifted(x: Tensor, s: Scalar) -> list[Tensor]:
     """``s x``, ``s t``, ``e^a - 1``, ``e^-a / sqrt(2)`` and a 1 where ``x`` is the origin, all on the last axis."""
     r, growth, decay = _growth(x, s)
-    return [s * x, torch.sqrt(1 + r.square()), growth, decay * 0.5**0.5, (r == 0).to(x.dtype)]
+    return [s * x, torch.sqrt(1 + r.square()), growth.detach(), decay.detach() * 0.5**0.5, (r == 0).to(x.dtype)]
+
+
+class _Raise(torch.autograd.Function):
+    """``z`` raised to a lower bound that touches it from below: value of the bound where it is reached, slope of ``z``.
+
+    The two have the same gradient where they meet, and that of the bound would cost four more passes over all pairs.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, bound: Tensor, reached: Tensor) -> Tensor:
+        return torch.where(reached, bound, torch.maximum(z, bound))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+class _ArcCosh(torch.autograd.Function):
+    """``acosh(1 + z)`` for ``z >= 0`` by one root and one logarithm; the gradient at 0 is 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        far = z > 1e8  # from here on z + sqrt(z (z + 2)) is 2z + 1, in float64 too, and z^2 might overflow
+        near = torch.where(far, 0.0, z)
+        return quick_log1p(torch.where(far, 2 * z + 1, near + torch.sqrt(near * (near + 2))))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        far, zero = z > 1e8, z <= 0
+        near = torch.where(far | zero, 1.0, z)
+        slope = torch.where(far, 1 / (1 + z), torch.rsqrt(near * (near + 2)))
+        return grad * torch.where(zero, 0.0, slope)

@@ -179,10 +179,11 @@ def atanh(z: Tensor, gap: Tensor) -> Tensor:
 def quick_log1p(w: Tensor) -> Tensor:
     """``log1p(w)`` for ``w >= 0`` by one ``log``, which vectorised code evaluates three times faster than ``log1p``.
 
-    ``1 + w`` loses ``w - ((1 + w) - 1)``; that remainder is known exactly and enters to first order.
+    ``1 + w`` loses ``w - ((1 + w) - 1)``. That remainder is known exactly and enters to first order where it counts,
+    below ``w = 1``, its factor ``1 / (1 + w)`` replaced by ``1 - w``: within a quarter of the last digit.
     """
     u = 1 + w
-    return torch.log(u) + (w - (u - 1)) / u
+    return torch.log(u) + (w - (u - 1)) * torch.relu(1 - w)
 
 
 def log_sinhc(z: Tensor) -> Tensor:

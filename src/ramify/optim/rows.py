@@ -184,12 +184,19 @@ def _move_hyperbolic(
             m_along, m_across = d_along, -d_across
         else:
             m_along, m_across = dot(x, carried) * over_r, dot(across, carried) * over_across
-        carried.addcmul_(x, (cos_minus_1 * m_along - sin_turn * m_across) * over_r)
-        carried.addcmul_(across, (sin_turn * m_along + cos_minus_1 * m_across) * over_across)
+        turn_x = (cos_minus_1 * m_along - sin_turn * m_across) * over_r
+        turn_across = (sin_turn * m_along + cos_minus_1 * m_across) * over_across
+    else:
+        turn_x = turn_across = torch.zeros_like(over_across)
 
     # A row that does not move keeps its bits.
     keep = torch.where(some & moving, new_along * (over_r / s), 1.0)
-    x.mul_(keep).addcmul_(across, new_across * (over_across / s))
+    move = new_across * (over_across / s)
+    # Laid out in memory, so that a compiler does not evaluate the formulas above again for every column.
+    keep, move, turn_x, turn_across = torch.cat([keep, move, turn_x, turn_across], -1).split(1, -1)
+    if carried is not None:
+        carried.addcmul_(x, turn_x).addcmul_(across, turn_across)
+    x.mul_(keep).addcmul_(across, move)
 
 
 def _new_position(
