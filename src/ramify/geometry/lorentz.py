@@ -204,11 +204,25 @@ def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(swap, y, x), torch.where(swap, x, y)
 
 
-def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
-    """``sinh(s d(x, y))`` (..., 1)."""
-    # The farther point is the base: it has a clear direction, and the gradient is right if the other is the origin.
-    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-    return (root(wide(c)) * safe_hypot(along, safe_norm(across))).to(x.dtype)
+def _sqsinh_half(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
+    """``sinh^2(s d / 2)`` (..., 1), in float64 if the device has it; the same bits if ``x`` and ``y`` change places."""
+    if wide(x).dtype == x.dtype:
+        # No wider type: the radial frame, from the farther point, whose direction is the clearer one.
+        _, along, across, _ = _radial_frame(*_ordered(x, y), c)
+        w = root(c) * safe_hypot(along, safe_norm(across))  # sinh(s d)
+        return w * (w / (1 + torch.hypot(w, torch.ones_like(w)))) / 2
+    x, y, c = wide(x), wide(y), wide(c)
+    e, m = y - x, x + y
+    e2, m2, em, xy = sqnorm(e), sqnorm(m), dot(e, m), dot(x, y)
+    qx, qy = sqnorm(x), sqnorm(y)
+    tt = torch.sqrt(1 / c + qx) * torch.sqrt(1 / c + qy)
+    # |y - x|^2 - (t_y - t_x)^2 as a ratio of sums of positive terms; `across` is the part of e across m, so that the
+    # second term is (2 |x ^ y|)^2. It is exact for points on one ray, however far out and however close.
+    across = e - m * (em / torch.where(m2 > 0, m2, 1.0))
+    # Far apart, on different sides or at very different radii, 2 (cosh(s d) - 1)/c does not cancel and is used instead.
+    far = (c * tt > 1e4) & ((xy < 0) | (torch.minimum(qx, qy) * 1e12 < torch.maximum(qx, qy)))
+    ratio = (4 * e2 / c + m2 * sqnorm(across)) / torch.where(far, 1.0, 2 / c + 2 * tt + 2 * xy)
+    return torch.where(far, 2 * (tt - xy) - 2 / c, ratio) * (c / 4)
 
 
 @geometric("scalar")
@@ -217,19 +231,19 @@ def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 
     Symmetric bit for bit; at ``x = y`` the value and the gradient are zero.
     """
-    return (asinh(_sinh_dist(x, y, c)) / root(c)).squeeze(-1)
+    half = safe_sqrt(_sqsinh_half(x, y, c)).to(x.dtype)
+    return (asinh(half) * (2 / root(c))).squeeze(-1)
 
 
 @geometric("scalar")
 def sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared hyperbolic distance; smooth at ``x = y``, where its gradient vanishes as it should."""
-    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-    w = (root(wide(c)) * safe_hypot(along, safe_norm(across))).to(x.dtype)
-    # Near 0, w^2 is formed without a root, so that the second derivative at x = y is right as well.
-    near = w < 1
-    w2 = c * (torch.where(near, along, 0.0).square() + sqnorm(torch.where(near, across, 0.0))).to(x.dtype)
-    far = asinh(torch.where(near, 1.0, w)).square()
-    return (torch.where(near, _asinhc_of_square(w2).square() * w2, far) / c).squeeze(-1)
+    square = _sqsinh_half(x, y, c).to(x.dtype)
+    # Near 0 the square is not taken through a root, so that the second derivative at x = y is right as well.
+    near = square < 1
+    small = torch.where(near, square, 0.0)
+    far = asinh(torch.where(near, 1.0, square).sqrt()).square()
+    return (torch.where(near, _asinhc_of_square(small).square() * small, far) * (4 / c)).squeeze(-1)
 
 
 def _asinhc_of_square(w2: Tensor) -> Tensor:
@@ -240,15 +254,10 @@ def _asinhc_of_square(w2: Tensor) -> Tensor:
     return torch.where(ok, torch.asinh(w) / w, 1 + small * (-1 / 6 + small * (3 / 40)))
 
 
-def _chord(w: Tensor) -> Tensor:
-    """``4 sinh^2(s d / 2)`` from ``w = sinh(s d)``."""
-    return 2 * w * (w / (1 + torch.hypot(w, torch.ones_like(w))))
-
-
 @geometric("scalar")
 def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared Lorentzian distance ``-2/c - 2<x,y>_L = (4/c) sinh^2(s d/2)``."""
-    return (_chord(_sinh_dist(x, y, c)) / c).squeeze(-1)
+    return (_sqsinh_half(x, y, c) * (4 / c)).squeeze(-1).to(x.dtype)
 
 
 @geometric("tangent")
@@ -358,7 +367,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 @geometric("point", free=("a",))
 def residual(x: Tensor, y: Tensor, a: Scalar = 1.0, c: Scalar = 1.0) -> Tensor:
     """Weighted centroid of ``x`` (weight 1) and ``y`` (weight ``a >= 0``): the residual connection."""
-    q = (1 + a) ** 2 + a * _chord(_sinh_dist(x, y, c))
+    q = (1 + a) ** 2 + 4 * a * _sqsinh_half(x, y, c).to(x.dtype)
     return (x + a * y) / torch.sqrt(q)
 
 
