@@ -204,12 +204,21 @@ def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(swap, y, x), torch.where(swap, x, y)
 
 
+def _has_wider(x: Tensor) -> bool:
+    return wide(x).dtype != x.dtype
+
+
+def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
+    """``sinh(s d)`` (..., 1) by the radial frame: for dtypes with no wider one."""
+    # From the farther point, whose direction is the clearer one.
+    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
+    return root(c) * safe_hypot(along, safe_norm(across))
+
+
 def _sqsinh_half(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     """``sinh^2(s d / 2)`` (..., 1), in float64 if the device has it; the same bits if ``x`` and ``y`` change places."""
-    if wide(x).dtype == x.dtype:
-        # No wider type: the radial frame, from the farther point, whose direction is the clearer one.
-        _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-        w = root(c) * safe_hypot(along, safe_norm(across))  # sinh(s d)
+    if not _has_wider(x):
+        w = _sinh_dist(x, y, c)
         return w * (w / (1 + torch.hypot(w, torch.ones_like(w)))) / 2
     x, y, c = wide(x), wide(y), wide(c)
     e, m = y - x, x + y
@@ -231,6 +240,8 @@ def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 
     Symmetric bit for bit; at ``x = y`` the value and the gradient are zero.
     """
+    if not _has_wider(x):
+        return (asinh(_sinh_dist(x, y, c)) / root(c)).squeeze(-1)
     half = safe_sqrt(_sqsinh_half(x, y, c)).to(x.dtype)
     return (asinh(half) * (2 / root(c))).squeeze(-1)
 
