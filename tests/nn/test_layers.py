@@ -140,6 +140,21 @@ def test_layers_share_one_learned_curvature():
     assert twin[0].manifold is twin[3].manifold
 
 
+def test_layers_share_one_constructor():
+    """Sizes, spaces and the missing bias read the same on every layer that maps points."""
+    for kind, manifold in [(rn.LorentzLinear, Lorentz(0.5)), (rn.LorentzLinearBounded, Lorentz(0.5)),
+                           (rn.LorentzFC, Lorentz(0.5)), (rn.MobiusLinear, Poincare(0.5)),
+                           (rn.PoincareFC, Poincare(0.5)), (rn.LorentzMLR, Lorentz(0.5)),
+                           (rn.PoincareMLR, Poincare(0.5))]:  # fmt: skip
+        layer = kind(5, 3, manifold, bias=False, device="meta", dtype=torch.bfloat16)
+        assert (layer.in_features, layer.out_features, layer.has_bias) == (5, 3, False)
+        assert layer.manifold is manifold and layer.manifold_out is None and layer.c_out is None
+        assert layer.weight.device.type == "meta" and layer.weight.dtype == torch.bfloat16
+        assert not {"bias", "offset"} & {n for n, _ in layer.named_parameters()}
+        size = "num_classes" if kind in (rn.LorentzMLR, rn.PoincareMLR) else "out_features"
+        assert repr(layer).startswith(f"{kind.__name__}(\n  in_features=5, {size}=3, bias=False")
+
+
 def test_linear_without_bias_and_fused_outputs():
     manifold = Lorentz(0.5)
     layer = rn.LorentzLinear(5, 9, manifold, bias=False)

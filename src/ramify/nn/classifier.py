@@ -11,17 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Manifold, Poincare, lorentz, poincare
+from ..geometry import Lorentz, Poincare, lorentz, poincare
 from ..geometry.numerics import Scalar, asinh, root, safe_norm
-from .common import (
-    append_time,
-    gemm_input,
-    require_features,
-    require_lorentz,
-    require_poincare,
-    round_up,
-    uniform_,
-)
+from .common import PointLayer, Space, append_time, gemm_input, require_features, round_up, uniform_
 
 
 def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:
@@ -70,29 +62,16 @@ def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> 
     return 2 * lorentz_mlr(poincare.to_lorentz(x, c), weight, 2 * offset, c)
 
 
-class Hyperplanes(nn.Module):
-    """``K`` hyperplanes of R^n as parameters: normals ``weight`` (K, n) and signed distances ``offset`` (K,)."""
+class Hyperplanes(PointLayer[Space]):
+    """``m`` hyperplanes of R^n as parameters: normals ``weight`` (m, n) and signed distances ``offset`` (m,)."""
 
-    def __init__(
-        self,
-        in_features: int,
-        num_planes: int,
-        manifold: Manifold,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__()
-        self.in_features, self.num_planes = in_features, num_planes
-        self.manifold = manifold
-        self.weight = nn.Parameter(torch.empty(num_planes, in_features, device=device, dtype=dtype))
-        offset = torch.zeros(num_planes, device=device, dtype=dtype)
-        if bias:
+    def add_parameters(self, **factory: Any) -> None:
+        self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, **factory))
+        offset = torch.empty(self.out_features, **factory)
+        if self.has_bias:
             self.offset = nn.Parameter(offset)
         else:
             self.register_buffer("offset", offset, persistent=False)
-        self.has_bias = bias
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw normals as the weight of ``nn.Linear``; every hyperplane starts through the origin."""
@@ -100,7 +79,25 @@ class Hyperplanes(nn.Module):
         nn.init.zeros_(self.offset)
 
 
-class LorentzMLR(Hyperplanes):
+class _Classifier(Hyperplanes[Space]):
+    """Hyperplanes whose distances are logits, so nothing has to live on a manifold afterwards."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        manifold: Space,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_features, num_classes, manifold, bias=bias, device=device, dtype=dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_classes={self.out_features}, bias={self.has_bias}"
+
+
+class LorentzMLR(_Classifier[Lorentz]):
     """Classifier on the hyperboloid: :func:`lorentz_mlr`. Near the origin it is ``nn.Linear`` without bias.
 
     Args:
@@ -111,52 +108,18 @@ class LorentzMLR(Hyperplanes):
         x (..., n) -> (..., K) logits, float32 at least
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        manifold: Lorentz,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        require_lorentz("LorentzMLR", manifold)
-        super().__init__(in_features, num_classes, manifold, bias, device, dtype)
+    space = Lorentz
 
     def forward(self, x: Tensor) -> Tensor:
-        require_features("LorentzMLR", x, self.in_features)
+        require_features(type(self).__name__, x, self.in_features)
         return lorentz_mlr(x, self.weight, self.offset, self.manifold.c)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_classes={self.num_planes}, bias={self.has_bias}"
 
+class PoincareMLR(_Classifier[Poincare]):
+    """Classifier on the Poincaré ball: :func:`poincare_mlr`; arguments and shapes as for :class:`LorentzMLR`."""
 
-class PoincareMLR(Hyperplanes):
-    """Classifier on the Poincaré ball: :func:`poincare_mlr`.
-
-    Args:
-        in_features: n. num_classes: K. manifold: Poincare manifold of the input.
-        bias: learn the offsets; without it every hyperplane contains the origin.
-
-    Shape:
-        x (..., n) -> (..., K) logits, float32 at least
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        manifold: Poincare,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        require_poincare("PoincareMLR", manifold)
-        super().__init__(in_features, num_classes, manifold, bias, device, dtype)
+    space = Poincare
 
     def forward(self, x: Tensor) -> Tensor:
-        require_features("PoincareMLR", x, self.in_features)
+        require_features(type(self).__name__, x, self.in_features)
         return poincare_mlr(x, self.weight, self.offset, self.manifold.c)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_classes={self.num_planes}, bias={self.has_bias}"

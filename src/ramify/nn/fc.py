@@ -5,25 +5,13 @@ logit ``v`` of the classifier of :mod:`ramify.nn.classifier`. In Lorentz coordin
 ball version is the same point seen in the ball.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..geometry import Lorentz, Poincare, lorentz
 from ..geometry.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
 from .classifier import Hyperplanes, lorentz_mlr, poincare_mlr
-from .common import (
-    ball_store,
-    gemm_input,
-    like,
-    out_curvature,
-    require_features,
-    require_lorentz,
-    require_poincare,
-    store,
-    uniform_,
-)
+from .common import ball_store, gemm_input, like, require_features, store, uniform_
 
 
 def _point_with_distances(v: Tensor, c: Scalar, c_out: Scalar | None) -> Tensor:
@@ -66,7 +54,7 @@ def poincare_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_ou
     return ball_store(lorentz.to_poincare(_point_with_distances(v, c, c_out), c_last), x.dtype, c_last)
 
 
-class LorentzFC(Hyperplanes):
+class LorentzFC(Hyperplanes[Lorentz]):
     """Fully connected layer of the hyperboloid by distances to hyperplanes: :func:`lorentz_fc`.
 
     Args:
@@ -77,53 +65,17 @@ class LorentzFC(Hyperplanes):
         x (..., n) -> (..., m)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        manifold: Lorentz,
-        manifold_out: Lorentz | None = None,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        require_lorentz("LorentzFC", manifold, manifold_out)
-        super().__init__(in_features, out_features, manifold, bias, device, dtype)
-        self.manifold_out = manifold_out
+    space = Lorentz
 
     def forward(self, x: Tensor) -> Tensor:
-        require_features("LorentzFC", x, self.in_features)
-        c_out = out_curvature(self.manifold, self.manifold_out)
-        return lorentz_fc(x, self.weight, self.offset, self.manifold.c, c_out)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.num_planes}, bias={self.has_bias}"
+        require_features(type(self).__name__, x, self.in_features)
+        return lorentz_fc(x, self.weight, self.offset, self.manifold.c, self.c_out)
 
 
-class PoincareFC(Hyperplanes):
-    """Fully connected layer of the Poincaré ball by distances to hyperplanes: :func:`poincare_fc`.
+class PoincareFC(Hyperplanes[Poincare]):
+    """Fully connected layer of the Poincaré ball: :func:`poincare_fc`; arguments and shapes as for LorentzFC."""
 
-    Args:
-        in_features: n. out_features: m. manifold: Poincare manifold of the input.
-        manifold_out: of the output, by default the same. bias: learn the offsets of the hyperplanes.
-
-    Shape:
-        x (..., n) -> (..., m)
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        manifold: Poincare,
-        manifold_out: Poincare | None = None,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        require_poincare("PoincareFC", manifold, manifold_out)
-        super().__init__(in_features, out_features, manifold, bias, device, dtype)
-        self.manifold_out = manifold_out
+    space = Poincare
 
     def reset_parameters(self) -> None:
         """As ``nn.Linear``, halved: near the origin the layer is ``x -> 2 W x``; so it keeps the size of its input."""
@@ -131,9 +83,5 @@ class PoincareFC(Hyperplanes):
         uniform_(self.weight, self.in_features, gain=0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_features("PoincareFC", x, self.in_features)
-        c_out = out_curvature(self.manifold, self.manifold_out)
-        return poincare_fc(x, self.weight, self.offset, self.manifold.c, c_out)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.num_planes}, bias={self.has_bias}"
+        require_features(type(self).__name__, x, self.in_features)
+        return poincare_fc(x, self.weight, self.offset, self.manifold.c, self.c_out)

@@ -14,18 +14,7 @@ from torch import Tensor, nn
 
 from ..geometry import Lorentz, Poincare, lorentz, poincare
 from ..geometry.numerics import Scalar, root, safe_norm, unit
-from .common import (
-    ball_store,
-    gemm_input,
-    like,
-    out_curvature,
-    require_features,
-    require_lorentz,
-    require_poincare,
-    store,
-    uniform_,
-    wide,
-)
+from .common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
 from .residual import change_curvature
 
 
@@ -56,36 +45,24 @@ def lorentz_linear(
     return change_curvature(_affine(x, weight, weight_time, bias, c), c, c_out).to(x.dtype)
 
 
-class _LorentzAffine(nn.Module):
-    """Weights of ``W [t; x] + b`` and the manifolds on both sides."""
+class _LorentzAffine(PointLayer[Lorentz]):
+    """Weights of ``W [t; x] + b``."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        num_rows: int,
-        manifold: Lorentz,
-        manifold_out: Lorentz | None,
-        bias: bool,
-        device: Any,
-        dtype: torch.dtype | None,
-    ):
-        super().__init__()
-        require_lorentz(type(self).__name__, manifold, manifold_out)
-        self.in_features, self.out_features = in_features, out_features
-        self.manifold, self.manifold_out = manifold, manifold_out
-        self.weight = nn.Parameter(torch.empty(num_rows, in_features, device=device, dtype=dtype))
-        self.weight_time = nn.Parameter(torch.empty(num_rows, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(num_rows, device=device, dtype=dtype)) if bias else None
+    space = Lorentz
+    extra_rows = 0
+    """Rows of ``W`` beyond the m coordinates of the output."""
+
+    def add_parameters(self, **factory: Any) -> None:
+        num_rows = self.extra_rows + self.out_features
+        self.weight = nn.Parameter(torch.empty(num_rows, self.in_features, **factory))
+        self.weight_time = nn.Parameter(torch.empty(num_rows, **factory))
+        self.bias = nn.Parameter(torch.empty(num_rows, **factory)) if self.has_bias else None
 
     def reset_parameters(self) -> None:
         """Draw the weights as ``nn.Linear`` with n + 1 inputs does."""
         for parameter in (self.weight, self.weight_time, self.bias):
             if parameter is not None:
                 uniform_(parameter, self.in_features + 1)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class LorentzLinear(_LorentzAffine):
@@ -103,23 +80,9 @@ class LorentzLinear(_LorentzAffine):
         x (..., n) -> (..., m)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        manifold: Lorentz,
-        manifold_out: Lorentz | None = None,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(in_features, out_features, out_features, manifold, manifold_out, bias, device, dtype)
-        self.reset_parameters()
-
     def forward(self, x: Tensor) -> Tensor:
         require_features(type(self).__name__, x, self.in_features)
-        c_out = out_curvature(self.manifold, self.manifold_out)
-        return lorentz_linear(x, self.weight, self.weight_time, self.bias, self.manifold.c, c_out)
+        return lorentz_linear(x, self.weight, self.weight_time, self.bias, self.manifold.c, self.c_out)
 
 
 def lorentz_linear_bounded(
@@ -166,6 +129,8 @@ class LorentzLinearBounded(_LorentzAffine):
         x (..., n) -> (..., m)
     """
 
+    extra_rows = 1
+
     def __init__(
         self,
         in_features: int,
@@ -180,10 +145,12 @@ class LorentzLinearBounded(_LorentzAffine):
     ):
         if not lam > 0 or not eps_t > 0:
             raise ValueError(f"LorentzLinearBounded: lam and eps_t must be positive, got {lam} and {eps_t}")
-        super().__init__(in_features, out_features, 1 + out_features, manifold, manifold_out, bias, device, dtype)
-        self.init_lam, self.eps_t = float(lam), float(eps_t)
-        self.log_lam = nn.Parameter(torch.empty((), device=device))  # float32: it scales every output
-        self.reset_parameters()
+        self.init_lam, self.eps_t = float(lam), float(eps_t)  # before the parameters are drawn, which reads them
+        super().__init__(in_features, out_features, manifold, manifold_out, bias, device, dtype)
+
+    def add_parameters(self, **factory: Any) -> None:
+        super().add_parameters(**factory)
+        self.log_lam = nn.Parameter(torch.empty((), device=factory["device"]))  # float32: it scales every output
 
     def reset_parameters(self) -> None:
         """Draw the weights as ``nn.Linear`` does and set ``lam`` back."""
@@ -192,16 +159,8 @@ class LorentzLinearBounded(_LorentzAffine):
 
     def forward(self, x: Tensor) -> Tensor:
         require_features(type(self).__name__, x, self.in_features)
-        return lorentz_linear_bounded(
-            x,
-            self.weight,
-            self.weight_time,
-            self.bias,
-            self.log_lam.exp(),
-            self.manifold.c,
-            out_curvature(self.manifold, self.manifold_out),
-            self.eps_t,
-        )
+        lam, c = self.log_lam.exp(), self.manifold.c
+        return lorentz_linear_bounded(x, self.weight, self.weight_time, self.bias, lam, c, self.c_out, self.eps_t)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, lam={self.init_lam:g}, eps_t={self.eps_t:g}"
@@ -231,7 +190,7 @@ def mobius_linear(
     return ball_store(change_curvature(y, c, c_out), dtype, c if c_out is None else c_out)
 
 
-class MobiusLinear(nn.Module):
+class MobiusLinear(PointLayer[Poincare]):
     """Linear layer of the Poincaré ball: :func:`mobius_linear`.
 
     Args:
@@ -242,23 +201,11 @@ class MobiusLinear(nn.Module):
         x (..., n) -> (..., m)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        manifold: Poincare,
-        manifold_out: Poincare | None = None,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__()
-        require_poincare("MobiusLinear", manifold, manifold_out)
-        self.in_features, self.out_features = in_features, out_features
-        self.manifold, self.manifold_out = manifold, manifold_out
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
+    space = Poincare
+
+    def add_parameters(self, **factory: Any) -> None:
+        self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, **factory))
+        self.bias = nn.Parameter(torch.empty(self.out_features, **factory)) if self.has_bias else None
 
     def reset_parameters(self) -> None:
         """Draw the weight as ``nn.Linear`` does; the bias starts at the origin."""
@@ -267,9 +214,5 @@ class MobiusLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_features("MobiusLinear", x, self.in_features)
-        c_out = out_curvature(self.manifold, self.manifold_out)
-        return mobius_linear(x, self.weight, self.bias, self.manifold.c, c_out)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        require_features(type(self).__name__, x, self.in_features)
+        return mobius_linear(x, self.weight, self.bias, self.manifold.c, self.c_out)
