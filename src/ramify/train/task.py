@@ -1,4 +1,17 @@
-"""What the training loop asks of a task. One file in ``ramify/train/tasks`` per task; the loop knows none of them."""
+"""What the training loop asks of a task. One file in ``ramify/train/tasks`` per task; the loop knows none of them.
+
+To write one: say where samples come from (``build_dataset``), what the model must know of them (``describe``), how to
+make the model, a batch, a loss and numbers, and add a line to ``TASKS`` in ``ramify/train/tasks/__init__.py``. The
+methods are called in the order below. Three promises make the rest work:
+
+* Call ``model(...)`` itself in ``training_loss``, once per batch: wrappers for several processes act there.
+* Random choices come from what is given (a sample's own generator, ``step``) or from torch's global generator, which
+  the loop seeds anew for every step. So a resumed run repeats them.
+* In ``evaluate`` collect numbers per process and call ``gather`` after the last batch: processes may have different
+  numbers of batches, but must call ``gather`` equally often.
+
+Losses and evaluation run under autocast when the recipe says bf16: make logits ``float()`` before a softmax.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -17,21 +31,41 @@ class Task(ABC):
 
     metric: ClassVar[str]
     """Key of ``evaluate``'s answer that chooses the best checkpoint; higher is better."""
+    unit: ClassVar[str] = "img"
+    """What a sample is called where throughput is shown."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
 
-    @abstractmethod
-    def build_datasets(self) -> tuple[Any, Any]:
-        """Training and validation dataset (``ramify.data.sample.PictureDataset`` for pictures)."""
+    def build_dataset(self, split: str) -> Any:
+        """The dataset of a split: train, val or test (``ramify.data.sample.PictureDataset`` for pictures)."""
+        from ramify.data.build import build_dataset
+
+        return build_dataset(self.recipe.data, split)
+
+    def describe(self, dataset: Any) -> dict[str, Any]:
+        """What the model must know of the data, in JSON's types.
+
+        Kept in the run folder (``dataset.json``), so that the model can be built again where the data is not.
+        """
+        names = ("classes", "semantic_classes", "box_classes")
+        return {name: list(getattr(dataset, name, ())) for name in names}
 
     @abstractmethod
-    def build_model(self) -> nn.Module:
-        """The model with fresh weights, after ``build_datasets`` (so that the class count is known)."""
+    def build_model(self, data: dict[str, Any]) -> nn.Module:
+        """The model with fresh weights, from what ``describe`` gave."""
+
+    @abstractmethod
+    def transform(self, train: bool) -> Callable[..., Any] | None:
+        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], train: bool) -> Any:
-        """A batch from samples that were already augmented. Runs in the loader's workers."""
+        """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """The batch on the device of the model."""
+        return move(batch, device, self.recipe.run.channels_last)
 
     def prepare_batch(self, batch: Any, step: int) -> Any:
         """The training batch after it reached the device: Mixup and CutMix live here, seeded by the step."""
@@ -45,4 +79,22 @@ class Task(ABC):
     def evaluate(
         self, model: nn.Module, batches: Iterable[Any], gather: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Numbers over the validation set. ``gather`` concatenates a tensor over processes (the identity on one)."""
+        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients.
+
+        Args:
+            gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
+        """
+
+
+def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:
+    """Tensors in nested dicts, lists and tuples on ``device``; everything else as it is."""
+    if isinstance(batch, Tensor):
+        # Only pictures have four axes and a floating dtype; masks and labels stay as they are.
+        picture = channels_last and batch.dim() == 4 and batch.is_floating_point()
+        form = torch.channels_last if picture else torch.preserve_format
+        return batch.to(device, non_blocking=True, memory_format=form)
+    if isinstance(batch, dict):
+        return {key: move(value, device, channels_last) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device, channels_last) for value in batch)
+    return batch

@@ -1,0 +1,64 @@
+"""Models by name, with fresh weights or with those of an earlier run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ramify.errors import UserError, as_user_error, suggest
+
+if TYPE_CHECKING:
+    from ramify.train.recipe import ModelSettings
+
+
+def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
+    """``timm.create_model`` of the recipe's model, ours or timm's.
+
+    Args:
+        options: what the task decides (``num_classes``, ``features_only``, ...); the recipe's ``args`` win over them.
+
+    Raises:
+        UserError: unknown name, or arguments that the model does not take.
+    """
+    import timm
+
+    import ramify.models  # noqa: F401  (registers our models)
+
+    name = settings.name
+    if not timm.is_model(name):
+        hint = suggest(name, timm.list_models()) or "ramify models FILTER lists what there is"
+        raise UserError(f"unknown model {name!r}; {hint}")
+    try:
+        with as_user_error(f"model {name}"):
+            model = timm.create_model(name, pretrained=settings.pretrained, **options | settings.args)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise UserError(f"model {name}: {str(error).split('() ')[-1]}; see model.args in the recipe") from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def load_weights(model: nn.Module, source: Path) -> list[str]:
+    """Start from earlier weights: a run folder (its best weights) or a .safetensors file.
+
+    Returns:
+        Names that keep their fresh values, because the source lacks them or has them in another shape (a classifier
+        of other classes, say).
+
+    Raises:
+        UserError: no such file, or nothing in it fits.
+    """
+    from ramify.train.checkpoint import load_tensors
+    from ramify.train.folder import best_weights
+
+    path = best_weights(source) if source.is_dir() else source
+    tensors, _ = load_tensors(path)
+    mine = model.state_dict()
+    fitting = {name: value for name, value in tensors.items() if name in mine and mine[name].shape == value.shape}
+    if not fitting:
+        raise UserError(f"no weight in {path} fits this model; model.weights wants weights of the same architecture")
+    model.load_state_dict(fitting, strict=False)
+    return [name for name in mine if name not in fitting]

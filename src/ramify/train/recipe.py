@@ -1,0 +1,216 @@
+"""A recipe: everything that makes a training run what it is, as plain dataclasses. Imports no torch.
+
+A YAML file fills it, flags override it (``ramify train recipe.yaml --optim.lr 3e-4``), and the run folder keeps it as
+``recipe.yaml``, so that a run can be repeated from its folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ramify.data.settings import DataSettings
+from ramify.errors import UserError
+
+
+@dataclass
+class ModelSettings:
+    """Which model, and how it differs from its defaults."""
+
+    name: str = "hcformer_pico"
+    """Any name that timm.create_model knows, ours included (ramify models lists them)."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Passed on to create_model: drop_path_rate, img_size, ..."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """Passed on to the head that a task puts on the backbone (segmentation, detection)."""
+    pretrained: bool = False
+    """Start from the weights that timm downloads for this name."""
+    weights: Path | None = None
+    """Start from these weights: a run folder or a .safetensors file. Layers whose shape differs start fresh."""
+
+
+@dataclass
+class LossSettings:
+    """What the loss does to its targets."""
+
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
+
+
+@dataclass
+class OptimSettings:
+    """AdamW; its Riemannian form when the model has points among its parameters."""
+
+    lr: float = 1e-3
+    """Learning rate at the top of the schedule."""
+    weight_decay: float = 0.05
+    """Of matrices and kernels; biases, norms, points, curvatures and what the model excludes are not decayed."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Memory of the two moments."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    layer_decay: float | None = None
+    """Learning rate of a layer relative to the one above it, e.g. 0.75 for fine-tuning."""
+    clip: float | None = 1.0
+    """Largest norm of the gradient; null for no limit."""
+    point_lr: float | None = None
+    """Learning rate of points on a manifold; lr by default."""
+    curvature_lr: float | None = None
+    """Learning rate of learned curvatures; lr by default."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.layer_decay is not None and self.layer_decay > 1:
+            raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
+
+
+@dataclass
+class ScheduleSettings:
+    """How long, and how the learning rate moves. The unit is epochs, or steps where ``steps`` is given."""
+
+    name: Literal["cosine", "poly", "constant"] = "cosine"
+    """Shape after the warm-up."""
+    epochs: float = 30
+    """Passes over the training set."""
+    steps: int | None = None
+    """Optimiser steps; wins over epochs."""
+    warmup: float = 0
+    """Length of the linear warm-up, in the same unit."""
+    min_lr: float = 0.01
+    """Where the learning rate ends, as a share of optim.lr."""
+    power: float = 0.9
+    """Of poly."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "epochs", "steps", "power")
+        length = self.epochs if self.steps is None else self.steps
+        if not 0 <= self.warmup <= length:
+            raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
+        if not 0 <= self.min_lr <= 1:
+            raise ValueError(f"min_lr is a share of optim.lr, from 0 to 1, got {self.min_lr}")
+
+
+@dataclass
+class RunSettings:
+    """How the run is carried out: numbers, files, processes."""
+
+    seed: int = 0
+    """Same seed, same device, same number of processes: same weights, bit for bit."""
+    accumulate: int = 1
+    """Parts in which a batch (data.batch_size) goes through the model, to save memory."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products in bfloat16 (autocast), weights in float32."""
+    ema: float | None = None
+    """Decay of the running average of the weights, e.g. 0.999; that average is then evaluated and kept as best."""
+    grad_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    channels_last: bool = False
+    """Keep images and kernels in channels-last order."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
+    threads: int | None = None
+    """CPU threads per process; by default torch decides."""
+    parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
+    eval_every: float = 1
+    """Epochs between evaluations; 0 for only at the end."""
+    save_every: float = 1
+    """Epochs between checkpoints; 0 for only after evaluations."""
+    save_steps: int | None = None
+    """Steps between checkpoints, in addition."""
+    log_steps: int = 20
+    """Steps between lines of metrics."""
+    tensorboard: bool = True
+    """Also write curves for TensorBoard, where it is installed."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "accumulate", "threads", "save_steps", "log_steps")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema must be between 0 and 1, got {self.ema}; null for no average")
+        if self.eval_every < 0 or self.save_every < 0:
+            raise ValueError("eval_every and save_every must be at least 0 epochs")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+
+
+@dataclass
+class Recipe:
+    """One training run."""
+
+    task: str = "classify"
+    """What is learned: a name in ramify.train.tasks.TASKS."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """Where the samples come from, and how they are augmented."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """What is trained."""
+    loss: LossSettings = field(default_factory=LossSettings)
+    """What is made small."""
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    """How."""
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    """How long."""
+    run: RunSettings = field(default_factory=RunSettings)
+    """Precision, files, processes."""
+
+    def __post_init__(self) -> None:
+        if self.data.batch_size % self.run.accumulate:
+            raise ValueError(
+                f"data.batch_size {self.data.batch_size} must be a multiple of run.accumulate {self.run.accumulate}"
+            )
+
+
+# What may change between the two halves of a run without changing its numbers.
+FREE_TO_CHANGE = {
+    "data.workers",
+    "data.root",
+    "data.cache",
+    "data.eval_batch_size",
+    "run.device",
+    "run.threads",
+    "run.parallel",
+    "run.save_every",
+    "run.save_steps",
+    "run.tensorboard",
+}
+
+
+def check_resumable(saved: Recipe, given: Recipe, where: Path) -> None:
+    """Refuse to go on with a recipe that would have given another run, naming the first key that differs."""
+    before, now = flatten(saved), flatten(given)
+    for key in [*now, *(key for key in before if key not in now)]:
+        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key):
+            raise UserError(
+                f"cannot resume {where}: it was made with {key} = {before.get(key)}, now it is {now.get(key)}; "
+                "give the same recipe, or another --out for a new run"
+            )
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value, for every field of nested dataclasses (dicts count as sections)."""
+    items: dict[str, Any] = {}
+    pairs = (
+        [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
+        if dataclasses.is_dataclass(config)
+        else list(config.items())
+    )
+    for name, value in pairs:
+        key = f"{prefix}{name}"
+        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+            items |= flatten(value, f"{key}.")
+        else:
+            items[key] = list(value) if isinstance(value, tuple) else value
+    return items
+
+
+def _require_positive(settings: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be a positive number, got {value}")

@@ -1,0 +1,30 @@
+"""Tasks by name: what can be written as ``task:`` in a recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ramify.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from ramify.train.recipe import Recipe
+    from ramify.train.task import Task
+
+# "module:class", so that a task's libraries are imported only by those who train it.
+TASKS: dict[str, str] = {
+    "classify": "ramify.train.tasks.classify:Classify",
+    "segment": "ramify.train.tasks.segment:Segment",
+    "detect": "ramify.train.tasks.detect:Detect",
+}
+
+
+def build_task(recipe: Recipe) -> Task:
+    """The task that a recipe names."""
+    from importlib import import_module
+
+    if recipe.task not in TASKS:
+        hint = suggest(recipe.task, TASKS) or "expected one of " + ", ".join(TASKS)
+        raise UserError(f"unknown task {recipe.task!r}; {hint}")
+    module, name = TASKS[recipe.task].split(":")
+    task: Task = getattr(import_module(module), name)(recipe)
+    return task
