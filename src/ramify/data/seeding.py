@@ -1,0 +1,59 @@
+"""Random numbers that depend on (seed, epoch, index) alone, whoever draws them and in whatever order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_MASK = 2**64 - 1
+
+
+def mix_bits(*words: int) -> int:
+    """64 well-mixed bits from whole numbers: each is folded in and stirred by SplitMix64's finaliser."""
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def uniforms(seed: int, epoch: int, index: np.ndarray, count: int) -> np.ndarray:
+    """(n, count) float64 in [0, 1): row i depends on (seed, epoch, index[i]) alone. All rows at once, no loop."""
+    base = np.uint64(mix_bits(seed, epoch))
+    with np.errstate(over="ignore"):  # wrapping around is how the mixing works
+        state = base + np.asarray(index, np.uint64)[:, None] * np.uint64(0xD1342543DE82EF95)
+        state = _stir(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        state = _stir(state)
+    return (state >> np.uint64(11)) * 2.0**-53
+
+
+def _stir(state: np.ndarray) -> np.ndarray:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@contextmanager
+def seeded(*words: int) -> Iterator[None]:
+    """Inside, the global generators of Python, numpy and torch (CPU) are seeded by ``words``; afterwards they go on
+    as if nothing had happened.
+
+    timm and torchvision draw from the global generators, so this is the only way to make them repeatable.
+    """
+    bits = mix_bits(*words)
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(bits)  # torch.manual_seed would also touch every GPU
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
