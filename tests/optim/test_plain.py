@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ramify.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
+from ramify.optim.base import RiemannianOptimizer
 
 SHAPES = [(7, 5), (5,), (3, 2, 4), ()]
 STEPS = 50
@@ -174,3 +175,14 @@ def test_bad_options_of_one_optimizer():
     ]:
         with pytest.raises(ValueError, match=message):
             kind([p], **options)
+
+
+def test_an_optimizer_without_its_steps_cannot_be_made():
+    """The shared part is abstract: one that forgets a half is told so before it trains."""
+
+    class Half(RiemannianOptimizer):
+        def _step_plain(self, group, params):
+            pass
+
+    with pytest.raises(TypeError, match="abstract.*_step_points"):
+        Half([nn.Parameter(torch.ones(2))], {"lr": 0.1})

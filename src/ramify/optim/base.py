@@ -1,6 +1,7 @@
 """What both optimisers share: who is a point, batches of rows, sparse rows, master weights, state that round-trips."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ class Rows:
                 target.copy_(work.view(target.shape))
 
 
-class RiemannianOptimizer(Optimizer):
+class RiemannianOptimizer(Optimizer, ABC):
     """Splits each group into points and ordinary parameters, and hands them to ``_step_points`` and ``_step_plain``."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,11 +118,13 @@ class RiemannianOptimizer(Optimizer):
                 self._rescale(group)
         return loss
 
+    @abstractmethod
     def _step_points(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Move the points ``params`` of ``group`` along their manifolds."""
 
+    @abstractmethod
     def _step_plain(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Step the ordinary parameters ``params`` of ``group`` as ``torch.optim`` would."""
 
     # ------------------------------------------------------------------------------------------------ points as rows
 
