@@ -6,6 +6,7 @@ import torch
 
 from ramify.evaluate.reconstruction import cone_score, ragged, reconstruction
 from ramify.geometry import Euclidean, Lorentz, Poincare
+from ramify.tree import Tree
 
 MANIFOLDS = [Lorentz(), Lorentz(0.4), Poincare(), Poincare(2.5), Euclidean()]
 
@@ -18,8 +19,8 @@ def random_case(n=40, p=0.1, dim=3, seed=0, manifold=None):
     return points, pairs, manifold
 
 
-def naive(points, pairs, manifold):
-    """The definition, word for word, with ties counted against the ancestor."""
+def naive(points, pairs, manifold, limit=lambda d: d * (1 + 1e-6)):
+    """The definition, word for word, with ties counted against the ancestor; ``limit(d)`` still ties with ``d``."""
     ranks, precisions = [], []
     n = len(points)
     for u in sorted(set(pairs[:, 0].tolist())):
@@ -27,8 +28,8 @@ def naive(points, pairs, manifold):
         d = manifold.dist(points[u], points).tolist()
         each = []
         for v in ancestors:
-            others = sum(d[w] <= d[v] for w in range(n) if w != u and w not in ancestors)
-            own = sum(d[w] <= d[v] for w in ancestors)
+            others = sum(d[w] <= limit(d[v]) for w in range(n) if w != u and w not in ancestors)
+            own = sum(d[w] <= limit(d[v]) for w in ancestors)
             ranks.append(others + 1)
             each.append(own / (own + others))
         precisions.append(np.mean(each))
@@ -76,6 +77,40 @@ def test_points_in_one_place_score_the_share_of_ancestors_not_one():
     assert found.mean_rank == pytest.approx(float((40 - degree[pairs[:, 0]]).double().mean()))
 
 
+def turned(points, seed):
+    """The same points up to an isometry and its rounding."""
+    angle = 2 * np.pi * torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
+    return points @ turn
+
+
+@pytest.mark.parametrize("edge", [0.5, 2.0])
+def test_equal_distances_are_tied_whatever_their_rounding(edge, seed):
+    """In a tree with equal edges parent and children are at one distance: rounding must not choose between them."""
+    parent = np.array([-1] + [(i - 1) // 3 for i in range(1, 121)])
+    tree = Tree(parent)
+    pairs = torch.tensor([(v, a) for v in range(1, 121) for a in sorted(tree.ancestors(v).tolist())])
+    points = torch.from_numpy(tree.sarkar(edge))
+    found = [reconstruction(turned(points, seed + k), pairs, Poincare()) for k in range(4)]
+    assert len({f.map for f in found}) == 1 and len({f.mean_rank for f in found}) == 1
+    lorentz = reconstruction(Lorentz().expmap0(2 * Poincare().logmap0(points)), pairs, Lorentz())
+    assert lorentz == found[0]
+    # Without the rule rounding decides, mostly for half of those that tie.
+    by_chance = [reconstruction(turned(points, seed + k), pairs, Poincare(), tie_tolerance=0).map for k in range(4)]
+    assert len(set(by_chance)) > 1 and min(by_chance) > found[0].map + 0.001
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=str)
+def test_the_tolerance_is_a_share_of_the_distance(manifold):
+    """On a ray: the ancestor at 1, another node a little farther, inside the tolerance or outside it."""
+    for radius in (1e-3, 1.0, 8.0):
+        for gap, share in ((0.5e-3, 0.5), (2e-3, 1.0)):
+            length = torch.tensor([[0.0, 0.0], [radius, 0.0], [0.0, radius * (1 + gap)]], dtype=torch.float64)
+            points = manifold.expmap0(length / (2 if isinstance(manifold, Poincare) else 1))
+            found = reconstruction(points, torch.tensor([[0, 1]]), manifold, tie_tolerance=1e-3)
+            assert (found.map, found.mean_rank) == (share, 1 / share)
+
+
 def test_a_sample_of_nodes_says_so_and_depends_on_its_seed():
     points, pairs, manifold = random_case(n=60)
     some = reconstruction(points, pairs, manifold, num_samples=10)
@@ -93,7 +128,7 @@ def test_order_by_cones_is_its_definition():
         def dist(x, y):  # the smaller, the better y is as an ancestor of x
             return manifold.exterior_angle(y, x) - manifold.half_aperture(y)
 
-    mean_rank, mean_precision = naive(points, pairs, ByCone)
+    mean_rank, mean_precision = naive(points, pairs, ByCone, limit=lambda angle: angle + 1e-6)
     found = reconstruction(points, pairs, manifold, by="cones")
     assert (found.mean_rank, found.map) == pytest.approx((mean_rank, mean_precision), rel=1e-12)
 
@@ -133,6 +168,8 @@ def test_wrong_uses_are_refused():
     points, pairs, _ = random_case()
     with pytest.raises(ValueError, match="distance"):
         reconstruction(points, pairs, Lorentz(), by="depth")
+    with pytest.raises(ValueError, match=r"tie_tolerance must be in \[0, 1\), got -1"):
+        reconstruction(points, pairs, Lorentz(), tie_tolerance=-1)
     with pytest.raises(ValueError, match="hyperbolic"):
         cone_score(points, pairs, Euclidean())
 

@@ -3,8 +3,13 @@
 Definitions of Nickel and Kiela (2017). For a node ``u`` with ancestors ``A(u)``, all other nodes are ordered by their
 distance to ``u``. The rank of an ancestor ``v`` is one more than the number of non-ancestors before it; the
 precision at ``v`` is the share of ancestors among all nodes up to ``v``. Mean rank is the mean over all pairs, MAP the
-mean over nodes of the mean precision. Ties count against the embedding: one that puts all nodes in one place scores the
-share of ancestors, not 1.
+mean over nodes of the mean precision.
+
+Ties count against the embedding: one that puts all nodes in one place scores the share of ancestors, not 1. That is how
+scikit-learn's ``average_precision_score``, with which the paper's code computes MAP, treats equal scores; for the mean
+rank that code takes them in the order in which its sort leaves them. Two nodes are tied if their distances are equal up
+to ``tie_tolerance``: constructions with equal edges put many nodes at the same distance, and there rounding would toss
+a coin for each.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ from torch import Tensor
 
 from ramify.geometry.manifold import Manifold, _Hyperbolic
 
+TIE_TOLERANCE = 1e-6
+"""Distances closer than this share of their size are tied: float64 points up to radius 20 or so are that exact."""
 _CHUNK_BYTES = 1 << 24
 """Memory for the distances of one chunk of nodes."""
 
@@ -51,6 +58,7 @@ def reconstruction(
     manifold: Manifold,
     *,
     by: str = "distance",
+    tie_tolerance: float = TIE_TOLERANCE,
     num_samples: int | None = None,
     seed: int = 0,
     chunk_bytes: int = _CHUNK_BYTES,
@@ -64,9 +72,13 @@ def reconstruction(
         pairs: (P, 2) node and ancestor, sorted by node, each once.
         manifold: the space of the points.
         by: order nodes by "distance", or by "cones", how far ``u`` is outside the cone of the other node.
+        tie_tolerance: a node ties with an ancestor if it is less than this share of their distance farther away (in
+            radians by cones); 0 ties nothing but equal numbers.
         num_samples: measure this many random nodes instead of all.
         seed: of the random nodes.
     """
+    if not 0 <= tie_tolerance < 1:
+        raise ValueError(f"tie_tolerance must be in [0, 1), got {tie_tolerance}; 0 ties equal distances alone")
     if by not in ("distance", "cones"):
         raise ValueError(f'by must be "distance" or "cones", got {by!r}')
     n = len(points)
@@ -78,13 +90,13 @@ def reconstruction(
     if is_sampled:
         generator = torch.Generator().manual_seed(seed)
         nodes = nodes[torch.randperm(len(nodes), generator=generator)[:num_samples].to(nodes.device).sort().values]
-    score = _score(points, manifold, by)
+    score, slope = _score(points, manifold, by)
 
     rank_sum, precision_sum, num_pairs = 0.0, 0.0, 0
     for chunk in nodes.split(max(1, chunk_bytes // (8 * n))):
         values = score(chunk)  # (C, N)
         values.scatter_(1, chunk[:, None], torch.inf)
-        below, above = _closer(values, chunk, pairs, offsets, counts)
+        below, above = _closer(values, lambda own: own + tie_tolerance * slope(own), chunk, pairs, offsets, counts)
         rank_sum += float((above + 1).sum())
         precision = below / (below + above)
         row = torch.repeat_interleave(torch.arange(len(chunk), device=chunk.device), counts[chunk])
@@ -94,20 +106,27 @@ def reconstruction(
     return Reconstruction(rank_sum / num_pairs, precision_sum / len(nodes), len(nodes), num_pairs, is_sampled)
 
 
-def _score(points: Tensor, manifold: Manifold, by: str) -> Callable[[Tensor], Tensor]:
-    """Function from (C,) nodes to (C, N) scores in float64, small where the other node fits as an ancestor."""
+Function = Callable[[Tensor], Tensor]
+
+
+def _score(points: Tensor, manifold: Manifold, by: str) -> tuple[Function, Function]:
+    """Function from (C,) nodes to (C, N) scores in float64, small where the other node fits as an ancestor.
+
+    And what a score gains when its distance grows by its own size, at that pace; when its angle grows by a radian.
+    """
     points = points.detach().double()
     if by == "distance" and isinstance(manifold, _Hyperbolic):
-        return _half_sinh(points, manifold)
+        # q = sinh^2(z), z = s d / 2, so dq/dz z = 2 z sinh(z) cosh(z).
+        return _half_sinh(points, manifold), lambda q: 2 * torch.asinh(q.sqrt()) * q.sqrt() * torch.sqrt(1 + q)
     if by == "distance":
-        return lambda nodes: manifold.pairwise_dist(points[nodes], points)
+        return lambda nodes: manifold.pairwise_dist(points[nodes], points), lambda distance: distance
     assert isinstance(manifold, _Hyperbolic)
     aperture = manifold.half_aperture(points)
     # Not cut off at zero as the energy is: inside the cone the one closer to the axis comes first.
-    return lambda nodes: manifold.exterior_angle(points[None], points[nodes][:, None]) - aperture
+    return lambda nodes: manifold.exterior_angle(points[None], points[nodes][:, None]) - aperture, torch.ones_like
 
 
-def _half_sinh(points: Tensor, manifold: _Hyperbolic) -> Callable[[Tensor], Tensor]:
+def _half_sinh(points: Tensor, manifold: _Hyperbolic) -> Function:
     """Function from (C,) nodes to (C, N) values of ``sinh^2(s d / 2)``, which grows with the distance ``d``.
 
     ``sinh^2((a - b)/2) + sinh(a) sinh(b) |x/|x| - y/|y||^2 / 4`` for points at radius ``a`` and ``b``: as exact as the
@@ -126,15 +145,22 @@ def _half_sinh(points: Tensor, manifold: _Hyperbolic) -> Callable[[Tensor], Tens
     return score
 
 
-def _closer(values: Tensor, nodes: Tensor, pairs: Tensor, offsets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each pair of the chunk: ancestors and others with a score not above that of the pair, (P',) float64 each."""
+def _closer(
+    values: Tensor, limit: Function, nodes: Tensor, pairs: Tensor, offsets: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """For each pair of the chunk: ancestors and others with a score up to that of the pair, (P',) float64 each.
+
+    Args:
+        limit: from the score of a pair to the largest one that ties with it.
+    """
     degree = counts[nodes]
     row, place = ragged(degree)
     ancestor = pairs[offsets[nodes][row] + place, 1]
     own = values.new_full((len(nodes), int(degree.max())), torch.inf)  # (C, K) scores of the ancestors, padded
     own[row, place] = values[row, ancestor]
-    everyone = torch.searchsorted(values.sort(1).values, own, right=True)
-    ancestors = torch.searchsorted(own.sort(1).values, own, right=True)
+    last = limit(own)
+    everyone = torch.searchsorted(values.sort(1).values, last, right=True)
+    ancestors = torch.searchsorted(own.sort(1).values, last, right=True)
     below = ancestors[row, place].double()
     return below, everyone[row, place].double() - below
 
