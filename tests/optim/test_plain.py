@@ -184,5 +184,5 @@ def test_an_optimizer_without_its_steps_cannot_be_made():
         def _step_plain(self, group, params):
             pass
 
-    with pytest.raises(TypeError, match="abstract.*_step_points"):
+    with pytest.raises(TypeError, match=r"abstract.*_step_points"):
         Half([nn.Parameter(torch.ones(2))], {"lr": 0.1})
