@@ -1,5 +1,64 @@
-"""Data: hierarchies as edge lists and closures."""
+"""Data: pictures (built-in and real), their augmentation and batches; hierarchies as edge lists and closures.
 
-from ramify.data.hierarchy import Hierarchy, read_hierarchy, transitive_closure
+Nothing is imported until it is asked for: reading the settings costs no torch.
+"""
 
-__all__ = ["Hierarchy", "read_hierarchy", "transitive_closure"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ramify.data.build import build_dataset
+    from ramify.data.hierarchy import Hierarchy, read_hierarchy, transitive_closure
+    from ramify.data.loader import Loader, build_loader
+    from ramify.data.sample import IGNORE, BadSample, PictureDataset, Sample
+    from ramify.data.settings import AugmentSettings, DataSettings
+    from ramify.data.transforms import Mixer, eval_transform, train_transform
+
+_HOMES = {
+    "AugmentSettings": "settings",
+    "BadSample": "sample",
+    "DataSettings": "settings",
+    "Hierarchy": "hierarchy",
+    "IGNORE": "sample",
+    "Loader": "loader",
+    "Mixer": "transforms",
+    "PictureDataset": "sample",
+    "Sample": "sample",
+    "build_dataset": "build",
+    "build_loader": "loader",
+    "eval_transform": "transforms",
+    "read_hierarchy": "hierarchy",
+    "train_transform": "transforms",
+    "transitive_closure": "hierarchy",
+}
+
+__all__ = [
+    "IGNORE",
+    "AugmentSettings",
+    "BadSample",
+    "DataSettings",
+    "Hierarchy",
+    "Loader",
+    "Mixer",
+    "PictureDataset",
+    "Sample",
+    "build_dataset",
+    "build_loader",
+    "eval_transform",
+    "read_hierarchy",
+    "train_transform",
+    "transitive_closure",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

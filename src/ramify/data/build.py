@@ -1,0 +1,60 @@
+"""From settings to a dataset of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from ramify.data.pictures import Pictures
+from ramify.data.sample import PictureDataset
+from ramify.data.settings import DataSettings
+from ramify.errors import UserError
+
+# Imported when asked for: COCO needs an extra, and most runs need one of these only.
+_READERS = {
+    "folder": "folders:FolderPictures",
+    "arrays": "arrays:ArrayPictures",
+    "tiny-imagenet": "tiny_imagenet:TinyImageNet",
+    "camvid": "segmentation:CamVid",
+    "pets": "segmentation:Pets",
+    "ade20k": "segmentation:ADE20K",
+    "coco": "coco:Coco",
+}
+
+
+def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
+    """The pictures of a split, ``train``, ``val`` or ``test``, as the settings want them.
+
+    Raises:
+        UserError: the files are not there, not laid out as expected, or have another number of classes than told.
+    """
+    limit = settings.num_train if split == "train" else settings.num_val
+    dataset: PictureDataset
+    if settings.name == "world":
+        dataset = _build_world(settings, split, limit)
+    else:
+        assert settings.root is not None, "DataSettings asks for it"
+        module, name = _READERS[settings.name].split(":")
+        reader = cast(Callable[[Path, str], Pictures], getattr(import_module(f"ramify.data.{module}"), name))
+        pictures = reader(settings.root.expanduser(), split)
+        pictures.limit(limit, settings.seed)
+        dataset = pictures
+    if len(dataset) == 0:
+        raise UserError(f"{settings.root or settings.name}: no pictures in the split {split}")
+    found = dataset.classes or dataset.semantic_classes or dataset.box_classes
+    if settings.num_classes is not None and len(found) != settings.num_classes:
+        raise UserError(
+            f"{settings.root or settings.name} has {len(found)} classes, but num_classes is {settings.num_classes};"
+            " leave num_classes out to take what is there"
+        )
+    return dataset
+
+
+def _build_world(settings: DataSettings, split: str, limit: int | None) -> PictureDataset:
+    from ramify.data.world import World
+
+    options = {} if limit is None else {"num_images": limit}
+    world = World(split=split, size=settings.size, seed=settings.seed, cache=settings.cache, **options)
+    return cast(PictureDataset, world)
