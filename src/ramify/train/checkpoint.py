@@ -27,8 +27,13 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself is safe once the folder is on disk
-        folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)  # the rename itself is safe once the folder is on disk
+
+
+def sync_folder(path: Path) -> None:
+    """Bring renames inside a folder to disk."""
+    if os.name == "posix":
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

@@ -117,6 +117,8 @@ class RunSettings:
     """auto takes a GPU if there is one; cpu or cuda to insist."""
     threads: int | None = None
     """CPU threads per process; by default torch decides."""
+    deterministic: bool = True
+    """Use algorithms that give the same bits every time; false may be faster on a GPU."""
     parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
     """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
     eval_every: float = 1

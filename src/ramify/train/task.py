@@ -15,6 +15,7 @@ Losses and evaluation run under autocast when the recipe says bf16: make logits 
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,8 @@ class Task(ABC):
     """Key of ``evaluate``'s answer that chooses the best checkpoint; higher is better."""
     unit: ClassVar[str] = "img"
     """What a sample is called where throughput is shown."""
+    pack: Callable[..., Any] | None = None
+    """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -62,6 +65,32 @@ class Task(ABC):
     @abstractmethod
     def collate(self, samples: Sequence[Any], train: bool) -> Any:
         """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
+
+    def build_loader(
+        self, dataset: Any, train: bool, *, rank: int = 0, world_size: int = 1, skipped: dict[str, str] | None = None
+    ) -> Any:
+        """Batches of a dataset for this process: ``set_epoch(epoch, start_batch)``, ``len``, iteration, ``close``.
+
+        A training batch is what goes through the model at once: a batch of the recipe, or its share of accumulation.
+        """
+        from ramify.data.loader import build_loader
+
+        data, run = self.recipe.data, self.recipe.run
+        batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
+        return build_loader(
+            dataset,
+            functools.partial(self.collate, train=train),
+            batch_size=batch_size,
+            seed=run.seed,
+            train=train,
+            workers=data.workers,
+            transform=self.transform(train),
+            rank=rank,
+            world_size=world_size,
+            strict=data.strict,
+            skipped=skipped,
+            pack=self.pack,
+        )
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """The batch on the device of the model."""

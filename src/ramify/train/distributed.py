@@ -1,0 +1,170 @@
+"""The processes of a run: one on a laptop, several under torchrun. accelerate finds them and their devices.
+
+With one process every function here is the identity, so the loop reads the same for one and for many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ramify.errors import UserError
+
+T = TypeVar("T")
+
+_SHARD_FROM = 1 << 17
+"""Parameters from which a block of a model becomes a shard of its own under FSDP2."""
+
+
+class Processes:
+    """Who we are among the processes, and what they do together."""
+
+    def __init__(self, device: str = "auto", parallel: str = "auto"):
+        from accelerate import Accelerator  # type: ignore[import-untyped]
+
+        if device not in ("auto", "cpu", "cuda"):
+            raise UserError(f"run.device must be auto, cpu or cuda, got {device!r}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("run.device cuda cannot be used here: torch sees no GPU")
+        self.accelerator = Accelerator(cpu=device == "cpu")
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.size: int = self.accelerator.num_processes
+        self.shards = parallel == "fsdp2" and self.size > 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as the training step calls it. Under FSDP2 the given model itself is sharded, in place.
+
+        FSDP2 is torch's ``fully_shard``, called here because accelerate offers it for GPUs only: this way what two
+        processes on a CPU test is what runs on many GPUs.
+        """
+        if self.size == 1:
+            return model
+        if not self.shards:
+            return self.accelerator.prepare_model(model)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        for module in reversed(list(model.modules())):  # children before their parents
+            if isinstance(module, (nn.ModuleList, nn.Sequential)):
+                for child in module:
+                    if sum(p.numel() for p in child.parameters()) >= _SHARD_FROM and not _is_container(child):
+                        fully_shard(child, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def no_sync(self, model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around a backward pass; without ``sync`` the gradients stay with this process (accumulation)."""
+        if self.size == 1:
+            return contextlib.nullcontext()
+        if self.shards:
+            model.set_requires_gradient_sync(sync)  # type: ignore[operator]
+            return contextlib.nullcontext()
+        return contextlib.nullcontext() if sync else model.no_sync()  # type: ignore[operator]
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Give every process the buffers (running means of a batch norm) of the first one, as DDP does."""
+        if self.size > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    @contextlib.contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a sharded model is whole in every process: a forward pass needs nobody else."""
+        if not self.shards:
+            yield
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for shard in shards:
+            shard.set_reshard_after_forward(False, recurse=False)
+            shard.unshard()
+        try:
+            yield
+        finally:
+            for shard in shards:
+                shard.reshard()
+                shard.set_reshard_after_forward(shard is not model, recurse=False)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """(n, ...) tensors of all processes, concatenated in their order; each may have another n."""
+        if self.size == 1:
+            return tensor
+        tensor = tensor.to(self.device)
+        counts = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(tensor)], device=self.device))
+        longest = max(int(count) for count in counts)
+        padded = tensor.new_zeros((longest, *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over processes."""
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+            tensor /= self.size
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        answer = torch.tensor([float(flag)], device=self.device)
+        dist.all_reduce(answer, dist.ReduceOp.MAX)
+        return bool(answer.item())
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives in the first process, in every process; its error is everybody's error."""
+        if self.size == 1:
+            return make()
+        return self.together(lambda: [make() if self.is_main else None], share=True)[0]  # type: ignore[return-value]
+
+    def together(self, work: Callable[[], T], share: bool = False) -> T:
+        """Do ``work`` in every process, and stop all of them when it is a ``UserError`` in any: no one waits forever.
+
+        The first process raises the error (and so prints it); the others leave with the same exit code in silence.
+
+        Args:
+            share: give every process what the first one got.
+        """
+        if self.size == 1:
+            return work()
+        result: T | None = None
+        problem = None
+        try:
+            result = work()
+        except UserError as error:
+            problem = str(error)
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, (problem, result if share and self.is_main else None))
+        problems = [problem for problem, _ in answers if problem is not None]
+        if problems:
+            if self.is_main:
+                raise UserError(problems[0])
+            raise SystemExit(2)
+        return answers[0][1] if share else result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether a module is only a list, whose forward nobody calls."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict))

@@ -1,0 +1,236 @@
+"""The folder of a run, and the only code that writes into it. A kill at any moment leaves a run that resumes.
+
+    recipe.yaml         the recipe, resolved
+    dataset.json        what the model must know of the data: class names, ...
+    metrics.jsonl       one JSON object a line: step, epoch, split (train or val), time, numbers
+    log.txt             the lines a terminal would have shown
+    checkpoints/last, checkpoints/previous    model.safetensors, ema.safetensors, training.safetensors, manifest.json
+    checkpoints/best/model.safetensors        the weights with the best validation number
+
+A checkpoint is a folder that is written under another name, synced and renamed. Its manifest holds the size and SHA-256
+of every file, so that a damaged one is noticed, named, and the previous one used. Everything is safetensors or JSON:
+nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ramify.cli.config import load, to_yaml
+from ramify.errors import UserError
+from ramify.train.checkpoint import load_tensors, save_tensors, sync_folder, write_text
+from ramify.train.recipe import Recipe
+
+MANIFEST = "manifest.json"
+MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
+LAST, PREVIOUS, BEST, DAMAGED = "last", "previous", "best", "damaged"
+
+
+@dataclass
+class Checkpoint:
+    """Everything needed to go on: full tensors on the CPU, and the progress in JSON's types."""
+
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict[str, Tensor]
+    progress: dict[str, Any]
+
+
+class RunFolder:
+    """Reads and writes the folder of one run."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "recipe.yaml").is_file()
+
+    def recipe(self) -> Recipe:
+        """The recipe that the run was started with."""
+        self.require_run()
+        return load(Recipe, self.path / "recipe.yaml")
+
+    def dataset(self) -> dict[str, Any]:
+        """What the task's ``describe`` said about the data."""
+        self.require_run()
+        try:
+            found: dict[str, Any] = json.loads((self.path / "dataset.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.path / 'dataset.json'}: {error}") from error
+        return found
+
+    def require_run(self) -> None:
+        """Raise unless a run was started here."""
+        if not self.holds_run:
+            raise UserError(f"{self.path} is not the folder of a run: it has no recipe.yaml")
+
+    def start(self, recipe: Recipe, dataset: dict[str, Any]) -> None:
+        """Make the folder of a new run; ``recipe.yaml`` comes last, because it says that there is a run."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_text(self.path / "dataset.json", json.dumps(dataset, indent=1) + "\n")
+        write_text(self.path / "recipe.yaml", to_yaml(recipe))
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write ``last``; what was ``last`` becomes ``previous``. A full disk leaves both as they were."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        new, old = self.checkpoints / ".new", self.checkpoints / ".old"
+        last, previous = self.checkpoints / LAST, self.checkpoints / PREVIOUS
+        for leftover in (new, old):  # of a kill
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            new.mkdir()
+            save_tensors(new / MODEL, checkpoint.model)
+            if checkpoint.ema is not None:
+                save_tensors(new / EMA, checkpoint.ema)
+            save_tensors(new / TRAINING, checkpoint.optimizer, checkpoint.progress)
+            files = {path.name: _fingerprint(path) for path in sorted(new.iterdir())}
+            write_text(
+                new / MANIFEST, json.dumps({"step": checkpoint.progress["step"], "files": files}, indent=1) + "\n"
+            )
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        # At every moment between these renames last or previous is there, whole.
+        if last.exists():
+            if previous.exists():
+                previous.rename(old)
+            last.rename(previous)
+        new.rename(last)
+        sync_folder(self.checkpoints)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def save_best(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Write the weights of the best evaluation so far, atomically."""
+        (self.checkpoints / BEST).mkdir(parents=True, exist_ok=True)
+        save_tensors(self.checkpoints / BEST / MODEL, weights, about)
+
+    def find(self, say: Callable[[str], None]) -> str | None:
+        """Name of the newest whole checkpoint, None if none was written yet.
+
+        A damaged one is named through ``say`` and set aside as ``damaged``, so that it cannot push a whole one out.
+
+        Raises:
+            UserError: there are checkpoints, and all of them are damaged.
+        """
+        problems = []
+        for name in (LAST, PREVIOUS):
+            folder = self.checkpoints / name
+            if not folder.is_dir():
+                continue
+            problem = damage(folder)
+            if problem is None:
+                return name
+            problems.append(f"checkpoint {folder} is damaged: {problem}")
+            say(problems[-1])
+            if name == LAST:
+                aside = self.checkpoints / DAMAGED
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+        if problems:
+            raise UserError(f"{'; '.join(problems)}; no whole checkpoint is left, start anew with another --out")
+        return None
+
+    def load(self, name: str) -> Checkpoint:
+        """The checkpoint of this name, which ``find`` gave."""
+        folder = self.checkpoints / name
+        model, _ = load_tensors(folder / MODEL)
+        ema = load_tensors(folder / EMA)[0] if (folder / EMA).is_file() else None
+        optimizer, progress = load_tensors(folder / TRAINING)
+        return Checkpoint(model, ema, optimizer, progress)
+
+    # ----------------------------------------------------------------------------------------------------- metrics
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines of steps that the checkpoint does not have: they will be written again."""
+        if self.metrics.is_file():
+            kept = [json.dumps(line) + "\n" for line in self.read_metrics() if line["step"] <= step]
+            write_text(self.metrics, "".join(kept))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
+        lines: list[dict[str, Any]] = []
+        if self.metrics.is_file():
+            for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    line = json.loads(text)
+                except json.JSONDecodeError:
+                    break
+                if not isinstance(line, dict) or "step" not in line:
+                    break
+                lines.append(line)
+        return lines
+
+
+def best_weights(run: Path | str) -> Path:
+    """The file of weights to use of a run: the best, else the newest average, else the newest weights."""
+    folder = RunFolder(run)
+    folder.require_run()
+    for name in (f"{BEST}/{MODEL}", f"{LAST}/{EMA}", f"{LAST}/{MODEL}", f"{PREVIOUS}/{EMA}", f"{PREVIOUS}/{MODEL}"):
+        if (folder.checkpoints / name).is_file():
+            return folder.checkpoints / name
+    raise UserError(f"{run} has no checkpoint yet; train it first, or go on with --resume")
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, None when every file is what the manifest says."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        for name, expected in files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+            if _fingerprint(path) != expected:
+                return f"the content of {name} has changed"
+        missing = [name for name in (MODEL, TRAINING) if name not in files]
+        return f"{MANIFEST} does not list {missing[0]}" if missing else None
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+
+
+@contextmanager
+def full_disk_is_one_line(folder: Path) -> Iterator[None]:
+    """Turns "no space left" into a ``UserError``, whoever met it: Python, or safetensors in its own words."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = isinstance(error, OSError) and error.errno in codes
+        if not full and any(f"(os error {code})" in str(error) for code in codes):
+            full = type(error).__name__ == "SafetensorError"
+        if not full:
+            raise
+        why = "; ".join(str(error).split("\n")[:1])
+        raise UserError(
+            f"the disk of {folder} is full or its quota is used up ({why}); what was saved before is whole: "
+            "free some space and go on with --resume"
+        ) from error
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -1,0 +1,445 @@
+"""The training loop of every task: from a recipe to a folder with weights and numbers.
+
+``fit`` is the whole story: prepare, then for each step train, log, evaluate, save. Every random choice is a function of
+(seed, step, process), and the learning rate one of the step. So a checkpoint needs the weights, their average, the
+optimiser's moments and a few counters, and a run that was killed at any moment goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ramify.data.seeding import mix_bits
+from ramify.errors import UserError
+from ramify.train.distributed import Processes
+from ramify.train.ema import Ema
+from ramify.train.folder import Checkpoint, RunFolder, full_disk_is_one_line
+from ramify.train.model import load_weights
+from ramify.train.optimizer import build_optimizer, set_lr
+from ramify.train.recipe import Recipe, check_resumable
+from ramify.train.report import Reporter
+from ramify.train.schedule import Schedule
+from ramify.train.signals import stop_signals
+from ramify.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from ramify.train.tasks import build_task
+
+_ASK_EVERY = 10
+"""Steps between two questions to the other processes whether somebody wants to stop."""
+
+
+@dataclass
+class Progress:
+    """Where a run is; goes into the checkpoint as JSON, which keeps floats to the last bit."""
+
+    step: int = 0
+    """Optimiser steps done."""
+    seconds: float = 0.0
+    """Time spent so far, over all the times the run was resumed."""
+    best: float | None = None
+    """Best value of the task's metric."""
+    best_step: int | None = None
+    window: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of the steps since the last line of metrics."""
+    num_ema_updates: int = 0
+
+
+@dataclass
+class Result:
+    """What ``fit`` came to."""
+
+    folder: Path
+    step: int
+    numbers: dict[str, float]
+    """Of the last evaluation."""
+    best: float | None
+    best_step: int | None
+
+
+def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = False) -> Result:
+    """Train what the recipe says and keep it in a folder that can be resumed after any interruption.
+
+    Uses the global random generators of Python, numpy and torch: the run owns its process. Under torchrun every
+    process calls this, and only the first one prints and writes. Ctrl-C and SIGTERM write a checkpoint after the step.
+
+    Args:
+        out: the run's folder; one that already holds a run is refused unless ``resume``.
+        resume: go on from the newest whole checkpoint in ``out``; where there is none, start from the beginning.
+        quiet: print nothing (files are written all the same).
+
+    Raises:
+        UserError: something the user can repair; what was saved before is whole.
+        KeyboardInterrupt: after a checkpoint was written because of Ctrl-C or SIGTERM.
+    """
+    processes = Processes(recipe.run.device, recipe.run.parallel)
+    folder = RunFolder(out)
+    quiet = quiet or not processes.is_main
+    threads = torch.get_num_threads()
+    try:
+        with _deterministic(recipe.run.deterministic), stop_signals(quiet) as stopped, full_disk_is_one_line(Path(out)):
+            if recipe.run.threads is not None:
+                torch.set_num_threads(recipe.run.threads)
+            trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
+            return trainer.run(stopped, quiet)
+    finally:
+        torch.set_num_threads(threads)
+        processes.close()
+
+
+class Trainer:
+    """One run: its task, data, model, optimiser and progress."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool):
+        """Everything that can go wrong without the other processes: folder, data, model."""
+        self.recipe, self.folder, self.processes = recipe, folder, processes
+        self.notes: list[str] = []
+        if folder.holds_run and not resume:
+            raise UserError(f"{folder.path} already holds a run; go on with it by --resume, or choose another --out")
+        if folder.holds_run:
+            check_resumable(folder.recipe(), recipe, folder.path)
+        elif resume:
+            self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
+
+        self.task = build_task(recipe)
+        train_set, val_set = self.task.build_dataset("train"), self.task.build_dataset("val")
+        share = {"rank": processes.rank, "world_size": processes.size}
+        self.skipped: dict[str, str] = {}
+        """Samples that could not be read, and why."""
+        self.train_loader = self.task.build_loader(train_set, True, **share, skipped=self.skipped)
+        self.val_loader = self.task.build_loader(val_set, False, **share, skipped=self.skipped)
+        if len(val_set) < processes.size:
+            raise UserError(f"{processes.size} processes cannot share {len(val_set)} validation samples; use fewer")
+        self.steps_per_epoch = len(self.train_loader) // recipe.run.accumulate
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"data.batch_size {recipe.data.batch_size} is larger than the training set of {len(train_set)} samples"
+            )
+        self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
+        self.data = self.task.describe(train_set)
+        self.model = self._build_model()
+        self.progress = Progress()
+
+    def _build_model(self) -> nn.Module:
+        run, settings = self.recipe.run, self.recipe.model
+        _seed(run.seed)  # the same fresh weights in every process
+        model = self.task.build_model(self.data)
+        if settings.weights is not None:
+            fresh = load_weights(model, settings.weights)
+            self.notes.append(f"weights from {settings.weights}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))
+        if run.grad_checkpointing:
+            if not hasattr(model, "set_grad_checkpointing"):
+                raise UserError(f"model {settings.name} cannot do run.grad_checkpointing; switch it off")
+            model.set_grad_checkpointing(True)  # type: ignore[operator]
+        model.to(self.processes.device)
+        if run.channels_last:
+            model.to(memory_format=torch.channels_last)
+        if run.compile:
+            model.compile()  # in place: the names in the checkpoint stay what they are
+        return model
+
+    # --------------------------------------------------------------------------------------------------- the story
+
+    def run(self, stopped: Any, quiet: bool) -> Result:
+        """All steps that are left."""
+        self.wrapped = self.processes.wrap(self.model)
+        self.optimizer = build_optimizer(self.model, self.recipe.optim)
+        self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
+        self._open_folder()
+        run, schedule, progress = self.recipe.run, self.schedule, self.progress
+        self.reporter = Reporter(
+            self.folder,
+            schedule.num_steps,
+            self.task.unit,
+            quiet=quiet,
+            tensorboard=run.tensorboard,
+            step=progress.step,
+        )
+        self._clock = self._logged_at = time.perf_counter()
+        self._logged_step, self._pause = progress.step, 0.0
+        self._losses: dict[str, list[Tensor]] = {}
+        self._introduce()
+        batches = self._batches()
+        try:
+            while progress.step < schedule.num_steps:
+                self.train_step(batches)
+                progress.step += 1
+                self.reporter.advance(progress.step)
+                is_last = progress.step == schedule.num_steps
+                evaluates = is_last or self._is_due(run.eval_every)
+                stops = not is_last and self._wants_to_stop(stopped)
+                saves = evaluates or stops or self._is_due(run.save_every, run.save_steps)
+                if is_last or progress.step % run.log_steps == 0:
+                    self.log()
+                if evaluates:
+                    self.evaluate()
+                if saves:
+                    self.save()
+                if stops:
+                    self._stop(f"stopped at step {progress.step} of {schedule.num_steps}; go on with --resume")
+            return self._result()
+        finally:
+            self.train_loader.close()
+            self.val_loader.close()
+            self.reporter.close()
+
+    def train_step(self, batches: Iterator[Any]) -> None:
+        """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
+        recipe, step = self.recipe, self.progress.step
+        parts = recipe.run.accumulate
+        _seed(recipe.run.seed, step, self.processes.rank)
+        self.wrapped.train()
+        set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
+        totals: dict[str, Tensor] = {}
+        for part in range(parts):
+            batch = self.task.to_device(next(batches), self.processes.device)
+            batch = self.task.prepare_batch(batch, step * parts + part)
+            with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
+                with self._autocast():
+                    loss, numbers = self.task.training_loss(self.wrapped, batch)
+                (loss / parts).backward()
+            for name, value in {"loss": loss.detach(), **numbers}.items():
+                totals[name] = totals.get(name, 0.0) + value.float() / parts
+        if self.processes.shards:
+            self.processes.sync_buffers(self.model)
+        limit = recipe.optim.clip if recipe.optim.clip is not None else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        totals["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.model)
+        for name, value in totals.items():  # tensors on the device: reading them here would wait for every step
+            self._losses.setdefault(name, []).append(value.detach())
+
+    def log(self) -> None:
+        """One line of metrics: means over the steps since the last one."""
+        self._read_losses()
+        progress, now = self.progress, time.perf_counter()
+        seconds = now - self._logged_at - self._pause
+        steps = progress.step - self._logged_step
+        line = self._line("train") | {name: sum(v) / len(v) for name, v in progress.window.items()}
+        line["lr"] = self.recipe.optim.lr * self.schedule.factor(progress.step - 1)
+        line["per_second"] = round(steps * self.recipe.data.batch_size / seconds, 1)
+        self.reporter.write(line, left=(self.schedule.num_steps - progress.step) * seconds / max(1, steps))
+        progress.window = {}
+        self._logged_at, self._logged_step, self._pause = now, progress.step, 0.0
+
+    def evaluate(self) -> None:
+        """Numbers on the validation set, of the averaged weights where they are kept; the best ones are saved."""
+        self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
+        began = time.perf_counter()
+        weights = self.ema.swapped_in(self.model) if self.ema is not None else _nothing()
+        with weights, self.processes.evaluating(self.model):
+            self.processes.sync_buffers(self.model)
+            found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
+        self._numbers = found
+        line = self._line("val") | found
+        if self.skipped:
+            line["skipped"] = len(self.skipped)
+        value = found[self.task.metric]
+        best = self.progress.best
+        if not math.isnan(value) and (best is None or value > best):
+            self.progress.best, self.progress.best_step = value, self.progress.step
+            tensors = full_tensors(self.ema.tensors if self.ema is not None else self.model.state_dict())
+            about = {"step": self.progress.step, self.task.metric: value}
+            self._on_main(lambda: self.folder.save_best(tensors, about))
+        self.reporter.write(line)
+        self._pause += time.perf_counter() - began
+
+    def save(self) -> None:
+        """Write a checkpoint; never one whose losses were not finite."""
+        self._read_losses()
+        began = time.perf_counter()
+        if self.ema is not None:
+            self.progress.num_ema_updates = self.ema.num_updates
+        progress = asdict(self.progress) | {"seconds": self._seconds()}
+        checkpoint = Checkpoint(
+            model=full_tensors(self.model.state_dict()),
+            ema=full_tensors(self.ema.tensors) if self.ema is not None else None,
+            optimizer=optimizer_tensors(self.model, self.optimizer),
+            progress=progress,
+        )
+        self._on_main(lambda: self.folder.save(checkpoint))
+        self._pause += time.perf_counter() - began
+
+    # --------------------------------------------------------------------------------------------------- the parts
+
+    def _open_folder(self) -> None:
+        """Start a new folder, or take over the state of the newest whole checkpoint in an old one."""
+        folder = self.folder
+        name = self.processes.from_main(lambda: folder.find(self.notes.append) if folder.holds_run else None)
+        if name is None:
+            if folder.holds_run:
+                self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
+            self._on_main(lambda: folder.start(self.recipe, self.data))
+        else:
+            checkpoint = self.processes.together(lambda: folder.load(name))
+            where = str(folder.checkpoints / name)
+            self.progress = Progress(**checkpoint.progress)
+            fill_tensors(self.model.state_dict(), checkpoint.model, where)
+            fill_optimizer(self.model, self.optimizer, checkpoint.optimizer)
+            if self.ema is not None and checkpoint.ema is not None:
+                fill_tensors(self.ema.tensors, checkpoint.ema, where)
+                self.ema.num_updates = self.progress.num_ema_updates
+            self.notes.append(f"going on from step {self.progress.step} ({where})")
+        self._on_main(lambda: folder.cut_metrics(self.progress.step))
+
+    def _introduce(self) -> None:
+        count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        say = self.reporter.say
+        for note in self.notes:
+            say(note)
+        if self.progress.step >= self.schedule.num_steps:
+            say(f"this run is finished: {self.progress.step} steps")
+            return
+        say(
+            f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
+            f"{self.recipe.data.batch_size} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
+            f"{self.processes.device.type}" + (f" x {self.processes.size}" if self.processes.size > 1 else "")
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        """Batches without end, from where the run is."""
+        epoch, done = divmod(self.progress.step, self.steps_per_epoch)
+        parts = self.recipe.run.accumulate
+        while True:
+            self.train_loader.set_epoch(epoch, done * parts)
+            for batch, _ in zip(self.train_loader, range((self.steps_per_epoch - done) * parts), strict=False):
+                yield batch
+            epoch, done = epoch + 1, 0
+
+    def _autocast(self) -> Any:
+        return autocast(self.recipe, self.processes.device)
+
+    def _read_losses(self) -> None:
+        """Move the numbers of recent steps into the progress, and stop at the first that is not finite."""
+        count = len(next(iter(self._losses.values()), []))
+        if not count:
+            return
+        names = list(self._losses)  # in the order of the first step, the same in every process
+        table = self.processes.mean(torch.stack([torch.stack(self._losses[name]) for name in names]))
+        self._losses = {}
+        for name, values in zip(names, table.tolist(), strict=True):
+            self.progress.window.setdefault(name, []).extend(values)
+        first = self.progress.step - count
+        for i in range(count):
+            for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
+                value = self.progress.window[name][len(self.progress.window[name]) - count + i]
+                if not math.isfinite(value):
+                    saved = self.folder.checkpoints / "last"
+                    kept = f"; the last good checkpoint is {saved}" if saved.is_dir() else ""
+                    self._fail(
+                        f"the {what} is {value} at step {first + i + 1}{kept}; lower optim.lr or set optim.clip, "
+                        "and RAMIFY_DEBUG=1 shows where it starts"
+                    )
+
+    def _is_due(self, epochs: float, steps: int | None = None) -> bool:
+        step = self.progress.step
+        by_epoch = epochs > 0 and step % max(1, round(epochs * self.steps_per_epoch)) == 0
+        return by_epoch or (steps is not None and step % steps == 0)
+
+    def _wants_to_stop(self, stopped: Any) -> bool:
+        if self.processes.size == 1:
+            return bool(stopped())
+        return self.progress.step % _ASK_EVERY == 0 and self.processes.any(stopped())
+
+    def _on_main(self, work: Any) -> None:
+        """Files are written by the first process; its failure ends all of them."""
+
+        def guarded() -> None:
+            with full_disk_is_one_line(self.folder.path):
+                if self.processes.is_main:
+                    work()
+
+        self.processes.together(guarded)
+
+    def _fail(self, message: str) -> None:
+        if self.processes.is_main:
+            raise UserError(message)
+        raise SystemExit(2)
+
+    def _stop(self, message: str) -> None:
+        self.reporter.say(message)
+        if self.processes.is_main:
+            raise KeyboardInterrupt
+        raise SystemExit(130)
+
+    def _seconds(self) -> float:
+        return self.progress.seconds + time.perf_counter() - self._clock
+
+    def _line(self, split: str) -> dict[str, Any]:
+        step = self.progress.step
+        epoch = round(self.schedule.epoch(step), 4)
+        return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
+
+    def _result(self) -> Result:
+        numbers = getattr(self, "_numbers", None)
+        if numbers is None:  # it was finished before
+            lines = [line for line in self.folder.read_metrics() if line["split"] == "val"]
+            numbers = {k: v for k, v in (lines or [{}])[-1].items() if k not in ("step", "epoch", "split", "time")}
+        progress = self.progress
+        return Result(self.folder.path, progress.step, numbers, progress.best, progress.best_step)
+
+
+def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, recipe: Recipe) -> dict[str, float]:
+    """The task's numbers over a loader, without gradients, the model left in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    loader.set_epoch(0)
+    batches = (task.to_device(batch, processes.device) for batch in loader)
+    try:
+        with torch.no_grad(), autocast(recipe, processes.device):
+            found = task.evaluate(model, batches, processes.gather)
+    finally:
+        model.train(was_training)
+    return {name: float(value) for name, value in found.items()}
+
+
+def autocast(recipe: Recipe, device: torch.device) -> Any:
+    """The recipe's precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.run.precision == "bf16")
+
+
+def _seed(*words: int) -> None:
+    """Set the global generators of Python, numpy and torch (every device)."""
+    bits = mix_bits(*words)
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
+    torch.manual_seed(bits & (2**63 - 1))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    options: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, benchmark = options.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        options.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark

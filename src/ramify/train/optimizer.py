@@ -1,0 +1,67 @@
+"""AdamW with timm's parameter groups, and with ours where the model has points or curvatures among its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ramify.geometry import curvature_parameters, manifold_of, mark_points
+from ramify.train.recipe import OptimSettings
+
+
+def param_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
+    """timm's groups (decay or not, layer by layer), with points and curvatures split off into groups of their own.
+
+    Every group has ``lr_scale``, its learning rate relative to the schedule's. The model's ``no_weight_decay()`` and
+    ``group_matcher()`` are honoured. Points and curvatures are never decayed.
+    """
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    mark_points(model)
+    ask = getattr(model, "no_weight_decay", None)
+    excluded = ask() if callable(ask) else ()
+    if settings.layer_decay is not None:
+        groups = param_groups_layer_decay(
+            model, settings.weight_decay, no_weight_decay_list=excluded, layer_decay=settings.layer_decay
+        )
+    else:
+        groups = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded)
+    curvatures = {id(p) for p in curvature_parameters(model)}
+    rates = {"points": settings.point_lr, "curvature": settings.curvature_lr}
+    result = []
+    for group in groups:
+        members: dict[str, list[nn.Parameter]] = {"plain": [], "points": [], "curvature": []}
+        for p in group["params"]:
+            kind = "curvature" if id(p) in curvatures else "points" if manifold_of(p) is not None else "plain"
+            members[kind].append(p)
+        for kind, params in members.items():
+            if params:
+                scale = group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
+                decay = group["weight_decay"] if kind == "plain" else 0.0
+                result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
+    return result
+
+
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
+    """``torch.optim.AdamW``, or :class:`ramify.optim.RiemannianAdamW` when some parameter is a point."""
+    groups = param_groups(model, settings)
+    if not groups:
+        raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    parameters = [p for group in groups for p in group["params"]]
+    # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
+    fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
+    if any(group["kind"] == "points" for group in groups):
+        from ramify.optim import RiemannianAdamW
+
+        return RiemannianAdamW(groups, **options)
+    return torch.optim.AdamW(groups, fused=fused or None, **options)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its share of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]

@@ -1,0 +1,124 @@
+"""Classification of pictures, with the hierarchy above the classes where the dataset knows one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.data.sample import Sample
+from ramify.errors import UserError
+from ramify.train.model import create_model
+from ramify.train.recipe import Recipe
+from ramify.train.task import Task
+from ramify.tree import Tree
+
+Batch = dict[str, Tensor]
+
+
+class Classify(Task):
+    """Cross entropy with label smoothing, Mixup and CutMix; top-1, top-5 and how bad the mistakes are."""
+
+    metric = "top1"
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        self._mixer: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
+        self._tree: Tree | None = None
+
+    def describe(self, dataset: Any) -> dict[str, Any]:
+        """Class names, and the hierarchy above them as parents (its first nodes are the classes)."""
+        if not dataset.classes:
+            raise UserError(f"data {self.recipe.data.name} has no classes of pictures to learn; choose another task")
+        tree = getattr(dataset, "tree", None)
+        found = super().describe(dataset)
+        if tree is not None:
+            found["tree"] = {
+                "parent": tree.parent.tolist(),
+                "label": list(tree.label) if tree.label is not None else None,
+            }
+        return found
+
+    def build_model(self, data: dict[str, Any]) -> nn.Module:
+        num_classes = len(data["classes"])
+        if data.get("tree") is not None:
+            self._tree = Tree(np.asarray(data["tree"]["parent"]), label=data["tree"]["label"])
+        augment = self.recipe.data.augment
+        if augment.mixes:
+            from ramify.data.transforms import Mixer
+
+            smoothing = self.recipe.loss.label_smoothing
+            self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
+        return create_model(self.recipe.model, num_classes=num_classes)
+
+    def transform(self, train: bool) -> Callable[..., Any]:
+        from ramify.data.transforms import eval_transform, train_transform
+
+        data = self.recipe.data
+        if train:
+            return train_transform(data.augment, data.size, "classify", mean=data.mean, std=data.std)
+        return eval_transform(data.size, "classify", mean=data.mean, std=data.std, crop_pct=data.crop_pct)
+
+    def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
+        labels = [-1 if sample.label is None else sample.label for sample in samples]
+        return self.pack(torch.stack([sample.image for sample in samples]), torch.tensor(labels))
+
+    def pack(self, images: Tensor, labels: Tensor) -> Batch:
+        """The batch of pictures that lie in memory: (B, 3, S, S) and (B,)."""
+        return {"image": images, "label": labels}
+
+    def prepare_batch(self, batch: Batch, step: int) -> Batch:
+        if self._mixer is None:
+            return batch
+        images, target = self._mixer(batch["image"], batch["label"], step)
+        return {"image": images, "label": batch["label"], "target": target}
+
+    def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = model(batch["image"]).float()
+        if "target" in batch:  # (B, K), smoothed by the mixer
+            return F.cross_entropy(logits, batch["target"]), {}
+        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.recipe.loss.label_smoothing)
+        return loss, {"top1": (logits.argmax(1) == batch["label"]).float().mean().detach()}
+
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        losses, guesses, labels = [], [], []
+        for batch in batches:
+            logits = model(batch["image"]).float()
+            losses.append(F.cross_entropy(logits, batch["label"], reduction="none"))
+            guesses.append(logits.topk(min(5, logits.shape[1])).indices)
+            labels.append(batch["label"])
+        loss, guess, label = (gather(torch.cat(parts)).cpu() for parts in (losses, guesses, labels))
+        right = guess == label[:, None]
+        found = {
+            "loss": loss.double().mean().item(),
+            "top1": right[:, 0].double().mean().item(),
+            "top5": right.any(1).double().mean().item(),
+        }
+        if self._tree is not None:
+            found |= hierarchical_accuracy(self._tree, guess[:, 0].numpy(), label.numpy())
+        return found
+
+
+def hierarchical_accuracy(tree: Tree, guess: np.ndarray, label: np.ndarray) -> dict[str, float]:
+    """How far up guess and label part: accuracy among the ancestors, and the severity of mistakes.
+
+    ``top1_up{k}`` counts a guess as right when it lies below the label's k-th ancestor; a label that has fewer
+    ancestors is asked for its highest one. A root that all classes share is left out. ``mistake_height`` is the mean
+    number of edges from the label up to the lowest common ancestor, over the wrong guesses; 0 when there are none.
+    """
+    depth = np.append(tree.depth, -1)  # -1, "no common ancestor", lies one edge above the roots
+    meet = depth[label] - depth[tree.lca(guess, label)]
+    one_root = int((tree.parent < 0).sum() == 1)
+    highest = np.maximum(depth[label] - one_root, 0)
+    found = {
+        f"top1_up{k}": float((meet <= np.minimum(k, highest)).mean()) for k in range(1, int(highest.max(initial=0)) + 1)
+    }
+    wrong = meet > 0
+    found["mistake_height"] = float(meet[wrong].mean()) if wrong.any() else 0.0
+    return found
