@@ -264,6 +264,55 @@ def test_learnable_curvature_survives_bad_rows(model: str, kind: str) -> None:
     torch.testing.assert_close(in_c.double().reshape(()), true_c, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [2, 5, 64, 768])
+@pytest.mark.parametrize("space", [lorentz, poincare])
+def test_the_exterior_angle_on_the_ray_has_zero_gradient(space, dim: int, dtype: torch.dtype) -> None:
+    """On the ray through ``x`` the angle has a kink, and any direction that rounding leaves would be a wrong one."""
+    g, seed = generator()
+    x = torch.randn(500, dim, generator=g)
+    x = (x / x.norm(dim=-1, keepdim=True) * (0.05 + 0.35 * torch.rand(500, 1, generator=g))).to(dtype)
+    for factor, expected in ((-1.0, math.pi), (0.5, math.pi), (-0.25, math.pi), (2.0, 0.0)):  # exact in every dtype
+        a, b = x.clone().requires_grad_(), (factor * x).requires_grad_()
+        angle = space.exterior_angle(a, b, 1.3)
+        assert (angle.double() - expected).abs().max() <= 2e-7, f"seed={seed}"
+        for grad in torch.autograd.grad(angle.sum(), (a, b)):
+            assert not grad.any(), f"factor {factor}: {grad.abs().max():.3g}, seed={seed}"
+
+
+@pytest.mark.parametrize("dim", [2, 5, 64])
+@pytest.mark.parametrize("space", [lorentz, poincare])
+def test_the_exterior_angle_next_to_the_ray_keeps_its_gradient(space, dim: int) -> None:
+    """The zero belongs to the ray alone: one float32 step away from it the gradient is the one float64 finds."""
+    g, seed = generator()
+    x = torch.randn(500, dim, generator=g)
+    x = x / x.norm(dim=-1, keepdim=True) * (0.05 + 0.7 * torch.rand(500, 1, generator=g))
+    y = (-x).clone()
+    y[:, 0] = torch.nextafter(y[:, 0], torch.full((), math.inf))
+    found, true = ([t.requires_grad_() for t in (x.to(d), y.to(d))] for d in (torch.float32, torch.float64))
+    found, true = (torch.autograd.grad(space.exterior_angle(*p, 1.3).sum(), p) for p in (found, true))
+    for f, t in zip(found, true, strict=True):
+        assert (t.norm(dim=-1) > 0.1).all(), f"seed={seed}"
+        assert ((f.double() - t).norm(dim=-1) <= 1e-5 * t.norm(dim=-1)).all(), f"seed={seed}"
+
+
+@pytest.mark.parametrize("c", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("space", [lorentz, poincare])
+def test_the_half_aperture_keeps_its_digits_where_the_cone_is_widest(space, c: float) -> None:
+    """Close to ``s|x| = 2K`` (K in the ball) the aperture bends away from pi/2 like a square root."""
+    g, seed = generator()
+    c = float(torch.tensor(c))
+    widest = 0.2 if space is lorentz else (math.sqrt(1 + 4 * 0.01) - 1) / 0.2
+    x = torch.randn(4000, 5, generator=g, dtype=torch.float64)
+    excess = 10 ** (-7 * torch.rand(4000, 1, generator=g, dtype=torch.float64))
+    x = (widest * (1 + excess) / math.sqrt(c) * x / x.norm(dim=-1, keepdim=True)).float().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    value, true = space.half_aperture(x, c), space.half_aperture(exact, c)
+    assert (true < math.pi / 2).any() and (value.double() - true).abs().max() <= 2e-7, f"seed={seed}"
+    (grad,), (true_grad,) = torch.autograd.grad(value.sum(), x), torch.autograd.grad(true.sum(), exact)
+    assert ((grad.double() - true_grad).norm(dim=-1) <= 1e-6 * true_grad.norm(dim=-1)).all(), f"seed={seed}"
+
+
 # ---- identities ------------------------------------------------------------------------------------------------------
 
 CURVATURES = (1e-3, 0.3, 1.0, 1e3)

@@ -35,6 +35,7 @@ from .numerics import (
     sinhc,
     sqnorm,
     strict_matmul,
+    transverse_norm,
     unit,
     wide,
 )
@@ -432,10 +433,11 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Angle at ``x`` between the ray that leaves the origin and the geodesic to ``y``, in [0, pi].
 
     Zero if ``y`` lies straight behind ``x``, ``pi`` towards the origin. At ``y = x`` it is 0 and at ``x = 0`` it is
-    ``pi/2``, both with zero gradient.
+    ``pi/2``, both with zero gradient; so is the gradient on the ray through ``x``, where the angle has a kink.
     """
     xh, along, across, _ = _radial_frame(x, y, c)
-    transverse = safe_norm(across)
+    shorter = torch.minimum(sqnorm(wide(y)), sqnorm(wide(y) - wide(x)))  # what `across` is a part of
+    transverse = transverse_norm(across, safe_sqrt(shorter.detach()))
     at_origin = (xh == 0).all(-1, keepdim=True)
     ok = ~at_origin & ((along != 0) | (transverse != 0))
     angle = torch.atan2(torch.where(ok, transverse, 0.0), torch.where(ok, along, 1.0))
@@ -445,9 +447,9 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("scalar")
 def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
     """Half aperture of the entailment cone at ``x``, ``asin(2K / (s|x|))``; ``pi/2`` for ``s|x| <= 2K``."""
-    z = root(c) * safe_norm(x)
+    z = root(wide(c)) * safe_norm(wide(x))  # float64: where the cone opens to a half space, asin has no bounded slope
     ok = ~(z <= 2 * K)
-    return torch.where(ok, torch.asin(2 * K / torch.where(ok, z, 4 * K)), math.pi / 2).squeeze(-1)
+    return torch.where(ok, torch.asin(2 * K / torch.where(ok, z, 4 * K)), math.pi / 2).squeeze(-1).to(x.dtype)
 
 
 @geometric("scalar")

@@ -44,6 +44,16 @@ def safe_norm(x: Tensor) -> Tensor:
     return safe_sqrt(sqnorm(x))
 
 
+def transverse_norm(across: Tensor, size: Tensor) -> Tensor:
+    """Length of the part ``across`` that projection left of a vector of length ``size``, both float64: (..., 1).
+
+    On the ray itself nothing is left but rounding, whose direction means nothing: there it is zero, with zero gradient,
+    which is in the middle of all slopes that meet at this kink.
+    """
+    length = safe_norm(across)
+    return torch.where(length <= 8 * torch.finfo(across.dtype).eps * size, 0.0, length)
+
+
 def safe_hypot(a: Tensor, b: Tensor) -> Tensor:
     """``sqrt(a^2 + b^2)`` without overflow; the gradient at (0, 0) is zero."""
     ok = (a != 0) | (b != 0)

@@ -32,6 +32,7 @@ from .numerics import (
     sqnorm,
     strict_matmul,
     tanhc,
+    transverse_norm,
     unit,
     wide,
 )
@@ -268,25 +269,35 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 @geometric("scalar")
 def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Angle at ``x`` between the ray from the origin and the geodesic to ``y``; as ``lorentz.exterior_angle``."""
-    x, y = _inside(x, c, "poincare.exterior_angle"), _inside(y, c, "poincare.exterior_angle")
+    dtype = x.dtype
+    x, y = wide(_inside(x, c, "poincare.exterior_angle")), wide(_inside(y, c, "poincare.exterior_angle"))
     r = safe_norm(x)
-    xh = unit(x, r)
-    w = _add(-x, y, c)  # the ball is conformal: angles at x are angles of this vector
-    along = dot(xh, w)
-    transverse = safe_norm(w - xh * along)
+    xh, q = unit(x, r), y - x
+    # The ball is conformal: angles at x are angles of (-x) (+) y, here without its positive denominator. Its part
+    # across the ray is that of y, or of q: the shorter of the two loses fewer digits.
+    from_y = sqnorm(y) < sqnorm(q)
+    nearer = torch.where(from_y, y, q)
+    across = nearer - xh * dot(xh, nearer)
+    gap = ball_gap(x, wide(c))
+    along = gap * dot(xh, q) - wide(c) * sqnorm(q) * r
+    transverse = gap * transverse_norm(across, safe_norm(nearer.detach()))
     ok = (r != 0) & ((along != 0) | (transverse != 0))
     angle = torch.atan2(torch.where(ok, transverse, 0.0), torch.where(ok, along, 1.0))
-    return torch.where(r != 0, angle, math.pi / 2).squeeze(-1)
+    return torch.where(r != 0, angle, math.pi / 2).squeeze(-1).to(dtype)
 
 
 @geometric("scalar")
 def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
-    """Half aperture of the entailment cone at ``x``, ``asin(K (1 - c|x|^2) / (s|x|))``, at most ``pi/2``."""
-    x = _inside(x, c, "poincare.half_aperture")
-    z = root(c) * safe_norm(x)
-    gap = ball_gap(x, c)
+    """Half aperture of the entailment cone at ``x``, ``asin(K (1 - c|x|^2) / (s|x|))``, at most ``pi/2``.
+
+    In float64 whatever the dtype: where the cone opens to a half space, the slope of ``asin`` is unbounded.
+    """
+    dtype = x.dtype
+    x, c = wide(_inside(x, c, "poincare.half_aperture")), wide(c)
+    z, gap = root(c) * safe_norm(x), ball_gap(x, c)
     ok = ~(z <= K * gap)
-    return torch.where(ok, torch.asin(K * torch.where(ok, gap, 0.5) / torch.where(ok, z, K)), math.pi / 2).squeeze(-1)
+    angle = torch.asin(K * torch.where(ok, gap, 0.5) / torch.where(ok, z, K))
+    return torch.where(ok, angle, math.pi / 2).squeeze(-1).to(dtype)
 
 
 @geometric("scalar")
