@@ -19,6 +19,10 @@ How to add a verb
        (files in this folder may import tyro, no others).
     2. Add a line to ``VERBS`` below.
 
+    A verb whose arguments tyro cannot read (``train``: a recipe may have free keys) gives its dataclass a class method
+    ``from_args(prog, args, yaml_path)``, which returns None after printing help; ``--print-config`` then prints the
+    field ``settings``.
+
 How to add a subverb (``ramify tree embed``)
     In ``ramify/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
 
@@ -44,6 +48,10 @@ from ramify.errors import UserError, suggest
 # not offered.
 VERBS: dict[str, str] = {
     "demo": "show the library at work on built-in data and write a page to open",
+    "train": "train what a recipe says: pictures, segments, objects",
+    "eval": "numbers of a trained run",
+    "models": "list the models that a recipe can name",
+    "export": "write a trained model as one file for other programs",
     "tree": "embed a hierarchy in hyperbolic space, measure embeddings",
     "bench": "time and check the library against its rivals in one run",
 }
@@ -154,11 +162,12 @@ def _run(command: Command, prog: str, args: list[str]) -> int:
 
     print_config = _take_flag(args, "--print-config")
     yaml_path = _take_value(args, "--config")
-    config = configs.parse(command, prog, args, yaml_path)
+    from_args = getattr(configs.config_class(command), "from_args", None)
+    config = from_args(prog, args, yaml_path) if from_args else configs.parse(command, prog, args, yaml_path)
     if config is None:  # help was printed
         return 0
     if print_config:
-        print(configs.to_yaml(config), end="")
+        print(configs.to_yaml(getattr(config, "settings", config)), end="")
         return 0
     return int(command(config) or 0)
 
