@@ -10,8 +10,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Functions and classes offered at the top, by the module they live in, e.g. {"explain": "ramify.explore"}.
-_SHORTCUTS: dict[str, str] = {}
+# Functions and classes offered at the top, by the module they live in.
+_SHORTCUTS: dict[str, str] = {"explain": "ramify.explore.explanation"}
 
 
 def _parts() -> list[str]:

@@ -40,6 +40,7 @@ class _Label:
     anchor: str  # start, middle or end
     size: float  # in pixels of the SVG
     bold: bool
+    below: bool  # hangs below its place instead of standing on it
 
 
 def branch_colors(tree: Tree) -> list[str]:
@@ -74,9 +75,16 @@ def _dot(tree: Tree, node: int) -> float:
 
 
 def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
-    """Names of inner nodes above their dots, names of leaves outward along the radius, smaller towards the rim."""
+    """Names of inner nodes above their dots, names of leaves outward along the radius, smaller towards the rim.
+
+    Where the children of a node go upwards its name goes below it: above, it would lie across theirs.
+    """
     if tree.label is None:
         return []
+    child = np.flatnonzero(tree.parent >= 0)
+    way = np.zeros((tree.num_nodes, 2))  # from each node to its children, added up
+    np.add.at(way, tree.parent[child], points[child] - points[tree.parent[child]])
+    below = (way[:, 1] > 0.5 * np.abs(way[:, 0])) & (tree.depth > 0)
     found = []
     for node, text in enumerate(tree.label):
         x, y = points[node]
@@ -88,9 +96,9 @@ def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
             push = 1 + gap / distance
             place = (x * push, y * push, turn + 180 if left else turn, "end" if left else "start")
         else:
-            place = (x, y + gap, 0.0, "middle")
+            place = (x, y - gap if below[node] else y + gap, 0.0, "middle")
         size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * room
-        found.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1)))
+        found.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
     return found
 
 
@@ -172,6 +180,13 @@ def svg_disk(
     return "".join(parts)
 
 
+def _down(label: _Label) -> str:
+    """How far the baseline of a name lies below its place."""
+    if label.anchor != "middle":
+        return "0.34em"
+    return "0.73em" if label.below else "0"
+
+
 def _svg_names(labels: list[_Label]) -> str:
     rows = []
     for label in labels:
@@ -180,7 +195,7 @@ def _svg_names(labels: list[_Label]) -> str:
         rows.append(
             f'<text data-node="{label.node}" '
             f'transform="translate({_px(label.x)} {_py(label.y)}) rotate({-label.turn:.1f})" '
-            f'text-anchor="{label.anchor}" dy="{"0" if label.anchor == "middle" else "0.34em"}" '
+            f'text-anchor="{label.anchor}" dy="{_down(label)}" '
             f'font-size="{label.size:.1f}"{weight}{hidden}>{escape(label.text)}</text>'
         )
     halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
@@ -259,7 +274,7 @@ def draw_disk(
             rotation=label.turn,
             rotation_mode="anchor",
             ha={"start": "left", "end": "right", "middle": "center"}[label.anchor],
-            va="baseline" if label.anchor == "middle" else "center_baseline",
+            va="center_baseline" if label.anchor != "middle" else "top" if label.below else "baseline",
             fontsize=label.size * points_per_pixel,
             fontweight="bold" if label.bold else "normal",
             color=INK,

@@ -38,7 +38,15 @@ document.querySelectorAll("svg.disk").forEach(svg => {
     return `${start}A${r} ${r} 0 0 ${(x2 - x1) * (cy - y1) - (y2 - y1) * (cx - x1) < 0 ? 1 : 0} ${end}`;
   }
 
+  // Which inner nodes have children that go upwards: their names go below them.
+  function namesBelow() {
+    const way = z.map(() => [0, 0]);
+    parent.forEach((p, k) => { if (p >= 0) { way[p][0] += z[k][0] - z[p][0]; way[p][1] += z[k][1] - z[p][1]; } });
+    return way.map(([x, y], k) => depth[k] > 0 && y > 0.5 * Math.abs(x));
+  }
+
   function place() {
+    const below = namesBelow();
     edges.forEach(e => { const k = +e.dataset.node; e.setAttribute("d", arc(...z[parent[k]], ...z[k])); });
     nodes.forEach(e => {
       const [x, y] = z[+e.dataset.node];
@@ -51,9 +59,9 @@ document.querySelectorAll("svg.disk").forEach(svg => {
       const turn = outward ? Math.atan2(y, x) * 180 / Math.PI + (left ? 180 : 0) : 0;
       const size = (leaf[k] ? 14 : [19, 17, 14.5][Math.min(depth[k], 2)]) * Math.min(1, (1 - d * d) / 0.05);
       e.setAttribute("transform",
-        `translate(${px(x * push)} ${py(outward ? y * push : y + gap)}) rotate(${(-turn).toFixed(1)})`);
+        `translate(${px(x * push)} ${py(outward ? y * push : below[k] ? y - gap : y + gap)}) rotate(${(-turn).toFixed(1)})`);
       e.setAttribute("text-anchor", outward ? (left ? "end" : "start") : "middle");
-      e.setAttribute("dy", outward ? "0.34em" : "0");
+      e.setAttribute("dy", outward ? "0.34em" : below[k] ? "0.73em" : "0");
       e.setAttribute("font-size", size.toFixed(1));
       e.setAttribute("display", size < SMALLEST ? "none" : "inline");
     });

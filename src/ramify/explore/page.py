@@ -51,7 +51,15 @@ class Section:
 
 
 def page(
-    path: Path | str, title: str, lead: str, sections: Iterable[Section], *, script: str = "", footer: str = ""
+    path: Path | str,
+    title: str,
+    lead: str,
+    sections: Iterable[Section],
+    *,
+    script: str = "",
+    style: str = STYLE,
+    top: str = "",
+    footer: str = "",
 ) -> Path:
     """Writes a self-contained page and gives its path.
 
@@ -59,6 +67,8 @@ def page(
         title: plain text. lead: a sentence or two below it, plain text.
         sections: what the page shows, in order.
         script: JavaScript put at the end of the page.
+        style: CSS, instead of the plain one.
+        top: HTML above the title, trusted as it is.
         footer: plain text.
     """
     body = "".join(
@@ -67,8 +77,8 @@ def page(
     html = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>"
-        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body><main>"
+        f'{top}<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}'
         f"{f'<footer>{escape(footer)}</footer>' if footer else ''}</main>"
         f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
