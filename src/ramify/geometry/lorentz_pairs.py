@@ -103,9 +103,9 @@ class _ArcCosh(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        far = z > 1e8  # from here on z + sqrt(z (z + 2)) is 2z + 1, in float64 too, and z^2 might overflow
-        near = torch.where(far, 0.0, z)
-        return quick_log1p(torch.where(far, 2 * z + 1, near + torch.sqrt(near * (near + 2))))
+        # z^2 might overflow. Beyond 1e18 the root is z itself, so the excess is added without it; a mask would cost more.
+        near = z.clamp_max(1e18)
+        return quick_log1p(z + (z - near) + torch.sqrt(near * (near + 2)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -60,7 +60,7 @@ def lorentz_attention(
     q, k, v = gemm_input(q), gemm_input(k), gemm_input(v)
     if q.dtype != k.dtype:
         q = q.to(k.dtype)
-    width = round_up(max(q.shape[-1], v.shape[-1]) + 1)  # fused kernels want multiples of 8
+    width = round_up(max(q.shape[-1], v.shape[-1]) + 1, q.device)
     t_q, _ = _time(q, c_q)
     _, e_k = _time(k, c)
     _, e_v = _time(v, c)

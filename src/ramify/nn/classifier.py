@@ -40,7 +40,7 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
     time_column = -s * torch.sinh(angle)  # (K, 1)
     if x.dtype == t.dtype:
-        width = round_up(x.shape[-1] + 1)
+        width = round_up(x.shape[-1] + 1, x.device)
         product = F.linear(append_time(x, t, width), append_time(matrix, time_column, width))
     else:  # in low precision the time stays out of the product, and so stays float32
         product = torch.addcmul(F.linear(x, matrix.to(x.dtype)).to(t.dtype), t, time_column.squeeze(-1))
