@@ -92,7 +92,7 @@ class RunFolder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         new, old = self.checkpoints / ".new", self.checkpoints / ".old"
         last, previous = self.checkpoints / LAST, self.checkpoints / PREVIOUS
-        for leftover in (new, old):  # of a kill
+        for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
             new.mkdir()
@@ -157,8 +157,13 @@ class RunFolder:
 
     # ----------------------------------------------------------------------------------------------------- metrics
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop the lines of steps that the checkpoint does not have: they will be written again."""
+    def tidy(self, step: int) -> None:
+        """Remove what a kill left behind, also lines of metrics after ``step``: they will be written again."""
+        for name in (".new", ".old"):
+            shutil.rmtree(self.checkpoints / name, ignore_errors=True)
+        for folder in (self.path, self.checkpoints / BEST):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
         if self.metrics.is_file():
             kept = [json.dumps(line) + "\n" for line in self.read_metrics() if line["step"] <= step]
             write_text(self.metrics, "".join(kept))

@@ -161,6 +161,7 @@ class Trainer:
             self.folder,
             schedule.num_steps,
             self.task.unit,
+            writes=self.processes.is_main,
             quiet=quiet,
             tensorboard=run.tensorboard,
             step=progress.step,
@@ -293,7 +294,7 @@ class Trainer:
                 fill_tensors(self.ema.tensors, checkpoint.ema, where)
                 self.ema.num_updates = self.progress.num_ema_updates
             self.notes.append(f"going on from step {self.progress.step} ({where})")
-        self._on_main(lambda: folder.cut_metrics(self.progress.step))
+        self._on_main(lambda: folder.tidy(self.progress.step))
 
     def _introduce(self) -> None:
         count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)

@@ -13,43 +13,57 @@ from ramify.train.folder import RunFolder
 
 
 class Reporter:
-    """Shows and writes the numbers of a run; only the first process has a loud one."""
+    """Shows and writes the numbers of a run.
 
-    def __init__(self, folder: RunFolder, num_steps: int, unit: str, *, quiet: bool, tensorboard: bool, step: int = 0):
-        self.folder, self.num_steps, self.unit, self.quiet = folder, num_steps, unit, quiet
+    Args:
+        writes: whether this process writes the files; only the first one does.
+        quiet: whether nothing is shown.
+        step: where the run is when it begins.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        num_steps: int,
+        unit: str,
+        *,
+        writes: bool = True,
+        quiet: bool = False,
+        tensorboard: bool = False,
+        step: int = 0,
+    ):
+        self.folder, self.num_steps, self.unit = folder, num_steps, unit
+        self.writes, self.shows = writes, writes and not quiet
         self._stack = contextlib.ExitStack()
         self._bar: Any = None
         self._board: Any = None
-        if quiet:
+        if not writes:
             return
         self._log = self._stack.enter_context((folder.path / "log.txt").open("a", encoding="utf-8"))
         self._metrics = self._stack.enter_context(folder.metrics.open("a", encoding="utf-8"))
         if tensorboard and find_spec("tensorboard") is not None:
             self._board = self._stack.enter_context(_board(folder, step))
-        if sys.stdout.isatty() and find_spec("rich") is not None:
+        if self.shows and sys.stdout.isatty() and find_spec("rich") is not None:
             self._open_bar(step)
 
     def _open_bar(self, step: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (
-            BarColumn(bar_width=None),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}"),
-        )
-        self._bar = self._stack.enter_context(Progress(*columns, TimeRemainingColumn(), transient=True))
+        note = TextColumn("{task.fields[note]}")
+        columns = (BarColumn(bar_width=None), TextColumn("{task.completed}/{task.total}"), note, TimeRemainingColumn())
+        self._bar = self._stack.enter_context(Progress(*columns, transient=True))
         self._task = self._bar.add_task("train", total=self.num_steps, completed=step, note="")
 
     def say(self, text: str) -> None:
         """A line for people, above the bar, and in log.txt."""
-        if self.quiet:
+        if not self.writes:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
         self._log.write(text + "\n")
         self._log.flush()
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        elif self.shows:
+            print(text, flush=True)
 
     def advance(self, step: int) -> None:
         """Move the bar."""
@@ -63,7 +77,7 @@ class Reporter:
             line: step, epoch, split, time and the numbers.
             left: seconds to the end of the run, if known.
         """
-        if self.quiet:
+        if not self.writes:
             return
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
