@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.tree import formats, layout, measure
+from ramify.tree import drawing, formats, layout, measure
 from ramify.tree.arrays import as_array, frozen, jumps, max_below, sum_below, sum_to_root
 
 __all__ = ["Tree"]
@@ -75,9 +75,9 @@ class Tree:
     mask_agreement = measure.mask_agreement
     largest_tau = layout.largest_tau
     sarkar = layout.sarkar
-    draw = layout.draw
-    text = layout.text
-    show = layout.show
+    draw = drawing.draw
+    text = drawing.text
+    show = drawing.show
 
     # ------------------------------------------------------------------ validation
     def _check_height(self, height: Any) -> np.ndarray:
