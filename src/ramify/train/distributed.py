@@ -42,6 +42,10 @@ class Processes:
         """Whether this process prints and writes."""
         return self.rank == 0
 
+    def __str__(self) -> str:
+        kind = "fsdp2" if self.shards else "ddp"
+        return self.device.type + (f" x {self.size} ({kind})" if self.size > 1 else "")
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as the training step calls it. Under FSDP2 the given model itself is sharded, in place.
 

@@ -307,7 +307,7 @@ class Trainer:
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
             f"{self.recipe.data.batch_size} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
-            f"{self.processes.device.type}" + (f" x {self.processes.size}" if self.processes.size > 1 else "")
+            f"{self.processes}"
         )
 
     def _batches(self) -> Iterator[Any]:
