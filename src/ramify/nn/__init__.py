@@ -7,6 +7,7 @@ are float32 at least. ``nn.RMSNorm``, ``nn.GELU``, ``nn.Dropout`` and their like
 
 from .attention import LorentzAttention, lorentz_attention
 from .classifier import LorentzMLR, PoincareMLR, lorentz_mlr, poincare_mlr
+from .cluster import ClusterAssignment, ClusterMixer
 from .embedding import ManifoldEmbedding
 from .fc import LorentzFC, PoincareFC, lorentz_fc, poincare_fc
 from .linear import (
@@ -23,6 +24,8 @@ from .residual import LorentzResidual, change_curvature, concat, lorentz_residua
 
 __all__ = [
     "LAYERS",
+    "ClusterAssignment",
+    "ClusterMixer",
     "LorentzAttention",
     "LorentzBatchNorm",
     "LorentzFC",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..geometry import Lorentz, Poincare
 from .attention import LorentzAttention
 from .classifier import LorentzMLR, PoincareMLR
+from .cluster import ClusterMixer
 from .embedding import ManifoldEmbedding
 from .fc import LorentzFC, PoincareFC
 from .linear import LorentzLinear, LorentzLinearBounded, MobiusLinear
@@ -113,9 +114,31 @@ def _attention(dtype: torch.dtype, batch: int) -> Example:
     return layer, (torch.randn(batch, 4, 6, dtype=dtype),)
 
 
+@_example("ClusterMixer")
+def _cluster_mixer(dtype: torch.dtype, batch: int) -> Example:
+    layer = ClusterMixer(3, 2, 2, (4, 4), 2, 2, 1, curvature=0.7, dtype=dtype)
+    return _with_bias(layer), (torch.randn(batch, 4, 4, 3, dtype=dtype),)
+
+
+@_example("ClusterMixer.padded")
+def _cluster_mixer_padded(dtype: torch.dtype, batch: int) -> Example:
+    # No window is one of the centres it is compared with: there the distance has a kink.
+    layer = ClusterMixer(2, 1, 2, (5, 3), 3, 2, 2, dtype=dtype)
+    return _with_bias(layer), (torch.randn(batch, 5, 3, 2, dtype=dtype),)
+
+
 @_example("ManifoldEmbedding")
 def _embedding(dtype: torch.dtype, batch: int) -> Example:
     return ManifoldEmbedding(7, 3, Lorentz(0.7), std=0.5, dtype=dtype), (torch.randint(0, 7, (batch,)),)
+
+
+def _with_bias(layer: ClusterMixer) -> nn.Module:
+    """The layer with position biases and points of a size that matters."""
+    for level in (layer.patch, layer.window):
+        if level is not None and level.position is not None:
+            nn.init.normal_(level.position.bias, std=0.3)
+    nn.init.normal_(layer.points_and_values.weight, std=0.5)
+    return layer
 
 
 def _with_offsets(layer: LorentzFC | PoincareFC | LorentzMLR | PoincareMLR) -> nn.Module:

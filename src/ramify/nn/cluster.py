@@ -1,0 +1,301 @@
+"""Token mixing by clustering: patches around centres inside windows, windows around centres of the whole map.
+
+The arithmetic of one level is in ``cluster_level``, the cut into windows in ``windows``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry import lorentz
+from ..geometry.numerics import cap_norm
+from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
+from .common import wide
+from .windows import Size, Windows, cover, cut, divides, join, plan, pool, pooling_weights, spread
+
+
+class MapNorm(nn.Module):
+    """Group normalisation with one group for channels-last maps: one mean and variance per sample.
+
+    Shape:
+        (B, H, W, C) -> (B, H, W, C)
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, **factory: Any):
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(dim, **factory))
+
+    def reset_parameters(self) -> None:
+        """Set weight to one and bias to zero."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x.permute(0, 3, 1, 2), 1, self.weight, self.bias, self.eps).permute(0, 2, 3, 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+@dataclass(frozen=True)
+class ClusterAssignment:
+    """What one mixer clustered: B images, ``H'`` heads, a map of H x W patches cut into windows.
+
+    With soft assignment the rows (last axis) of ``patch`` and ``window`` sum to one; with hard assignment they hold a
+    single one. ``M`` and ``m`` count centres row by row of their grids.
+    """
+
+    windows: Windows
+    """The cut: map size, grid of windows, window size, offset."""
+    patch: Tensor
+    """(B, H', H, W, M) of each patch to the M centres of its own window."""
+    patch_grid: Size
+    """Rows and columns of the centres inside a window; their product is M."""
+    patch_centres: Tensor
+    """(B, H', rows, columns, M, d) embeddings of the patch-level centres of every window."""
+    window: Tensor | None
+    """(B, H', rows, columns, m) of each window to the m centres of the map, None without a window level."""
+    window_grid: Size | None
+    """Rows and columns of the centres of the map; their product is m."""
+    window_points: Tensor | None
+    """(B, H', rows, columns, d) the windows as vectors, clipped tangent vectors at the origin if hyperbolic."""
+    window_centres: Tensor | None
+    """(B, H', m, d) likewise the centres of the map."""
+    curvature: float | None
+    """``c`` of the window level (its sectional curvature is ``-c``), None if it is Euclidean or absent."""
+    stage: int = 0
+    block: int = 0
+    """Index of the stage, and of the block within it."""
+
+    def lorentz_centres(self) -> Tensor | None:
+        """Window-level centres as Lorentz points by their space components, (B, H', m, d); None unless hyperbolic."""
+        return self._lorentz(self.window_centres)
+
+    def lorentz_points(self) -> Tensor | None:
+        """Windows as Lorentz points by their space components, (B, H', rows, columns, d); None unless hyperbolic."""
+        return self._lorentz(self.window_points)
+
+    def _lorentz(self, tangent: Tensor | None) -> Tensor | None:
+        if tangent is None or self.curvature is None:
+            return None
+        return lorentz.expmap0(tangent, self.curvature)
+
+    def labels(self) -> Tensor:
+        """Number of each patch's most likely centre among all centres of the map, (B, H', H, W)."""
+        (height, width), (wy, wx), (top, left) = self.windows.size, self.windows.window, self.windows.offset
+        rows = (torch.arange(height, device=self.patch.device) + top) // wy
+        columns = (torch.arange(width, device=self.patch.device) + left) // wx
+        window = rows.unsqueeze(1) * self.windows.grid[1] + columns
+        return window * self.patch.shape[-1] + self.patch.argmax(-1)
+
+
+class ClusterMixer(nn.Module):
+    """Mix the patches of a map through two levels of clusters, then project back to the width of the map.
+
+    Patch level: the map is cut into ``fold x fold`` windows, each clusters its patches around centres pooled inside it.
+    Window level: every window is one point, the mean of its patches, and is clustered around centres pooled over the
+    whole map; the result is handed to all patches of the window. Linear in the number of patches.
+
+    Args:
+        dim: channels of the map. num_heads, head_dim: width of both levels is their product.
+        size: height and width of the map that the position bias is made for; other sizes are interpolated.
+        fold: windows per side of that map.
+        patch_centres: patch-level centres per side of a window, at most one per patch.
+        window_centres: window-level centres per side of the map, at most one per window; 0 for no window level.
+        scaling: what grows with the map, the "window" (``fold`` is kept) or the "fold" (window size is kept).
+        shifted: cut half a window further up and left.
+        patch_geometry, window_geometry: "euclidean" (cosine) or "hyperbolic" (minus the Lorentz distance).
+        assignment: "soft", or "hard" as in Context Cluster (see :func:`hard_assignment`).
+        position_bias: add a learned bias to the similarities.
+        curvature: ``c > 0`` of the hyperbolic levels. learnable_curvature: learn it.
+        norm: normalise the two results before the projection. alpha: initial factor of the similarities.
+        clip: longest tangent vector of the hyperbolic levels.
+
+    Shape:
+        (B, H, W, dim) or (H, W, dim) -> the same
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        size: Size,
+        fold: int = 1,
+        patch_centres: int = 2,
+        window_centres: int = 0,
+        *,
+        scaling: Literal["window", "fold"] = "window",
+        shifted: bool = False,
+        patch_geometry: Geometry = "euclidean",
+        window_geometry: Geometry = "hyperbolic",
+        assignment: Literal["soft", "hard"] = "soft",
+        position_bias: bool = True,
+        curvature: float = 1.0,
+        learnable_curvature: bool = False,
+        norm: bool = True,
+        alpha: float = 1.0,
+        clip: float = 1.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        for key, value in {"dim": dim, "num_heads": num_heads, "head_dim": head_dim, "fold": fold}.items():
+            if value < 1:
+                raise ValueError(f"{name}: {key} must be 1 or more, got {value}")
+        if patch_centres < 1 or window_centres < 0:
+            raise ValueError(
+                f"{name}: expected patch_centres of 1 or more and window_centres of 0 (no window level) or more, "
+                f"got {patch_centres} and {window_centres}"
+            )
+        if shifted and window_centres:
+            raise ValueError(f"{name}: shifted windows replace the window level; set window_centres=0")
+        if clip <= 0:
+            raise ValueError(f"{name}: clip must be positive, got {clip}")
+        require_choice(name, "scaling", scaling, ("window", "fold"))
+        require_choice(name, "patch_geometry", patch_geometry, GEOMETRIES)
+        require_choice(name, "window_geometry", window_geometry, GEOMETRIES)
+        require_choice(name, "assignment", assignment, ASSIGNMENTS)
+        factory = {"device": device, "dtype": dtype}
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        self.fold, self.scaling, self.shifted = fold, scaling, shifted
+        self.max_patch_centres, self.max_window_centres = patch_centres, window_centres
+        self.window_size = plan(size, fold=(fold, fold)).window
+        windows = self.windows(size)
+        inner = num_heads * head_dim
+        level = {
+            "assignment": assignment,
+            "position_bias": position_bias,
+            "curvature": curvature,
+            "learnable_curvature": learnable_curvature,
+            "alpha": alpha,
+            "clip": clip,
+            **factory,
+        }
+        self.points_and_values = nn.Linear(dim, 2 * inner, **factory)
+        self.patch = ClusterLevel(num_heads, *self._patch_layout(windows), geometry=patch_geometry, **level)
+        self.window: ClusterLevel | None = None
+        if window_centres:
+            self.window = ClusterLevel(num_heads, *self._window_layout(windows), geometry=window_geometry, **level)
+        width = inner * (2 if window_centres else 1)
+        self.norm = MapNorm(width, **factory) if norm else nn.Identity()
+        self.proj = nn.Linear(width, dim, **factory)
+
+    def reset_parameters(self) -> None:
+        """Draw the projections and set everything else back."""
+        for module in (self.points_and_values, self.patch, self.window, self.norm, self.proj):
+            if isinstance(module, (nn.Linear, ClusterLevel, MapNorm)):
+                module.reset_parameters()
+
+    def windows(self, size: Size) -> Windows:
+        """How a map of this size is cut."""
+        if self.scaling == "fold":
+            return plan(size, window=self.window_size, shifted=self.shifted)
+        return plan(size, fold=(self.fold, self.fold), shifted=self.shifted)
+
+    def _patch_layout(self, windows: Windows) -> tuple[Size, Size, Size]:
+        most = self.max_patch_centres
+        return windows.grid, windows.window, (min(most, windows.window[0]), min(most, windows.window[1]))
+
+    def _window_layout(self, windows: Windows) -> tuple[Size, Size, Size]:
+        most = self.max_window_centres
+        return (1, 1), windows.grid, (min(most, windows.grid[0]), min(most, windows.grid[1]))
+
+    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
+        """The mixed map; with a list given as ``record``, what was clustered is appended to it."""
+        if x.dim() == 3:
+            return self.forward(x.unsqueeze(0), record).squeeze(0)
+        if x.dim() != 4 or x.shape[-1] != self.dim:
+            raise ValueError(
+                f"{type(self).__name__}: expected a map (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
+            )
+        windows = self.windows((x.shape[1], x.shape[2]))
+        both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
+        parts = cut(both, windows, 2, self.num_heads)  # (2, B, S, H', N, d)
+        layout = self._patch_layout(windows)
+        inside = reached = None
+        if not windows.is_padded and divides(layout[2], windows.window):
+            cells = (windows.grid[0] * layout[2][0], windows.grid[1] * layout[2][1])
+            coarse = pool(both, cells)  # every window's centres side by side: a coarser map
+            centres = cut(coarse, Windows(cells, windows.grid, layout[2]), 2, self.num_heads)
+        else:
+            weights = pooling_weights(windows, layout[2], both.dtype, both.device).unsqueeze(1)  # (S or 1, 1, M, N)
+            centres, coarse = weights @ parts, both
+            if windows.is_padded:
+                inside = cover(windows, both.device)[:, None, :, None]
+                reached = (weights.sum(-1) > 0).unsqueeze(-2)
+        mixed, assign = self.patch(parts[0], parts[1], centres[0], centres[1], layout, inside, reached)
+        mixed = join(mixed, windows)
+        seen: dict[str, Any] = {}
+        if self.window is not None:
+            source = coarse if divides(self._window_layout(windows)[2], (coarse.shape[1], coarse.shape[2])) else both
+            over_windows = self._mix_windows(parts, source, windows, inside, None if record is None else seen)
+            mixed = torch.cat([spread(over_windows, windows), mixed], -1)
+        if record is not None:
+            record.append(self._recorded(windows, layout, assign, centres[0], seen))
+        return self.proj(self.norm(mixed))
+
+    def _mix_windows(
+        self, parts: Tensor, source: Tensor, windows: Windows, inside: Tensor | None, seen: dict[str, Any] | None
+    ) -> Tensor:
+        """The window level, its centres pooled from ``source``: one vector per window, (B, rows, columns, H' d)."""
+        assert self.window is not None
+        layout = self._window_layout(windows)
+        (ny, nx), (my, mx) = windows.grid, layout[2]
+        if inside is None:
+            means = parts.mean(-2)
+        else:
+            means = parts.sum(-2) / inside.sum(-2).to(parts.dtype)  # padding is zero and not counted
+        points = means.transpose(2, 3).unsqueeze(2)  # (2, B, 1, H', S, d): one region, whose points are the windows
+        centres = cut(pool(source, (my, mx)), Windows((my, mx), (1, 1), (my, mx)), 2, self.num_heads)
+        mixed, assign = self.window(points[0], points[1], centres[0], centres[1], layout)
+        if seen is not None:
+            level = self.window
+            seen["window"] = _rows_of_one(assign[:, 0], level).unflatten(2, (ny, nx))
+            seen["window_grid"] = (my, mx)
+            seen["window_points"] = _embedding(points[0, :, 0], level).unflatten(2, (ny, nx))
+            seen["window_centres"] = _embedding(centres[0, :, 0], level)
+            seen["curvature"] = _curvature(level)
+        return mixed[:, 0].transpose(1, 2).reshape(mixed.shape[0], ny, nx, self.num_heads * self.head_dim)
+
+    def _recorded(
+        self, windows: Windows, layout: tuple[Size, Size, Size], assign: Tensor, centres: Tensor, seen: dict[str, Any]
+    ) -> ClusterAssignment:
+        num_centres = assign.shape[-1]
+        flat = join(_rows_of_one(assign, self.patch), windows)  # (B, H, W, H' M)
+        absent = {"window": None, "window_grid": None, "window_points": None, "window_centres": None, "curvature": None}
+        return ClusterAssignment(
+            windows=windows,
+            patch=flat.unflatten(-1, (self.num_heads, num_centres)).permute(0, 3, 1, 2, 4),
+            patch_grid=layout[2],
+            patch_centres=_embedding(centres, self.patch).transpose(1, 2).unflatten(2, windows.grid),
+            **(absent | seen),
+        )
+
+    def extra_repr(self) -> str:
+        return f"fold={self.fold}, window={self.window_size}, scaling={self.scaling}, shifted={self.shifted}"
+
+
+def _rows_of_one(assign: Tensor, level: ClusterLevel) -> Tensor:
+    """The assignment as shown: a hard one without its weights."""
+    return F.one_hot(assign.argmax(-1), assign.shape[-1]).to(assign.dtype) if level.is_hard else assign
+
+
+def _curvature(level: ClusterLevel) -> float | None:
+    if level.manifold is None:
+        return None
+    c = level.manifold.c
+    return float(c.detach()) if isinstance(c, Tensor) else c
+
+
+def _embedding(vectors: Tensor, level: ClusterLevel) -> Tensor:
+    """Points or centres as the level compares them: clipped if they are tangent vectors."""
+    return wide(vectors) if level.manifold is None else cap_norm(wide(vectors), level.clip)

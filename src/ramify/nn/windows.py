@@ -1,0 +1,162 @@
+"""Maps cut into windows, and the averages over parts of a map that clustering starts from.
+
+Maps are (B, H, W, C), channels last. Everything here is a view, one copy, or a matrix product: nothing depends on
+values, so it compiles, exports and batches, and its gradients are deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a map is cut: patch (y, x) lies in window ``((y + offset[0]) // window[0], (x + offset[1]) // window[1])``.
+
+    Where the windows do not fill the map exactly, those at the border reach beyond it. The cells outside belong to the
+    window's shape and to nothing else: they are in no mean, no assignment and no result.
+    """
+
+    size: Size
+    """Height and width of the map, in patches."""
+    grid: Size
+    """Number of windows, down and across."""
+    window: Size
+    """Height and width of a window, in patches."""
+    offset: Size = (0, 0)
+    """Rows above and columns left of the map that the first windows have; not zero for shifted windows."""
+
+    @property
+    def num_windows(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some windows reach beyond the map."""
+        return (self.grid[0] * self.window[0], self.grid[1] * self.window[1]) != self.size
+
+    def margins(self) -> tuple[int, int, int, int]:
+        """Columns left and right, rows above and below the map, in the order of ``F.pad``."""
+        (height, width), (top, left) = self.size, self.offset
+        below, right = self.grid[0] * self.window[0] - height - top, self.grid[1] * self.window[1] - width - left
+        return left, right, top, below
+
+
+def plan(size: Size, fold: Size | None = None, window: Size | None = None, shifted: bool = False) -> Windows:
+    """Windows for a map: as few and as equal as possible, none of them empty.
+
+    Args:
+        size: height and width of the map.
+        fold: cut into at most this many windows down and across. Their height is ``ceil(height / fold)``; a map that
+            this does not divide may need fewer windows than ``fold`` and has padding in the last ones.
+        window: instead of ``fold``, the height and width of the windows (cut down to the map).
+        shifted: move the cut by half a window, as in every second block of Swin. The map is not rolled around: there is
+            one more window in each direction, and those at the border hold less of the map.
+    """
+    if (fold is None) == (window is None):
+        raise ValueError("plan: give either fold or window")
+    parts = [_plan_axis(n, fold and fold[i], window and window[i], shifted) for i, n in enumerate(size)]
+    (count_y, length_y, top), (count_x, length_x, left) = parts
+    return Windows(size, (count_y, count_x), (length_y, length_x), (top, left))
+
+
+def _plan_axis(n: int, fold: int | None, window: int | None, shifted: bool) -> tuple[int, int, int]:
+    length = -(-n // fold) if fold is not None else min(window or n, n)
+    if shifted and length < n:
+        return -(-(n + length // 2) // length), length, length // 2
+    return -(-n // length), length, 0
+
+
+def cut(x: Tensor, windows: Windows, num_parts: int, num_heads: int) -> Tensor:
+    """Windows and heads of a map, in one copy: (B, H, W, P H' d) -> (P, B, windows, H', N, d); padding is zero."""
+    (ny, nx), (wy, wx) = windows.grid, windows.window
+    if windows.is_padded:
+        x = F.pad(x, (0, 0, *windows.margins()))
+    batch, dim = x.shape[0], x.shape[-1] // (num_parts * num_heads)
+    x = x.reshape(batch, ny, wy, nx, wx, num_parts, num_heads, dim)
+    return x.permute(5, 0, 1, 3, 6, 2, 4, 7).reshape(num_parts, batch, ny * nx, num_heads, wy * wx, dim)
+
+
+def join(x: Tensor, windows: Windows) -> Tensor:
+    """The map of windows and heads, without padding: (B, windows, H', N, d) -> (B, H, W, H' d)."""
+    (ny, nx), (wy, wx) = windows.grid, windows.window
+    batch, _, num_heads, _, dim = x.shape
+    x = x.reshape(batch, ny, nx, num_heads, wy, wx, dim).permute(0, 1, 4, 2, 5, 3, 6)
+    return crop(x.reshape(batch, ny * wy, nx * wx, num_heads * dim), windows)
+
+
+def crop(x: Tensor, windows: Windows) -> Tensor:
+    """The map inside a padded one: (B, H + padding, W + padding, C) -> (B, H, W, C)."""
+    if not windows.is_padded:
+        return x
+    (top, left), (height, width) = windows.offset, windows.size
+    return x[:, top : top + height, left : left + width]
+
+
+def spread(x: Tensor, windows: Windows) -> Tensor:
+    """One vector per window, repeated for its patches: (B, rows, columns, C) -> (B, H, W, C)."""
+    (ny, nx), (wy, wx) = windows.grid, windows.window
+    wide = x[:, :, None, :, None].expand(-1, -1, wy, -1, wx, -1)
+    return crop(wide.reshape(x.shape[0], ny * wy, nx * wx, x.shape[-1]), windows)
+
+
+def cover(windows: Windows, device: torch.device) -> Tensor:
+    """Which cells of the windows are patches of the map: (windows, N), boolean."""
+    (ny, nx), (wy, wx) = windows.grid, windows.window
+    inside = []
+    for n, w, first, size in zip((ny, nx), (wy, wx), windows.offset, windows.size, strict=True):
+        position = torch.arange(n * w, device=device)
+        inside.append((position >= first) & (position < first + size))
+    both = inside[0].view(ny, 1, wy, 1) & inside[1].view(1, nx, 1, wx)
+    return both.reshape(ny * nx, wy * wx)
+
+
+def membership(length: int, cells: int, device: torch.device) -> Tensor:
+    """Which of ``length`` positions are in each of ``cells`` equal parts: (cells, length), boolean.
+
+    Part i covers ``floor(i n / k)`` to ``ceil((i + 1) n / k)``, as in adaptive pooling: parts overlap by one position
+    where they do not divide the length.
+    """
+    part = torch.arange(cells, device=device).unsqueeze(1)
+    position = torch.arange(length, device=device)
+    first = torch.div(part * length, cells, rounding_mode="floor")
+    end = torch.div((part + 1) * length + cells - 1, cells, rounding_mode="floor")
+    return (position >= first) & (position < end)
+
+
+def divides(cells: Size, size: Size) -> bool:
+    """Whether a map of this size splits into equal parts."""
+    return size[0] % cells[0] == 0 and size[1] % cells[1] == 0
+
+
+def pool(x: Tensor, cells: Size) -> Tensor:
+    """Averages of a map over a grid of parts: (B, H, W, C) -> (B, rows, columns, C); adaptive average pooling."""
+    size = (x.shape[1], x.shape[2])
+    if cells == size:
+        return x
+    if divides(cells, size):
+        kernel = (size[0] // cells[0], size[1] // cells[1])
+        return F.avg_pool2d(x.permute(0, 3, 1, 2), kernel).permute(0, 2, 3, 1)
+    down, across = (membership(n, k, x.device).to(x.dtype) for n, k in zip(size, cells, strict=True))
+    rows = (down / down.sum(1, keepdim=True)) @ x.flatten(2)  # (B, rows, W C)
+    columns = (across / across.sum(1, keepdim=True)) @ rows.unflatten(2, (size[1], -1))
+    return columns
+
+
+def pooling_weights(windows: Windows, cells: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights of a window's patches in the mean of each of its parts: (windows or 1, parts, N).
+
+    Rows sum to one, or to zero for a part that lies outside the map altogether.
+    """
+    down, across = (membership(n, k, device) for n, k in zip(windows.window, cells, strict=True))
+    member = (down.view(cells[0], 1, -1, 1) & across.view(1, cells[1], 1, -1)).reshape(1, cells[0] * cells[1], -1)
+    if windows.is_padded:
+        member = member & cover(windows, device).unsqueeze(1)
+    weights = member.to(dtype)
+    return weights / weights.sum(-1, keepdim=True).clamp_min(1)
