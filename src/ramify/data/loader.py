@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ramify.data.sample import BadSample, PictureDataset, Sample
 from ramify.data.seeding import mix_bits, seeded, uniforms
-from ramify.data.transforms import Transform, random_erasing
+from ramify.data.steps import random_erasing
+from ramify.data.transforms import Transform
 from ramify.errors import UserError
 
 _MAX_TRIES = 32
@@ -170,12 +171,14 @@ class SampleLoader(Loader):
         super().__init__(plan)
         self.workers, self.pin_memory = workers, pin_memory
         self._source = _Source(dataset, collate, transform, plan.seed, plan.train, strict)
+        self._requests = _Requests(plan)
         self._num_read = self._num_bad = 0
         self._loader: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         if self._loader is None:
             self._loader = self._start()
+        self._requests.epoch, self._requests.start_batch = self.epoch, self.start_batch
         with warnings.catch_warnings():
             # Python says this about every fork of a process with threads; torch's loader forks by design.
             warnings.filterwarnings("ignore", r".*multi-threaded, use of fork\(\)", DeprecationWarning)
@@ -188,11 +191,6 @@ class SampleLoader(Loader):
             if batch is not None:
                 yield batch
 
-    def requests(self) -> Iterator[tuple[int, np.ndarray]]:
-        """What the workers are asked for: (epoch, indices) per batch."""
-        for indices in self.plan.batches(self.epoch, self.start_batch):
-            yield self.epoch, indices
-
     def close(self) -> None:
         self._loader = None
 
@@ -204,7 +202,7 @@ class SampleLoader(Loader):
             return DataLoader(
                 self._source,  # type: ignore[arg-type]
                 batch_size=None,
-                sampler=_Requests(self),
+                sampler=self._requests,
                 num_workers=self.workers,
                 collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
@@ -226,16 +224,21 @@ class SampleLoader(Loader):
 
 
 class _Requests:
-    """The sampler of torch's loader: says which samples make up the next batches, whatever the epoch is by then."""
+    """The sampler of torch's loader: (epoch, indices) per batch, of whatever epoch is set when iteration starts.
 
-    def __init__(self, loader: SampleLoader):
-        self.loader = loader
+    Knows nothing of the loader that owns it: without a cycle the workers end as soon as nobody uses them any more.
+    """
+
+    def __init__(self, plan: _Plan):
+        self.plan, self.epoch, self.start_batch = plan, 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        return self.loader.requests()
+        epoch = self.epoch
+        for indices in self.plan.batches(epoch, self.start_batch):
+            yield epoch, indices
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.plan.num_batches
 
 
 class _Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
@@ -141,27 +142,43 @@ class Packed:
 
 def decode_image(source: Path | bytes, id: str) -> Tensor:
     """(3, H, W) uint8 RGB of a file or its bytes; ``BadSample`` when it is missing, truncated or no picture."""
-    return torch.from_numpy(_decode(source, id, "RGB")).permute(2, 0, 1).contiguous()
+    data = _read_bytes(source, id)
+    if data.startswith(b"\xff\xd8"):
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        # Gives what PIL gives, three times as fast for small pictures. What it refuses, PIL may still read or explain.
+        with contextlib.suppress(RuntimeError):
+            return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+    return torch.from_numpy(_decode(data, id, "RGB")).permute(2, 0, 1).contiguous()
 
 
 def decode_labels(source: Path | bytes, id: str) -> Tensor:
     """(H, W) uint8 of a label map: the stored numbers, palettes left alone."""
-    values = _decode(source, id, None)
+    values = _decode(_read_bytes(source, id), id, None)
     if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_) or values.max(initial=0) > 255:
         raise BadSample(id, f"a label map has one number from 0 to 255 per pixel, found {values.dtype} {values.shape}")
     return torch.from_numpy(values.astype(np.uint8))
 
 
-def _decode(source: Path | bytes, id: str, mode: str | None) -> np.ndarray:
+def _read_bytes(source: Path | bytes, id: str) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return source.read_bytes()
+    except FileNotFoundError as error:
+        raise BadSample(id, "no such file") from error
+    except OSError as error:
+        raise BadSample(id, error.strerror or str(error)) from error
+
+
+def _decode(data: bytes, id: str, mode: str | None) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with Image.open(io.BytesIO(data)) as picture:
             return np.array(picture if mode is None else picture.convert(mode))
-    except FileNotFoundError as error:
-        raise BadSample(id, "no such file") from error
     except UnidentifiedImageError as error:
-        raise BadSample(id, "not a picture") from error
+        raise BadSample(id, "not a picture" if data else "empty file") from error
     except (OSError, EOFError, ValueError, SyntaxError, IndexError, struct.error, zlib.error) as error:
         # All of these are what PIL raises for damaged files of one format or another.
         raise BadSample(id, str(error) or type(error).__name__) from error

@@ -56,9 +56,9 @@ class LabelMaps(Pictures):
     ):
         super().__init__(len(images), semantic_classes=semantic_classes, **options)
         self._images, self._maps, self._names = images, maps, names
-        known = [*table, *[None] * (256 - len(table))]
-        self._table = torch.tensor([IGNORE if value is None else value for value in known], dtype=torch.uint8)
-        self._unknown = torch.tensor([value is None for value in known])
+        # As bytes: translating them takes a tenth of the time of indexing with a tensor.
+        self._table = bytes(IGNORE if value is None else value for value in [*table, *[None] * (256 - len(table))])
+        self._known = bytes(number for number, value in enumerate(table) if value is not None)
 
     def _read(self, i: int) -> Sample:
         id = str(self._names[i])
@@ -66,12 +66,11 @@ class LabelMaps(Pictures):
         stored = decode_labels(self._maps[i], id)
         if stored.shape != image.shape[1:]:
             raise BadSample(id, f"picture of {_by(image)} pixels with a label map of {_by(stored)}")
-        index = stored.long()
-        if (wrong := stored[self._unknown[index]]).numel():
-            raise BadSample(
-                id, f"its label map holds {int(wrong.max())}, not one of {len(self.semantic_classes)} classes"
-            )
-        return Sample(image, id, semantic=self._table[index])
+        numbers = stored.numpy().tobytes()
+        if wrong := numbers.translate(None, self._known):
+            raise BadSample(id, f"its label map holds {max(wrong)}, not one of {len(self.semantic_classes)} classes")
+        semantic = torch.frombuffer(bytearray(numbers.translate(self._table)), dtype=torch.uint8)
+        return Sample(image, id, semantic=semantic.view(stored.shape))
 
 
 class CamVid(LabelMaps):
