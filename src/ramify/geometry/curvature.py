@@ -1,7 +1,10 @@
 """Curvature as a value or as a parameter: ``c > 0``, the sectional curvature is ``-c`` (``+c`` on a sphere)."""
 
 import math
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +12,30 @@ from torch import Tensor, nn
 from .registry import check_curvature
 
 
+@dataclass
+class _Load:
+    """One call of ``load_state_dict`` as a curvature meets it, once under each of its names."""
+
+    missing_keys: list[str]
+    """The list of that call, by which it is recognised."""
+    is_found: bool = False
+    own_missing: list[str] = field(default_factory=list)
+
+
+# Beside the modules and not in them: neither belongs into a copy or a pickle.
+_SAVED: "weakref.WeakKeyDictionary[Curvature, weakref.ref[dict[str, Any]]]" = weakref.WeakKeyDictionary()
+_LOADED: "weakref.WeakKeyDictionary[Curvature, _Load]" = weakref.WeakKeyDictionary()
+
+
 class Curvature(nn.Module):
     """A positive number, or a tensor of them, that may be learned. Calling it gives ``c``.
 
     The raw parameter is ``log c`` (float32, no weight decay in :func:`ramify.optim.param_groups`), or, with bounds, a
     sigmoid between their logarithms. The value you pass is the value used: ``Curvature(1.0)() == 1.0``.
+
+    Layers that share a curvature (or the manifold that holds it) have one parameter, and a ``state_dict`` holds it
+    once, under the first of its names, the one that ``named_parameters`` gives: safetensors refuses tensors that share
+    memory. Loading fills it from any of its names, and misses it only if all are absent.
 
     Args:
         init: positive float, or tensor of shape such as (heads, 1, 1).
@@ -56,6 +78,40 @@ class Curvature(nn.Module):
             return self.raw.exp()
         low, high = math.log(self.min), math.log(self.max)
         return (low + (high - low) * self.raw.sigmoid()).exp()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        saved = _SAVED.get(self)
+        if saved is not None and saved() is destination:
+            return  # under another name already
+        try:
+            _SAVED[self] = weakref.ref(destination)
+        except TypeError:  # a plain dict of the caller's: with every name, as torch does
+            _SAVED.pop(self, None)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        num_missing = len(missing_keys)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        load = _LOADED.get(self)
+        if load is None or load.missing_keys is not missing_keys:
+            load = _LOADED[self] = _Load(missing_keys)
+        load.own_missing += missing_keys[num_missing:]
+        load.is_found |= len(missing_keys) == num_missing
+        if load.is_found:
+            for key in load.own_missing:
+                missing_keys.remove(key)
+            load.own_missing.clear()
 
     def extra_repr(self) -> str:
         c = self()
