@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Polygon
 
-from ramify.explore import demo, draw_disk
+from ramify.explore import draw_disk
+from ramify.explore import tree_demo as demo
 from ramify.geometry import Lorentz, klein, lorentz, poincare
 
 FOLDER = Path(__file__).parent / "img"
@@ -35,7 +36,7 @@ def bare(ax: Axes, title: str) -> None:
 
 
 def disk() -> None:
-    """The picture of the README: the tree of ``ramify demo``, learned."""
+    """The picture of the README: the tree of ``ramify tree demo``, learned."""
     tree = demo.demo_tree()
     points = demo.fit(tree, Lorentz())
     points = lorentz.boost(-points[0], points)

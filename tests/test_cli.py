@@ -303,7 +303,7 @@ def test_demo_hands_its_settings_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "ramify.explore", explore)
     monkeypatch.setitem(sys.modules, "ramify.explore.demo", explore.demo)
     assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
-    assert calls == [{"out": Path("somewhere"), "seed": 3}]
+    assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None}]
 
 
 class Colour(enum.Enum):

@@ -47,9 +47,10 @@ from ramify.errors import UserError, suggest
 # Kept here, not read from the modules, so that `ramify --help` imports none of them. A verb whose file is not there is
 # not offered.
 VERBS: dict[str, str] = {
-    "demo": "show the library at work on built-in data and write a page to open",
+    "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
     "eval": "numbers of a trained run",
+    "explain": "show what a model clustered, on a page or in numbers",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
     "tree": "embed a hierarchy in hyperbolic space, measure embeddings",

@@ -87,6 +87,20 @@ class ShowConfig:
     """Levels to print."""
 
 
+@dataclass
+class DemoConfig:
+    """``ramify tree demo``."""
+
+    out: Path = Path("runs/tree_demo")
+    """Folder the page and its pictures are written to; made when absent."""
+    seed: int = 0
+    """Same seed, same pictures and numbers."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+
+
 def embed(config: EmbedConfig) -> None:
     """Embed a hierarchy of (child, parent) edges in hyperbolic space.
 
@@ -172,7 +186,14 @@ def show(config: ShowConfig) -> None:
     tree.show(max_lines=config.max_lines, max_depth=config.max_depth)
 
 
-SUBVERBS = {"embed": embed, "eval": evaluate, "draw": draw, "show": show}
+def demo(config: DemoConfig) -> None:
+    """Learn a small tree in the hyperbolic plane and in the flat one, and write a page on the difference."""
+    from ramify.explore import tree_demo
+
+    tree_demo.run(out=config.out, seed=config.seed)
+
+
+SUBVERBS = {"embed": embed, "eval": evaluate, "draw": draw, "show": show, "demo": demo}
 
 
 def _draw(embedding: Any, path: Path, names: int, required: bool) -> None:

@@ -68,7 +68,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
         line
         for key in _numeric_keys(rows, "val")
         if not key.startswith("loss")
-        and (line := _series(rows, "val", key, key.replace("_", " ")))
+        and (line := _series(rows, "val", key, _said(key)))
         and max(line.y) <= 1
         and min(line.y) >= 0
     ]
@@ -78,6 +78,12 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
     if rate is not None:
         charts.append(("Learning rate", [rate], ".1e"))
     return charts
+
+
+def _said(key: str) -> str:
+    """The name of a number as people read it: top1_up2 counts what is right two levels up the class tree."""
+    known = {"top1": "top-1", "top5": "top-5", "top1_up1": "one level up", "top1_up2": "two levels up"}
+    return known.get(key, key.replace("_", " "))
 
 
 def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:

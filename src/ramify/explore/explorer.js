@@ -355,7 +355,7 @@
     say("detail", `${view.names[shownDepth() - 1]}s`.replace(/ss$/, "s"));
     say("overlay", `${state.overlay} %`);
     $("layer-about").textContent = layer.about;
-    $("disk-about").textContent = layer.disk;
+    $("disk-about").textContent = layer.disk + (view.zoom > 1.05 ? ` Distances are drawn ${view.zoom} times as long.` : "");
     buttons.forEach((button, k) => button.setAttribute("aria-pressed", k === state.image));
     canvas.setAttribute("aria-label", `${one.alt}. ${layer.title}: ${view.children[0].length} clusters at the top of the tree.`);
     $("answer").innerHTML = one.answer;

@@ -88,15 +88,13 @@ def default_size(model: Any) -> int:
 
 
 def data_url(picture: np.ndarray, quality: int = 90) -> str:
-    """The picture inside a text: PNG where that is smaller (drawings), else JPEG."""
+    """The picture inside a text: PNG where that is smaller (few colours), else JPEG."""
     from PIL import Image
 
-    best: tuple[str, bytes] | None = None
-    for kind in ("png", "jpeg"):
+    found = []
+    for kind, options in (("png", {}), ("jpeg", {"quality": quality})):
         held = io.BytesIO()
-        options = {"optimize": True} if kind == "png" else {"quality": quality}
         Image.fromarray(picture).save(held, kind, **options)
-        if best is None or len(held.getvalue()) < len(best[1]):
-            best = (kind, held.getvalue())
-    assert best is not None
-    return f"data:image/{best[0]};base64,{base64.b64encode(best[1]).decode('ascii')}"
+        found.append((len(held.getvalue()), kind, held.getvalue()))
+    _, kind, data = min(found)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -59,17 +59,21 @@ def class_path(tree: Tree | None, index: int, names: Sequence[str]) -> tuple[str
     return (*above, names[index])
 
 
-def disk_points(tree: Tree) -> np.ndarray:
-    """(n, 2) points of the Poincaré disk for a tree's embedding.
+FARTHEST = 2.6
+"""Hyperbolic distance from the middle that the farthest node is drawn at, where the points lie closer together."""
+
+
+def disk_points(tree: Tree) -> tuple[np.ndarray, float]:
+    """(n, 2) points of the Poincaré disk for a tree's embedding, and how many times longer distances are drawn.
 
     Points of two dimensions on the disk stay where they are. Lorentz points of more dimensions are moved by an isometry
     until the mean of the second level lies in the centre, and then flattened: the direction is that of the first two
-    principal axes of their tangent vectors there, the distance from the centre is kept. Nodes that share a place (the
-    clusters of one window) stand around it.
+    principal axes of their tangent vectors there, the distance from the centre is kept. Where all of them are so close
+    together that nothing could be seen, distances are drawn longer, all by the same factor.
     """
     assert tree.embedding is not None
     if isinstance(tree.manifold, str):
-        return np.asarray(tree.embedding, np.float64)
+        return np.asarray(tree.embedding, np.float64), 1.0
     import torch
 
     from ramify.geometry import lorentz
@@ -79,7 +83,7 @@ def disk_points(tree: Tree) -> np.ndarray:
     inner = torch.as_tensor(tree.depth == 1)
     middle = lorentz.centroid(points[inner])
     v = lorentz.logmap0(lorentz.boost(-middle, points)).numpy()
-    axes = np.linalg.svd(v[tree.depth == 1], full_matrices=False)[2][:2]
+    axes = np.linalg.svd(v[tree.depth > 0], full_matrices=False)[2][:2]
     for axis in axes:  # the sign of an axis is free: make it the same each time
         axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
     if len(axes) < 2:
@@ -88,26 +92,9 @@ def disk_points(tree: Tree) -> np.ndarray:
     flat[tree.depth == 0] = 0
     v[tree.depth == 0] = 0
     length = np.linalg.norm(v, axis=1, keepdims=True)
-    flat *= length / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
-    disk = flat * np.tanh(length / 2) / np.maximum(length, 1e-12)
-    return _around(disk, tree)
-
-
-def _around(disk: np.ndarray, tree: Tree, distance: float = 0.22) -> np.ndarray:
-    """Leaves that share a place, on a small hyperbolic circle around it."""
-    z = disk[:, 0] + 1j * disk[:, 1]
-    leaves = np.flatnonzero(tree.depth > 1)
-    if len(leaves):
-        _, place = np.unique(np.round(disk[leaves], 9), axis=0, return_inverse=True)
-        for group in range(int(place.max()) + 1):
-            members = leaves[place.ravel() == group]
-            if len(members) > 1:
-                a = z[members[0]]
-                turn = np.exp(2j * np.pi * (np.arange(len(members)) / len(members) + 0.125))
-                step = np.tanh(distance / 2) * turn
-                z[members] = (step + a) / (1 + np.conj(a) * step)
-    z *= np.minimum(1.0, 0.995 / np.maximum(np.abs(z), 1e-12))
-    return np.stack([z.real, z.imag], 1)
+    zoom = max(1.0, FARTHEST / max(float(length.max()), 1e-6))
+    direction = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
+    return direction * np.tanh(zoom * length / 2), zoom
 
 
 # ---- packing ---------------------------------------------------------------------------------------------------------
@@ -200,8 +187,8 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
             "title": "all stages",
             "heads": 1,
             "names": [f"Stage {stage} cluster" for stage in range(stages, 0, -1)],
-            "about": "The clusters of every stage in one tree: the few clusters of the last stage on top, the fine ones "
-            "of the first at the leaves. Each hangs under the coarser cluster that covers most of it.",
+            "about": "The clusters of every stage in one tree: the few clusters of the last stage on top, the fine "
+            "ones of the first at the leaves. Each hangs under the coarser cluster that covers most of it.",
             "disk": "The tree laid out on the Poincaré disk by Sarkar's construction: every edge is equally long, "
             "although it looks shorter near the rim.",
         }
@@ -254,7 +241,7 @@ def _pack(tree: Tree, scene: Scene) -> dict[str, Any]:
     sure = tree.support[leaves].max(0)
     used = np.zeros(tree.num_nodes, bool)
     used[np.unique(winner)] = True
-    points = disk_points(tree)
+    points, zoom = disk_points(tree)
     for node in np.unique(winner):
         used[tree.ancestors(int(node))] = True
     number = np.cumsum(used) - 1
@@ -263,6 +250,7 @@ def _pack(tree: Tree, scene: Scene) -> dict[str, Any]:
     packed = {
         "h": h,
         "w": w,
+        "zoom": round(zoom, 1),
         "parent": _base64(np.maximum(small.parent, 0), "<u2"),
         "leaf": _base64(number[winner], "<u2"),
         "sure": _base64(np.round(255 * sure), "u1"),

@@ -1,4 +1,4 @@
-"""The demo: its tree, its numbers, its pictures and its page."""
+"""The demo of trees: its tree, its numbers, its pictures and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from ramify import cli
-from ramify.explore import Section, branch_colors, demo, draw_disk, page, svg_disk
+from ramify.explore import Section, branch_colors, draw_disk, page, svg_disk
+from ramify.explore import tree_demo as demo
 from ramify.explore.disk import RADIUS, SIZE, _arc
 from ramify.explore.page import table
 from ramify.tree import Tree
@@ -117,7 +118,7 @@ def test_terminal_gets_bars() -> None:
 
 def test_output_that_is_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("")
-    assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 2
+    assert cli.main(["tree", "demo", "--out", str(tmp_path / "taken")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "taken" in error
 

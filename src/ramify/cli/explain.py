@@ -1,0 +1,104 @@
+"""``ramify explain``: a page on what a model clustered, or the numbers of its clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from ramify.errors import UserError
+
+
+@dataclass(kw_only=True)
+class ExplainConfig:
+    """``ramify explain``."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder that ramify train wrote, or a name such as hcformer_nano (fresh weights)."""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
+    """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
+    out: Path | None = None
+    """Page to write; by default explain.html, or index.html in the folder of the run."""
+    size: int | None = None
+    """Pixels of the model's input; by default what it was trained with."""
+    pictures: int = 8
+    """How many validation pictures the page of a run shows."""
+    table: bool = False
+    """Print how well the clusters follow masks, beside a grid, SLIC and k-means, instead of writing a page."""
+    samples: int = 64
+    """With --table: pictures to measure."""
+    target: Literal["semantic", "parts"] = "semantic"
+    """With --table: which masks."""
+    heads: bool = False
+    """With --table: a row for every head instead of their mean."""
+    rival: str | None = None
+    """With --table: a run or a timm name whose features are clustered by k-means."""
+    json: bool = False
+    """With --table: print the rows as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("pictures", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+
+
+def run(config: ExplainConfig) -> None:
+    """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
+
+    ramify explain runs/demo photo.jpg --out page.html
+    """
+    from ramify.explore import report
+
+    subject = _subject(config.model, config.size)
+    if config.table:
+        _print_table(config, subject)
+        return
+    is_run = subject.recipe is not None
+    if not config.images and not is_run:
+        raise UserError(f"give pictures to explain, e.g. ramify explain {config.model} photo.jpg")
+    if config.images:
+        path = report.page_of_pictures(subject, config.images, config.out or Path("explain.html"))
+    else:
+        out = config.out or Path(config.model) / "index.html"
+        path, _ = report.page_of_run(config.model, out, num_pictures=config.pictures, subject=subject)
+    print(path)
+
+
+def _subject(model: str, size: int | None) -> Any:
+    """The model that a folder or a name stands for."""
+    from ramify.explore import report
+
+    if Path(model).is_dir():
+        subject = report.from_run(model)
+        subject.size = size or subject.size
+        return subject
+    if "/" in model or "\\" in model:
+        raise UserError(f"{model}: no such folder; give the folder of a run, or a name such as hcformer_nano")
+    return report.from_name(model, size)
+
+
+def _print_table(config: ExplainConfig, subject: Any) -> None:
+    import json
+
+    from ramify.data.build import build_dataset
+    from ramify.data.settings import DataSettings
+    from ramify.evaluate.interpretability import interpretability_table, print_table
+
+    if config.images:
+        raise UserError("--table measures on pictures with masks, the run's own data; leave the pictures out")
+    data = subject.recipe.data if subject.recipe is not None else DataSettings(size=subject.size)
+    rival = None if config.rival is None else _subject(config.rival, subject.size).model
+    rows = interpretability_table(
+        subject.model,
+        build_dataset(data, "val"),
+        rival=rival,
+        rival_name=config.rival or "",
+        num_images=config.samples,
+        target=config.target,
+        by_head=config.heads,
+        mean=subject.mean,
+        std=subject.std,
+    )
+    print(json.dumps(rows) if config.json else print_table(rows))
