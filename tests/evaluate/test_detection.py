@@ -133,9 +133,9 @@ def test_nothing_found_and_nothing_there() -> None:
 
 
 def test_results_carry_the_datasets_own_numbers(tmp_path: Path) -> None:
-    scorer = CocoScorer(["person", "zebra"], category_ids=[1, 24])
+    scorer = CocoScorer(["person", "zebra"], category_ids=[1, 24], image_ids={"000000000139.jpg": 139})
     box = torch.tensor([[10.0, 20, 40, 60]])
-    scorer.add("000000000139", SIZE, things(box, [2]), things(box, [2], [0.75]))
+    scorer.add("000000000139.jpg", SIZE, things(box, [2]), things(box, [2], [0.75]))
     scorer.write(tmp_path / "detections.json")
     (result,) = json.loads((tmp_path / "detections.json").read_text())
     assert result["image_id"] == 139

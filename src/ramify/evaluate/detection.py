@@ -39,14 +39,23 @@ class CocoScorer:
     Args:
         classes: names of labels 1, 2, ...
         category_ids: the dataset's own number of each class, used in the written results; by default 1, 2, ...
+        image_ids: the dataset's own number of each picture by its id, used there too; by default the id itself.
         has_masks: whether masks are scored too.
     """
 
-    def __init__(self, classes: Sequence[str], category_ids: Sequence[int] | None = None, *, has_masks: bool = True):
+    def __init__(
+        self,
+        classes: Sequence[str],
+        category_ids: Sequence[int] | None = None,
+        *,
+        image_ids: Mapping[str, int] | None = None,
+        has_masks: bool = True,
+    ):
         if category_ids is not None and len(category_ids) != len(classes):
             raise ValueError(f"expected {len(classes)} category_ids, one per class, got {len(category_ids)}")
         self.classes = tuple(classes)
         self.category_ids = tuple(category_ids) if category_ids is not None else tuple(range(1, len(classes) + 1))
+        self.image_ids = dict(image_ids or {})
         self.has_masks = has_masks
         self._pictures: dict[str, _Picture] = {}
         require("pycocotools", "eval")  # now, not after an hour of predictions
@@ -102,8 +111,7 @@ class CocoScorer:
     def results(self) -> list[dict[str, Any]]:
         """Detections in COCO's results format, as the evaluation servers take them."""
         return [
-            # COCO's pictures are numbered; others keep the name they have.
-            {"image_id": int(id) if id.isdecimal() else id, **entry}
+            {"image_id": self.image_ids.get(id, id), **entry}
             for id, picture in self._pictures.items()
             for entry in picture.found
         ]

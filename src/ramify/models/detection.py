@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -97,6 +96,21 @@ class _MaskPredictor(MaskRCNNPredictor):
         return super().forward(x).float()
 
 
+class _Checkpointing:
+    """Lets the training loop switch on what the backbone can do."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.backbone.set_grad_checkpointing(enable)  # type: ignore[attr-defined]
+
+
+class BoxDetector(_Checkpointing, FasterRCNN):
+    """torchvision's Faster R-CNN on our pyramid; ``mask_rcnn`` makes it."""
+
+
+class MaskDetector(_Checkpointing, MaskRCNN):
+    """torchvision's Mask R-CNN on our pyramid; ``mask_rcnn`` makes it."""
+
+
 def mask_rcnn(
     backbone: nn.Module,
     num_classes: int,
@@ -107,9 +121,10 @@ def mask_rcnn(
     anchor_scale: float = 8.0,
     anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     num_proposals: int = 1000,
+    num_learned: int = 512,
     max_detections: int = 100,
     min_score: float = 0.05,
-) -> GeneralizedRCNN:
+) -> BoxDetector | MaskDetector:
     """A Mask R-CNN with fresh heads; a Faster R-CNN where there are no masks to learn from.
 
     While training it takes images and targets (boxes (N, 4), labels (N,) from 1, masks (N, H, W) uint8) and gives a
@@ -125,6 +140,7 @@ def mask_rcnn(
             4 for pictures of about 128 px.
         anchor_ratios: height over width of the anchors.
         num_proposals: regions kept per image, in training and in evaluation; twice as many are looked at.
+        num_learned: of these, how many per image the heads learn from at most, a quarter of them objects.
         max_detections: per image. min_score: of a detection worth keeping.
     """
     if num_classes < 1:
@@ -157,6 +173,7 @@ def mask_rcnn(
         "rpn_post_nms_top_n_train": num_proposals,
         "rpn_pre_nms_top_n_test": 2 * num_proposals,
         "rpn_post_nms_top_n_test": num_proposals,
+        "box_batch_size_per_image": num_learned,
         "box_detections_per_img": max_detections,
         "box_score_thresh": min_score,
     }
@@ -166,6 +183,6 @@ def mask_rcnn(
             "mask_head": MaskRCNNHeads(pyramid_channels, (pyramid_channels,) * 4, 1),
             "mask_predictor": _MaskPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         }
-    detector: GeneralizedRCNN = (MaskRCNN if has_masks else FasterRCNN)(pyramid, **options)
+    detector = MaskDetector(pyramid, **options) if has_masks else BoxDetector(pyramid, **options)
     detector.transform = PadOnly()
     return detector
