@@ -17,7 +17,7 @@ import torch
 
 from ramify.errors import UserError, suggest
 
-from . import harness, report
+from . import harness, machine, report
 from .cases import COMPILED, OPERATIONS, OURS, C, Maker
 from .options import GeometryOptions, parse
 
@@ -64,7 +64,7 @@ def run(options: GeometryOptions, stream: TextIO | None = None) -> int:
 def _run(options: GeometryOptions, names: Sequence[str], stream: TextIO, file: TextIO | None) -> int:
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     common = {"device": options.device, "dtype": options.dtype, "clock": options.clock}
-    head = report.header(options.device) | common
+    head = machine.header(options.device) | common
     head |= {"c": C, "seed": seed, "repeats": options.repeats, "warmup": harness.WARMUP, "command": options.command()}
     tolerance = TOLERANCE[options.dtype]
     sample = {"wall": harness.wall_sample, "cpu": harness.cpu_sample}[options.clock]

@@ -50,6 +50,7 @@ VERBS: dict[str, str] = {
     "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
     "eval": "numbers of a trained run",
+    "compare": "train variants of a recipe alike and write the table",
     "explain": "show what a model clustered, on a page or in numbers",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
