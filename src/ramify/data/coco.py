@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,9 @@ def _decode_masks(rows: Sequence[dict[str, Any]], height: int, width: int, id: s
                 runs = mask.frPyObjects(shape, height, width)
             else:
                 runs = shape
-            out[:] = mask.decode(runs)
+            with warnings.catch_warnings():  # its compiled part is older than numpy 2
+                warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+                out[:] = mask.decode(runs)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise BadSample(id, f"cannot read the segmentation of annotation {row.get('id', '?')}: {error}") from error
     return masks

@@ -168,7 +168,7 @@ def _decode(data: bytes, id: str, mode: str | None) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # PIL warns about odd EXIF data and palettes, thousands of times in some collections; what counts are the pixels.
+        # PIL warns about odd EXIF data and palettes, a thousand times in some collections; what counts are the pixels.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data)) as picture:
