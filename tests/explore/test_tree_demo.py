@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,8 @@ from ramify.explore.disk import RADIUS, SIZE, _arc
 from ramify.explore.page import table
 from ramify.tree import Tree
 from ramify.tree.layout import geodesic
+
+from .html import read
 
 pytest.importorskip("matplotlib")
 
@@ -124,40 +125,6 @@ def test_output_that_is_a_file_is_one_line(tmp_path: Path, capsys: pytest.Captur
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-
-
-class Reader(HTMLParser):
-    """Every tag must be closed in order; keeps attributes and text."""
-
-    void = frozenset({"meta", "img", "br"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in self.void:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def read(html: str) -> Reader:
-    reader = Reader()
-    reader.feed(html)
-    reader.close()
-    assert not reader.open
-    return reader
 
 
 def test_page_stands_alone(finished: tuple[Path, str]) -> None:
