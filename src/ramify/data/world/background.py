@@ -20,7 +20,7 @@ _GROUND = np.array([(0.4, 0.6, 0.26), (0.84, 0.75, 0.55), (0.9, 0.75, 0.5), (0.8
 # By TIMES: day, dusk, night, fog.
 _HIGH = np.array([(0.3, 0.55, 0.9), (0.32, 0.28, 0.55), (0.05, 0.07, 0.2), (0.72, 0.76, 0.8)], np.float32)
 _LOW = np.array([(0.76, 0.88, 0.97), (0.98, 0.62, 0.38), (0.2, 0.24, 0.42), (0.86, 0.88, 0.9)], np.float32)
-_AMBIENT = np.array([(1.0, 1.0, 1.0), (0.9, 0.7, 0.66), (0.34, 0.4, 0.6), (0.92, 0.94, 0.96)], np.float32)
+_AMBIENT = np.array([(1.0, 1.0, 1.0), (0.9, 0.7, 0.66), (0.36, 0.43, 0.66), (0.92, 0.94, 0.96)], np.float32)
 _HAZE = np.array([0.35, 0.4, 0.35, 0.75], np.float32)
 
 
@@ -31,8 +31,7 @@ def noise() -> np.ndarray:
     total = np.zeros((side, side))
     for octave in range(5):
         cells = 4 << octave
-        with np.errstate(over="ignore"):
-            grid = mix(np.arange(cells * cells, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(octave << 40))
+        grid = mix(np.arange(cells * cells, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(octave << 40))
         grid = (grid >> np.uint64(40)).astype(np.float64).reshape(cells, cells) * 2.0**-23 - 1
         at = np.arange(side) * cells / side
         low = at.astype(int)

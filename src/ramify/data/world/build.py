@@ -33,7 +33,7 @@ class Shapes:
     """
 
     values: np.ndarray
-    """(n, P, F) float32: ``_FIELDS`` in order; angles in radians, counter-clockwise."""
+    """(F, P, n) float32: ``_FIELDS`` in order; angles in radians, counter-clockwise."""
     kind: np.ndarray
     """(P,) shape kinds."""
     part: np.ndarray
@@ -43,7 +43,7 @@ class Shapes:
 
     def field(self, name: str) -> np.ndarray:
         """(n, P) values of one field."""
-        return self.values[..., _FIELDS.index(name)]
+        return self.values[_FIELDS.index(name)].T
 
 
 class Builder:
@@ -57,7 +57,7 @@ class Builder:
     def __init__(self, key: np.ndarray, count: np.ndarray):
         self.draws = Draws(key)
         self.count = count
-        self._rows: list[list[np.ndarray]] = []
+        self._rows: list[np.ndarray] = []
         self._tags: list[tuple[int, int, int]] = []
 
     def u(self, low: float, high: float) -> np.ndarray:
@@ -65,8 +65,10 @@ class Builder:
         return self.draws.uniform(low, high)
 
     def _add(self, kind: int, part: str, colour: str, *values: Value) -> None:
-        n = len(self.draws)
-        self._rows.append([np.broadcast_to(np.asarray(value, np.float32), (n,)) for value in values])
+        row = np.empty((len(_FIELDS), len(self.draws)), np.float32)
+        for i, value in enumerate(values):
+            row[i] = value
+        self._rows.append(row)
         self._tags.append((kind, PARTS.index(part) + 1, COLOURS.index(colour)))
 
     def ellipse(
@@ -126,6 +128,6 @@ class Builder:
 
     def shapes(self) -> Shapes:
         """What was drawn."""
-        values = np.stack([np.stack(row, -1) for row in self._rows], 1)  # (n, P, F)
+        values = np.stack(self._rows, 1)  # (F, P, n)
         kind, part, colour = (np.array(column) for column in zip(*self._tags, strict=True))
         return Shapes(values, kind, part, colour)

@@ -89,15 +89,12 @@ def captions(leaves: list[int], row: list[int]) -> tuple[tuple[str, ...], tuple[
 
 
 def _wrong_class_or_colour(facts: Facts, leaves: list[int], which: int, die: int) -> Facts:
-    """Another class of the same family that is not in the picture, or another colour.
-
-    The colour stays where a smaller object is of the same class: it may have any colour.
-    """
+    """Another class of the same family that is not in the picture, or another colour."""
     family = LEAVES[facts.leaf].family
     siblings = [k for k, leaf in enumerate(LEAVES) if leaf.family == family and k not in leaves]
-    if leaves.count(facts.leaf) == 1 and (which < 128 or not siblings):
+    if which < 128 or not siblings:
         return replace(facts, colour=_other(die, facts.colour, len(COLOUR_NAMES)))
-    return replace(facts, leaf=_pick(die, siblings or [k for k in range(len(LEAVES)) if k not in leaves]))
+    return replace(facts, leaf=_pick(die, siblings))
 
 
 def _one_thing_wrong(facts: Facts, which: int, die: int) -> Facts:

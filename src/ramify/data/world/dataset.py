@@ -20,7 +20,7 @@ from ramify.data.world.scene import MAX_OBJECTS, picture_keys, sample_scenes
 from ramify.data.world.store import Arrays, default_cache, load_or_build
 from ramify.errors import UserError, suggest
 
-VERSION = 1
+VERSION = 2
 """Part of a stored split's name: raised whenever the same seed gives other pictures."""
 
 SPLITS = {"train": 12_000, "val": 2_000, "test": 2_000}
@@ -157,7 +157,7 @@ class World:
         }
 
     def _render_all(self) -> Iterator[tuple[int, Arrays]]:
-        run = max(1, min(512, 2**20 // self.size**2))
+        run = max(1, min(512, 2**21 // self.size**2))
         for start in range(0, self.num_images, run):
             yield start, self._render(np.arange(start, min(start + run, self.num_images)))
 

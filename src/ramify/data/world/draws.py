@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import numpy as np
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: successive keys lie far apart
+_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: successive keys lie far apart
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Well-mixed uint64 for each uint64 (multiply and shift, three rounds): neighbours come out unrelated."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-        x = (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-        return x ^ (x >> np.uint64(32))
+    """Well-mixed uint64 for each uint64 (multiply and shift, twice): neighbours come out unrelated."""
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    x = (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return x ^ (x >> np.uint64(32))
 
 
 def derive(key: np.ndarray, number: np.ndarray | int) -> np.ndarray:
-    """A new key for each (key, number)."""
-    with np.errstate(over="ignore"):
-        return mix(key + (np.asarray(number, np.uint64) + np.uint64(1)) * _STEP)
+    """A new key for each (key, number); arithmetic is modulo 2^64."""
+    if isinstance(number, int):  # by far the most frequent case, and Python's own integers never overflow
+        return mix(key + np.uint64((number + 1) * _STEP % 2**64))
+    return mix(key + (np.asarray(number, np.uint64) + np.uint64(1)) * np.uint64(_STEP))
 
 
 class Draws:
@@ -40,7 +40,7 @@ class Draws:
         bits = derive(self.key, self._taken) >> np.uint64(40)  # 24 bits: exact in float32
         self._taken += 1
         unit = bits.astype(np.float32) * np.float32(2.0**-24)
-        return (low + (np.asarray(high) - low) * unit).astype(np.float32)
+        return np.asarray(low + (high - low) * unit, np.float32)
 
     def integer(self, low: int | np.ndarray, high: int | np.ndarray) -> np.ndarray:
         """(n,) int64 from low to high, both included."""

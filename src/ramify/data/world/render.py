@@ -14,12 +14,28 @@ import numpy as np
 from ramify.data.world.background import look_up, paint_background
 from ramify.data.world.scene import Scenes
 from ramify.data.world.shapes import SHAPES
-from ramify.data.world.strokes import FLOATS, Strokes, extents, make_strokes
+from ramify.data.world.strokes import FLAT, FLOATS, OBJECT, Strokes, extents, make_strokes
 
 HALO = 0.022
 """Reach of the contact shadow around every part, as a share of the picture's side."""
 INK = 0.01
 """Width of the darker rim inside every part."""
+
+
+_FRAGMENTS = 1 << 15
+
+
+@dataclass
+class Canvas:
+    """n pictures while they are being painted, flat."""
+
+    colour: np.ndarray
+    """(3, n * S * S) float32."""
+    object: np.ndarray
+    """(n * S * S,) uint8."""
+    part: np.ndarray
+    """(n * S * S,) uint8."""
+    size: int
 
 
 @dataclass
@@ -37,104 +53,119 @@ class Pictures:
 def render(scenes: Scenes, size: int) -> Pictures:
     """The scenes at ``size`` x ``size`` pixels."""
     n = len(scenes)
-    canvas = paint_background(scenes, size).reshape(3, -1)
-    objects, parts = np.zeros(n * size * size, np.uint8), np.zeros(n * size * size, np.uint8)
+    canvas = Canvas(
+        paint_background(scenes, size).reshape(3, -1),
+        np.zeros(n * size * size, np.uint8),
+        np.zeros(n * size * size, np.uint8),
+        size,
+    )
     strokes = make_strokes(scenes)
     left, right, bottom, top = _pixel_boxes(strokes, size)
-    wide, high = right - left, top - bottom
-    keep = (wide > 0) & (high > 0) & (strokes.values["opacity"] > 0)
-    group = strokes.rank * len(SHAPES) + strokes.kind
+    frame = np.stack([left, size - top, right - left, top - bottom]).astype(np.int32)  # (4, P)
+    area = (frame[2] * frame[3]).astype(np.int64)
+    group = (strokes.rank * len(SHAPES) + strokes.kind) * 3 + strokes.finish
     edges = np.flatnonzero(np.diff(group, prepend=-1, append=-1))
     for start, stop in pairwise(edges):
-        rows = np.arange(start, stop)[keep[start:stop]]
-        if len(rows):
-            frame = (left[rows], size - top[rows], wide[rows], high[rows])
-            _paint(canvas, objects, parts, strokes, rows, int(strokes.kind[start]), frame, size, scenes.light)
-    image = np.clip(canvas * 255 + 0.5, 0, 255).astype(np.uint8).reshape(3, n, size, size)
+        # Lists of fragments that fit into the processor's cache.
+        share = np.cumsum(area[start:stop]) // _FRAGMENTS
+        for first, last in pairwise([*np.flatnonzero(np.diff(share, prepend=-1)), stop - start]):
+            rows = slice(start + first, start + last)
+            if area[rows].any():
+                _paint(canvas, strokes, rows, frame[:, rows], area[rows], scenes.light)
+    image = np.clip(canvas.colour * 255 + 0.5, 0, 255).astype(np.uint8).reshape(3, n, size, size)
     shape = (n, size, size)
-    return Pictures(np.ascontiguousarray(image.transpose(1, 0, 2, 3)), objects.reshape(shape), parts.reshape(shape))
+    return Pictures(
+        np.ascontiguousarray(image.transpose(1, 0, 2, 3)), canvas.object.reshape(shape), canvas.part.reshape(shape)
+    )
 
 
 def _pixel_boxes(strokes: Strokes, size: int) -> tuple[np.ndarray, ...]:
     """First and last pixel (excluded) of every stroke to the right and upwards, within the picture."""
     wide, high = extents(strokes)
-    x, y = strokes.values["x"], strokes.values["y"]
-    margin = HALO + 1 / size
+    x, y = strokes.field("x"), strokes.field("y")
+    margin = np.where(strokes.object > 0, HALO, 0) + 1 / size
     left, right = np.floor((x - wide - margin) * size), np.ceil((x + wide + margin) * size)
     bottom, top = np.floor((y - high - margin) * size), np.ceil((y + high + margin) * size)
-    left, right, bottom, top = (np.clip(edge, 0, size).astype(np.int64) for edge in (left, right, bottom, top))
-    return left, right, bottom, top
+    return tuple(np.clip(edge, 0, size).astype(np.int64) for edge in (left, right, bottom, top))
 
 
 def _paint(
-    canvas: np.ndarray, objects: np.ndarray, parts: np.ndarray, strokes: Strokes, rows: np.ndarray, kind: int,
-    frame: tuple[np.ndarray, ...], size: int, light: np.ndarray,
-) -> None:  # fmt: skip
-    """Blends the strokes ``rows``, all of one kind and in different pictures, into the canvas."""
-    left, upper, wide, high = frame
-    area = wide * high
-    # The fragments: every pixel of every box, flat.
-    stroke = np.repeat(np.arange(len(rows), dtype=np.int32), area)
-    line = np.repeat(wide.astype(np.int32), area)
-    inner = np.arange(len(stroke), dtype=np.int32) - np.repeat((np.cumsum(area) - area).astype(np.int32), area)
-    row = inner // line
-    column = inner - row * line
-    column += np.repeat(left.astype(np.int32), area)
-    row += np.repeat(upper.astype(np.int32), area)
+    canvas: Canvas, strokes: Strokes, rows: slice, frame: np.ndarray, area: np.ndarray, light: np.ndarray
+) -> None:
+    """Blends the strokes ``rows``, all of one kind and finish and in different pictures, into the canvas.
 
-    v = {name: strokes.values[name][rows] for name in FLOATS}
-    w = {name: np.repeat(v[name], area) for name in ("a", "b", "e", "f", "cos", "sin")}
-    x = (column + np.float32(0.5)) * np.float32(1 / size) - np.repeat(v["x"], area)
-    y = (size - np.float32(0.5) - row) * np.float32(1 / size) - np.repeat(v["y"], area)
-    local_x = w["cos"] * x + w["sin"] * y
-    local_y = w["cos"] * y - w["sin"] * x
+    Args:
+        frame: (4, R) left, upper, width and height of their boxes in pixels.
+        area: (R,) pixels in them.
+        light: (n, 2) of all pictures.
+    """
+    size, step = canvas.size, np.float32(1 / canvas.size)
+    v = dict(zip(FLOATS, strokes.values[:, rows], strict=True))
+    picture, slot, part = strokes.picture[rows], strokes.object[rows], strokes.part[rows]
+    finish = int(strokes.finish[rows.start])
+    is_object = finish == OBJECT
+
+    # The fragments: every pixel of every box, one after another.
+    stroke = np.repeat(np.arange(len(area), dtype=np.int32), area)
+    inner = np.arange(len(stroke), dtype=np.int32) - np.repeat((np.cumsum(area) - area).astype(np.int32), area)
+    wide = np.repeat(frame[2], area)
+    row = ((inner + np.float32(0.5)) / wide.astype(np.float32)).astype(np.int32)  # exact: both are below 2^18
+    column = inner - row * wide
+    x = column * step + np.repeat((frame[0] + np.float32(0.5)) * step - v["x"], area)
+    y = np.repeat((size - np.float32(0.5) - frame[1]) * step - v["y"], area) - row * step
+    cos, sin = np.repeat(v["cos"], area), np.repeat(v["sin"], area)
+    local_x, local_y = cos * x + sin * y, cos * y - sin * x
     if v["skew"].any():
         local_x -= np.repeat(v["skew"], area) * local_y
-    distance, across, along = SHAPES[kind](local_x, local_y, w["a"], w["b"], w["e"], w["f"])
+    a, b, e, f = (np.repeat(v[name], area) for name in ("a", "b", "e", "f"))
+    distance, across, along = SHAPES[int(strokes.kind[rows.start])](local_x, local_y, a, b, e, f)
 
-    sharpness = np.repeat(1 / np.maximum(v["soft"] * 2, np.float32(1 / size)), area)
-    opacity = np.repeat(v["opacity"], area)
-    alpha = np.clip(np.float32(0.5) - distance * sharpness, 0, 1)
-    alpha *= opacity
-    pixel = np.repeat(strokes.picture[rows].astype(np.int32) * (size * size), area) + row * size + column
+    # Only what it touches: its own pixels and, for a part of an object, those in its contact shadow.
+    reach = np.float32(HALO) if is_object else np.maximum(v["soft"], step / 2)[stroke]
+    touched = np.flatnonzero(distance < np.maximum(reach, step / 2))
+    stroke, distance = stroke[touched], distance[touched]
+    pixel = (picture * (size * size) + frame[1] * size + frame[0])[stroke] + row[touched] * size + column[touched]
+    sharpness = 1 / np.maximum(v["soft"] * 2, step)
+    alpha = np.clip(np.float32(0.5) - distance * sharpness[stroke], 0, 1) * v["opacity"][stroke]
+    under, bright, gloss = 1 - alpha, alpha, np.zeros(1, np.float32)
+    if finish != FLAT:
+        across, along = np.clip(across[touched], -1, 1), np.clip(along[touched], -1, 1)
+        bright, gloss = _shade(v, light[picture], stroke, distance, across, along, x[touched], y[touched])
+        bright *= alpha
+        gloss *= alpha
+    if is_object:
+        shadow = np.clip(1 - distance * np.float32(1 / HALO), 0, 1)
+        under *= 1 - np.float32(0.45) * shadow * shadow
+    for name, plane in zip(("red", "green", "blue"), canvas.colour, strict=True):
+        plane[pixel] = plane[pixel] * under + bright * v[name][stroke] + gloss
+    if finish != FLAT:
+        covers = np.flatnonzero(alpha > 0.5)
+        pixel, stroke = pixel[covers], stroke[covers]
+        canvas.object[pixel] = slot[stroke]
+        canvas.part[pixel] = part[stroke]
 
-    solid = np.repeat((strokes.object[rows] > 0).astype(np.float32) * np.float32(0.45), area)
-    shadow = np.clip(1 - distance * np.float32(1 / HALO), 0, 1)
-    dim = 1 - solid * opacity * shadow * shadow  # contact shadow on what lies below
-    seen = np.flatnonzero((alpha > 0) | (dim < 1))
-    if len(seen) < 0.8 * len(alpha):
-        pixel, alpha, dim, distance, stroke = (a[seen] for a in (pixel, alpha, dim, distance, stroke))
-        local_x, local_y, across, along = (a[seen] for a in (local_x, local_y, across, along))
-        x, y = x[seen], y[seen]
 
-    # Light from one side, a darker rim, a pattern in the frame of the object.
-    towards = light[strokes.picture[rows]].astype(np.float32)
-    light_x = towards[:, 0] * v["cos"] + towards[:, 1] * v["sin"]
-    light_y = towards[:, 1] * v["cos"] - towards[:, 0] * v["sin"]
-    across, along = np.clip(across, -1, 1), np.clip(along, -1, 1)
-    relief = (across * light_x[stroke] + along * light_y[stroke]) * np.float32(0.34)
-    relief -= (across * across + along * along) * np.float32(0.1)
-    bright = 1 + relief * v["shade"][stroke]
-    lit = (strokes.object[rows] > 0) | (v["grain"] > 0)
-    if lit.any():
-        rim = np.clip(1 + distance * np.float32(1 / INK), 0, 1)
-        bright *= 1 - (lit * np.float32(0.28))[stroke] * rim
+def _shade(
+    v: dict[str, np.ndarray], light: np.ndarray, stroke: np.ndarray, distance: np.ndarray, across: np.ndarray,
+    along: np.ndarray, x: np.ndarray, y: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(fragments,) brightness (light from one side, a darker rim, grain, pattern) and the white gloss on top of it."""
+    light_x = (light[:, 0] * v["cos"] + light[:, 1] * v["sin"]) * v["shade"]
+    light_y = (light[:, 1] * v["cos"] - light[:, 0] * v["sin"]) * v["shade"]
+    facing = across * light_x[stroke] + along * light_y[stroke]
+    bright = 1 + np.float32(0.34) * facing
+    bright -= (across * across + along * along) * (v["shade"] * np.float32(0.1))[stroke]
+    # Brightest a little inside the edge that faces the light.
+    gloss = np.maximum(1 - np.square((facing - np.float32(0.6)) * 3), 0) * np.float32(0.1)
+    rim = np.clip(1 + distance * np.float32(1 / INK), 0, 1)
+    bright *= 1 - np.float32(0.28) * rim
     if v["grain"].any():
-        bright *= 1 + v["grain"][stroke] * look_up(x * 2 + 4 + v["phase"][stroke], y * 2 + 4) * np.float32(0.6)
-    if v["weave"].any():
-        wave_x, wave_y, phase = v["wave_x"][stroke], v["wave_y"][stroke], v["phase"][stroke]
+        bright *= 1 + (v["grain"] * np.float32(0.6))[stroke] * look_up(x * 2 + (4 + v["phase"])[stroke], y * 2 + 4)
+    woven = np.flatnonzero((v["weave"] > 0)[stroke])
+    if len(woven):
+        which, x, y = stroke[woven], x[woven], y[woven]
+        wave_x, wave_y, phase, cross = (v[name][which] for name in ("wave_x", "wave_y", "phase", "cross"))
         wave = np.sin(wave_x * x + wave_y * y + phase)
-        cross = v["cross"][stroke]
         wave *= 1 - cross + cross * np.sin(wave_y * x - wave_x * y + phase)
-        bright *= 1 + v["weave"][stroke] * np.clip(wave * 4, -1, 1)
-
-    under = dim * (1 - alpha)
-    bright *= alpha
-    for channel, name in enumerate(("red", "green", "blue")):
-        plane = canvas[channel]
-        plane[pixel] = plane[pixel] * under + bright * v[name][stroke]
-    covers = alpha > 0.5
-    if (strokes.object[rows] > 0).any():
-        covers &= (strokes.object[rows] > 0)[stroke]
-        objects[pixel[covers]] = strokes.object[rows][stroke[covers]]
-        parts[pixel[covers]] = strokes.part[rows][stroke[covers]]
+        bright[woven] *= 1 + v["weave"][which] * np.clip(wave * 4, -1, 1)
+    return bright, gloss

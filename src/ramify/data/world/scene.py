@@ -82,23 +82,27 @@ def sample_scenes(key: np.ndarray) -> Scenes:
     flies = np.array([leaf.flies for leaf in LEAVES])
     low, high, step = (np.array([getattr(leaf, name) for leaf in LEAVES]) for name in ("low", "high", "step"))
 
-    place, time = draws.integer(0, len(PLACES) - 1), draws.integer(0, len(TIMES) - 1)
+    place = draws.integer(0, len(PLACES) - 1)
+    time = np.maximum(draws.integer(-1, len(TIMES) - 1), 0)  # day twice as often as each of the others
     horizon = draws.uniform(0.28, 0.6)
     angle = draws.uniform(0.5, 1.1) * draws.sign()  # from straight above
     light = np.stack([np.sin(angle), np.cos(angle)], -1)
 
-    present = np.stack([np.ones(n, bool), draws.uniform() < 0.6, draws.uniform() < 0.35], -1)
-    leaf = np.stack([draws.integer(0, len(LEAVES) - 1) for _ in range(MAX_OBJECTS)], -1)
+    present = np.stack([np.ones(n, bool), draws.uniform() < 0.7, draws.uniform() < 0.45], -1)
+    main = draws.integer(0, len(LEAVES) - 1)
+    # The smaller ones are of other classes: "a red truck" always means the main object.
+    others = [(main + draws.integer(1, len(LEAVES) - 1)) % len(LEAVES) for _ in range(1, MAX_OBJECTS)]
+    leaf = np.stack([main, *others], -1)
     count = np.stack([low[k] + step[k] * draws.integer(0, (high[k] - low[k]) // step[k]) for k in leaf.T], -1)
     colour = np.stack([draws.integer(0, len(COLOUR_NAMES) - 1) for _ in range(MAX_OBJECTS)], -1)
     apart = np.stack([draws.integer(1, len(COLOUR_NAMES) - 1) for _ in range(MAX_OBJECTS)], -1)
     second = (colour + apart) % len(COLOUR_NAMES)
-    tilt = np.stack([draws.uniform(-0.14, 0.14) for _ in range(MAX_OBJECTS)], -1) * np.where(flies[leaf], 1.8, 1.0)
+    tilt = np.stack([draws.uniform(-0.22, 0.22) for _ in range(MAX_OBJECTS)], -1) * np.where(flies[leaf], 1.6, 1.0)
     flip = np.stack([draws.sign() for _ in range(MAX_OBJECTS)], -1)
     lift = np.stack([draws.uniform() for _ in range(MAX_OBJECTS)], -1)
 
     half, x, floor = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
-    half[:, 0] = draws.uniform(0.25, 0.4)
+    half[:, 0] = draws.uniform(0.23, 0.4)
     room = np.maximum(1 - 2 * half[:, 0], 0) / 2 + 0.03
     x[:, 0] = 0.5 + room * draws.uniform(-1, 1)
     height = half[:, 0] * (1 + tops[leaf[:, 0]])

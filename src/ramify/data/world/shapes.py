@@ -18,12 +18,14 @@ Field = tuple[np.ndarray, np.ndarray, np.ndarray]
 def ellipse(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, e: np.ndarray, f: np.ndarray) -> Field:
     """Ellipse of half axes a, b, of which only ``y > e b`` is kept (e = -1: all, e = 0: a dome); f is not used.
 
-    First-order distance k (k - 1) / |grad|, exact on the edge, which is where anti-aliasing looks.
+    First-order distance k (k - 1) / |grad|, exact on the edge, which is where anti-aliasing looks; far from the tips
+    of a thin ellipse it comes out too small, so it is never less than the distance to the box around it.
     """
     u, v = x / a, y / b
     k = np.sqrt(u * u + v * v)
     slope = np.sqrt(np.square(u / a) + np.square(v / b)) + 1e-6
-    return np.maximum(k * (k - 1) / slope, e * b - y), u, v
+    outside = np.maximum(np.maximum(np.abs(x) - a, np.abs(y) - b), e * b - y)
+    return np.maximum(k * (k - 1) / slope, outside), u, v
 
 
 def box(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, e: np.ndarray, f: np.ndarray) -> Field:
@@ -64,11 +66,11 @@ def lens(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, e: np.ndarr
 
 
 def blob(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, e: np.ndarray, f: np.ndarray) -> Field:
-    """Ellipse with f bumps of relative depth e around it."""
+    """Ellipse with f bumps of relative depth e around it; its edge softens in proportion to a and b, as shadows do."""
     u, v = x / a, y / b
     k = np.sqrt(u * u + v * v) + 1e-6
-    rim = 1 + e * np.cos(f * np.arctan2(u, v))
-    return (k - rim) * np.minimum(a, b) * 0.9, u / rim, v / rim
+    rim = 1 + e * np.cos(f * np.arctan2(u, v)) if e.any() else np.float32(1)
+    return (k - rim) * np.minimum(a, b), u / rim, v / rim
 
 
 SHAPES: tuple[Callable[..., Field], ...] = (ellipse, box, arc, lens, blob)

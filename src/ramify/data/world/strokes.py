@@ -10,10 +10,10 @@ import numpy as np
 from ramify.data.world.build import COLOURS, Builder
 from ramify.data.world.classes import LEAVES
 from ramify.data.world.draws import Draws, derive
-from ramify.data.world.scene import COLOUR_VALUES, MAX_OBJECTS, Scenes
+from ramify.data.world.scene import COLOUR_VALUES, Scenes
 from ramify.data.world.shapes import ARC, BLOB, BOX, ELLIPSE
 
-TINTS = np.array([(1.0, 1.0, 1.0), (1.0, 0.82, 0.72), (0.5, 0.56, 0.78), (0.92, 0.94, 0.97)], np.float32)
+TINTS = np.array([(1.0, 1.0, 1.0), (1.0, 0.82, 0.72), (0.6, 0.66, 0.88), (0.92, 0.94, 0.97)], np.float32)
 """Colour of the light at each of ``TIMES``."""
 
 FLOATS = (
@@ -22,12 +22,19 @@ FLOATS = (
 )  # fmt: skip
 
 
+FLAT, SOLID, OBJECT = range(3)
+"""How a stroke is finished: sun, clouds and shadows are flat colour; stones and bushes are shaded; the parts of
+objects also cast a shadow around them. What is shaded enters the maps of objects and parts, as 0 if scenery."""
+
+_INDEX = {name: i for i, name in enumerate(FLOATS)}
+
+
 @dataclass
 class Strokes:
-    """P shapes to be painted, sorted by (rank, kind): within a rank every picture has at most one."""
+    """P shapes to be painted, sorted by (rank, kind, finish): within a rank every picture has at most one."""
 
-    values: dict[str, np.ndarray]
-    """``FLOATS``, each (P,) float32."""
+    values: np.ndarray
+    """(len(FLOATS), P) float32."""
     picture: np.ndarray
     """(P,) which picture it is in."""
     kind: np.ndarray
@@ -38,24 +45,49 @@ class Strokes:
     """(P,) uint8."""
     rank: np.ndarray
     """(P,) place in the painting order of its picture."""
+    finish: np.ndarray
+    """(P,) ``FLAT``, ``SOLID`` or ``OBJECT``."""
+
+    def field(self, name: str) -> np.ndarray:
+        """(P,) values of one field."""
+        return self.values[_INDEX[name]]
 
 
 class _Table:
-    """Collects rows of strokes in any order."""
+    """Collects strokes in any order."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, np.ndarray]] = []
+        self.values: list[np.ndarray] = []
+        self.tags: list[np.ndarray] = []
 
-    def add(self, picture: np.ndarray, depth: np.ndarray | float, **fields: Any) -> None:
-        shape = np.shape(picture)
-        row: dict[str, np.ndarray] = {
-            name: np.broadcast_to(np.asarray(fields.get(name, 0.0), np.float32), shape).ravel() for name in FLOATS
-        }
-        for name in ("kind", "object", "part"):
-            row[name] = np.broadcast_to(np.asarray(fields.get(name, 0)), shape).ravel()
-        row["picture"] = np.ravel(picture)
-        row["depth"] = np.broadcast_to(np.asarray(depth, np.float64), shape).ravel()
-        self.rows.append(row)
+    def add(self, picture: np.ndarray, depth: Any, *, kind: Any, object: Any = 0, part: Any = 0, **fields: Any) -> None:
+        """Strokes of the pictures ``picture`` (any shape); the other arguments broadcast to it, floats default to 0."""
+        values = np.zeros((len(FLOATS), *picture.shape), np.float32)
+        for name, value in fields.items():
+            values[_INDEX[name]] = value
+        tags = np.empty((5, *picture.shape))
+        for i, tag in enumerate((picture, depth, kind, object, part)):
+            tags[i] = tag
+        self.values.append(values.reshape(len(FLOATS), -1))
+        self.tags.append(tags.reshape(5, -1))
+
+    def strokes(self) -> Strokes:
+        """All that can be seen, with their ranks."""
+        values, tags = np.concatenate(self.values, 1), np.concatenate(self.tags, 1)
+        shown = np.flatnonzero(values[_INDEX["opacity"]] > 0)
+        order = shown[np.lexsort(tags[1::-1, shown])]  # by picture, then by depth
+        picture = tags[0, order].astype(np.int64)
+        start = np.searchsorted(picture, picture)
+        rank = np.arange(len(picture)) - start
+        kind = tags[2, order].astype(np.int64)
+        solid = values[_INDEX["grain"], order] > 0
+        finish = np.where(tags[3, order] > 0, OBJECT, np.where(solid, SOLID, FLAT))
+        by_rank = np.lexsort((finish, kind, rank))
+        order = order[by_rank]
+        objects, parts = tags[3:, order].astype(np.uint8)
+        return Strokes(
+            values[:, order], picture[by_rank], kind[by_rank], objects, parts, rank[by_rank], finish[by_rank]
+        )
 
 
 def make_strokes(scenes: Scenes) -> Strokes:
@@ -63,101 +95,84 @@ def make_strokes(scenes: Scenes) -> Strokes:
     table = _Table()
     _scenery(table, scenes)
     order = np.argsort(np.argsort(-scenes.floor, axis=1, kind="stable"), axis=1)  # far objects first
-    for slot in range(MAX_OBJECTS):
-        for leaf in range(len(LEAVES)):
-            chosen = np.flatnonzero(scenes.leaf[:, slot] == leaf)
-            if len(chosen):
-                _object(table, scenes, chosen, slot, leaf, 1000.0 * (1 + order[chosen, slot]))
-    fields = {name: np.concatenate([row[name] for row in table.rows]) for name in table.rows[0]}
-    sequence = np.lexsort((fields["depth"], fields["picture"]))
-    picture = fields["picture"][sequence]
-    first = np.searchsorted(picture, np.arange(len(scenes)))
-    rank = np.arange(len(picture)) - first[picture]
-    by_rank = np.lexsort((fields["kind"][sequence], rank))
-    final = sequence[by_rank]
-    return Strokes(
-        {name: fields[name][final] for name in FLOATS},
-        picture[by_rank],
-        fields["kind"][final],
-        fields["object"][final].astype(np.uint8),
-        fields["part"][final].astype(np.uint8),
-        rank[by_rank],
-    )
+    for leaf in range(len(LEAVES)):
+        picture, slot = np.nonzero(scenes.leaf == leaf)
+        if len(picture):
+            _objects(table, scenes, picture, slot, leaf, 1000.0 * (1 + order[picture, slot]))
+    return table.strokes()
 
 
-def _object(table: _Table, s: Scenes, chosen: np.ndarray, slot: int, leaf: int, depth: np.ndarray) -> None:
-    """Shadow and shapes of the objects of one class in one slot."""
-    key = derive(s.key[chosen], 1000 + slot)
-    builder = Builder(key, s.count[chosen, slot])
+def _objects(table: _Table, s: Scenes, picture: np.ndarray, slot: np.ndarray, leaf: int, depth: np.ndarray) -> None:
+    """Shadows and shapes of all objects of one class: m of them, in slot ``slot`` of picture ``picture``."""
+    at = picture, slot
+    key = derive(s.key[picture], slot + 1000)
+    builder = Builder(key, s.count[at])
     LEAVES[leaf].blueprint(builder)
     shapes = builder.shapes()
-    half, flip, tilt = (getattr(s, name)[chosen, slot, None] for name in ("half", "flip", "tilt"))  # (m, 1)
-    middle_x, middle_y = s.x[chosen, slot, None], s.base[chosen, slot, None] + half
-    x, y = shapes.field("x") * flip * half, shapes.field("y") * half
+    half, flip, tilt, time = s.half[at], s.flip[at][:, None], s.tilt[at][:, None], s.time[picture]
+    size = half[:, None]  # (m, 1)
+    x, y = shapes.field("x") * flip * size, shapes.field("y") * size  # (m, P)
     cos, sin = np.cos(tilt), np.sin(tilt)
     angle = shapes.field("angle") * flip + tilt
-    palette = _palette(s, chosen, slot, Draws(derive(key, 1)))
-    rgb = palette[:, shapes.colour]  # (m, P, 3)
-    shape = rgb.shape[:2]
+    rgb = _palette(s, picture, slot, Draws(derive(key, 1)))[:, shapes.colour]  # (m, P, 3)
     painted = np.isin(shapes.colour, [COLOURS.index("main"), COLOURS.index("second")]).astype(np.float32)
-    weave = _texture(Draws(derive(key, 2)), half[:, 0])
-    shown = np.where(shapes.field("show") > 0, 1.0, 0.0)
+    weave = _texture(Draws(derive(key, 2)), half)
 
-    flying = s.base[chosen, slot] - s.floor[chosen, slot]
+    flying = s.base[at] - s.floor[at]
     table.add(
-        chosen,
+        picture,
         depth - 1,
-        kind=ELLIPSE,
-        x=s.x[chosen, slot] - s.light[chosen, 0] * (0.25 * half[:, 0] + 0.3 * flying),
-        y=s.floor[chosen, slot] + 0.03 * half[:, 0],
-        a=half[:, 0] * 1.05,
-        b=half[:, 0] * 0.16,
+        kind=BLOB,
+        x=s.x[at] - s.light[picture, 0] * (0.25 * half + 0.3 * flying),
+        y=s.floor[at] + 0.03 * half,
+        a=half * 0.75,
+        b=half * 0.13,
         cos=1.0,
-        e=-1.0,
-        opacity=np.where(s.time[chosen] == 3, 0.2, 0.42) / (1 + 2 * flying),
-        soft=half[:, 0] * (0.22 + 0.3 * flying),
+        opacity=np.where(time == 3, 0.25, 0.55) / (1 + 2 * flying),
+        soft=half * (0.08 + 0.1 * flying),
     )
     table.add(
-        np.broadcast_to(chosen[:, None], shape),
-        depth[:, None] + np.arange(shape[1]),
+        np.broadcast_to(picture[:, None], x.shape),
+        depth[:, None] + np.arange(x.shape[1]),
         kind=shapes.kind,
-        object=slot + 1,
+        object=slot[:, None] + 1,
         part=shapes.part,
-        x=middle_x + cos * x - sin * y,
-        y=middle_y + sin * x + cos * y,
-        a=shapes.field("a") * half,
-        b=shapes.field("b") * half,
+        x=s.x[at][:, None] + cos * x - sin * y,
+        y=s.base[at][:, None] + size + sin * x + cos * y,
+        a=shapes.field("a") * size,
+        b=shapes.field("b") * size,
         cos=np.cos(angle),
         sin=np.sin(angle),
-        # sizes scale with the object; an arc's reach and a taper do not
-        e=shapes.field("e"),
+        e=shapes.field("e"),  # a cut, a taper, a reach, a depth: none of them grows with the object
         f=shapes.field("f"),
         skew=shapes.field("skew") * flip,
         shade=shapes.field("shade"),
         red=rgb[..., 0],
         green=rgb[..., 1],
         blue=rgb[..., 2],
-        opacity=shown,
-        **{
-            name: value[:, None] * painted if name in ("grain", "weave") else value[:, None]
-            for name, value in weave.items()
-        },
+        opacity=shapes.field("show") > 0,
+        wave_x=weave["wave_x"][:, None],
+        wave_y=weave["wave_y"][:, None],
+        phase=weave["phase"][:, None],
+        cross=weave["cross"][:, None],
+        grain=weave["grain"][:, None] * painted,
+        weave=weave["weave"][:, None] * painted,
     )
 
 
-def _palette(s: Scenes, chosen: np.ndarray, slot: int, draws: Draws) -> np.ndarray:
+def _palette(s: Scenes, picture: np.ndarray, slot: np.ndarray, draws: Draws) -> np.ndarray:
     """(m, len(COLOURS), 3) the actual colours, lit by the time of day."""
-    m = len(chosen)
+    m, time = len(picture), s.time[picture]
     wobble = np.stack([draws.uniform(-0.06, 0.06) for _ in range(9)], -1).reshape(m, 3, 3)
     bright = draws.uniform(0.85, 1.1)[:, None]
-    main = COLOUR_VALUES[s.colour[chosen, slot]] * bright + wobble[:, 0]
-    second = COLOUR_VALUES[s.second[chosen, slot]] * bright + wobble[:, 1]
+    main = COLOUR_VALUES[s.colour[picture, slot]] * bright + wobble[:, 0]
+    second = COLOUR_VALUES[s.second[picture, slot]] * bright + wobble[:, 1]
     dark = draws.uniform(0.12, 0.3)[:, None] + wobble[:, 2] * 0.8
     pale = draws.uniform(0.72, 0.9)[:, None] + wobble[:, 2]
     glass = np.stack([draws.uniform(0.5, 0.75), draws.uniform(0.7, 0.86), draws.uniform(0.82, 0.96)], -1)
     white, black = np.full((m, 3), 0.95), np.full((m, 3), 0.06)
-    colours = np.stack([main, second, dark, pale, glass, white, black], 1) * TINTS[s.time[chosen], None]
-    lit = np.isin(s.time[chosen], (1, 2))[:, None]  # lamps are on at dusk and at night
+    colours = np.stack([main, second, dark, pale, glass, white, black], 1) * TINTS[time, None]
+    lit = np.isin(time, (1, 2))[:, None]  # lamps are on at dusk and at night
     colours[:, COLOURS.index("glass")] = np.where(lit, (1.0, 0.86, 0.45), colours[:, COLOURS.index("glass")])
     return np.clip(colours, 0.02, 1.0).astype(np.float32)
 
@@ -178,7 +193,7 @@ def _texture(draws: Draws, half: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _scenery(table: _Table, s: Scenes) -> None:
-    """Sun or moon, clouds, bushes and stones: what is painted behind all objects and belongs to none."""
+    """Sun or moon, clouds, bushes and stones: what belongs to no object."""
     draws = Draws(derive(s.key, 500))
     everyone, outdoors = np.arange(len(s)), s.place < 5
     tint = TINTS[s.time]
@@ -188,7 +203,7 @@ def _scenery(table: _Table, s: Scenes) -> None:
     sun_y = s.horizon + (0.98 - s.horizon) * draws.uniform(0.35, 0.9)
     disc = {"kind": ELLIPSE, "cos": 1.0, "e": -1.0, "red": sun[:, 0], "green": sun[:, 1], "blue": sun[:, 2]}
     seen = outdoors & (s.time < 3)
-    table.add(everyone, 0, x=sun_x, y=sun_y, a=radius * 3, b=radius * 3, opacity=seen * 0.25, soft=radius * 3, **disc)
+    table.add(everyone, 0, x=sun_x, y=sun_y, a=radius * 2, b=radius * 2, opacity=seen * 0.25, soft=radius * 1.5, **disc)
     table.add(everyone, 1, x=sun_x, y=sun_y, a=radius, b=radius, opacity=seen * 0.95, soft=0.004, **disc)
     for i in range(2):
         x, y, a = draws.uniform(0, 1), draws.uniform(0.75, 0.97), draws.uniform(0.09, 0.2)
@@ -199,38 +214,39 @@ def _scenery(table: _Table, s: Scenes) -> None:
                 everyone, 10 + 2 * i + j, kind=BLOB, x=x + dx * a, y=y + dy * a, a=a * size, b=a * size * 0.32, e=0.12,
                 f=draws.integer(5, 8), opacity=seen * 0.5, soft=a * 0.12, **cloud,
             )  # fmt: skip
-    for _ in range(4):
-        seen, size, far = draws.uniform() < 0.55, draws.uniform(0.025, 0.06), draws.uniform()
+    for i in range(6):
+        # Four behind all objects, two in front of them, which is where they cover a little of the main one.
+        nearer = i >= 4
+        seen, radius, far = draws.uniform() < 0.55, draws.uniform(0.025, 0.06), draws.uniform()
         leafy = (draws.uniform() < 0.6) & outdoors
-        y = s.horizon * (1 - 0.95 * far)
-        size = size * (0.6 + 0.8 * far)
+        bottom = s.floor[:, 0] * (1.05 - 1.1 * far) - 0.04 if nearer else s.horizon * (1 - 0.95 * far)
+        radius = radius * 1.5 if nearer else radius * (0.6 + 0.8 * far)
+        depth = 9000 + far if nearer else 100 + 20 * far
         base = np.where(leafy[:, None], (0.24, 0.4, 0.18), (0.46, 0.43, 0.42))
         colour = (base + (draws.uniform(-0.12, 0.12))[:, None]) * tint
-        spin, x = draws.uniform(-0.3, 0.3), draws.uniform(0, 1)
+        spin, left = draws.uniform(-0.3, 0.3), draws.uniform(0, 1)
         table.add(
-            everyone, 100 + 20 * far, kind=ELLIPSE, x=x, y=y, a=size * 1.3, b=size * 0.35, cos=1.0, e=-1.0,
-            opacity=seen * 0.3, soft=size * 0.5,
+            everyone, depth, kind=BLOB, x=left, y=bottom, a=radius * 1.1, b=radius * 0.3, cos=1.0,
+            opacity=seen * 0.4, soft=radius * 0.15,
         )  # fmt: skip
         table.add(
-            everyone, 100.5 + 20 * far, kind=np.where(leafy, BLOB, BOX), x=x, y=y + size * 0.6, a=size * 1.2,
-            b=size * np.where(leafy, 1.0, 0.7), cos=np.cos(spin), sin=np.sin(spin), e=np.where(leafy, 0.14, 0.25),
-            f=np.where(leafy, draws.integer(6, 9), 0.8), shade=1.0, red=colour[:, 0], green=colour[:, 1],
-            blue=colour[:, 2], opacity=seen, grain=0.5,
+            everyone, depth + 0.5, kind=np.where(leafy, BLOB, BOX), x=left, y=bottom + radius * 0.6,
+            a=radius * 1.2, b=radius * np.where(leafy, 1.0, 0.7), cos=np.cos(spin), sin=np.sin(spin),
+            e=np.where(leafy, 0.08, 0.25), f=np.where(leafy, draws.integer(7, 10), 0.8), shade=1.0,
+            red=colour[:, 0], green=colour[:, 1], blue=colour[:, 2], opacity=seen, grain=0.5,
         )  # fmt: skip
-
-
-_REACH = {ARC: 1.0, BLOB: 1.0}
 
 
 def extents(strokes: Strokes) -> tuple[np.ndarray, np.ndarray]:
     """(P,) half width and half height of a box that holds each shape, its soft edge and its contact shadow."""
-    v = strokes.values
-    a, b = v["a"], v["b"]
-    a = np.where(strokes.kind == ARC, a + b, np.where(strokes.kind == BLOB, a * (1 + np.abs(v["e"])), a))
-    b = np.where(strokes.kind == ARC, a, np.where(strokes.kind == BLOB, b * (1 + np.abs(v["e"])), b))
-    a = a + np.abs(v["skew"]) * b
-    cos, sin = np.abs(v["cos"]), np.abs(v["sin"])
-    ellipse = (strokes.kind == ELLIPSE) | (strokes.kind == BLOB)
+    a, b, e, soft = (strokes.field(name) for name in ("a", "b", "e", "soft"))
+    is_blob = strokes.kind == BLOB
+    grown = 1 + np.abs(e) + soft / np.minimum(a, b)  # a blob's soft edge is as wide as its size in every direction
+    a = np.where(strokes.kind == ARC, a + b, np.where(is_blob, a * grown, a))
+    b = np.where(strokes.kind == ARC, a, np.where(is_blob, b * grown, b))
+    a = a + np.abs(strokes.field("skew")) * b
+    cos, sin = np.abs(strokes.field("cos")), np.abs(strokes.field("sin"))
+    ellipse = (strokes.kind == ELLIPSE) | is_blob
     wide = np.where(ellipse, np.hypot(a * cos, b * sin), a * cos + b * sin)
     high = np.where(ellipse, np.hypot(a * sin, b * cos), a * sin + b * cos)
-    return wide + v["soft"], high + v["soft"]
+    return wide + soft, high + soft
