@@ -1,0 +1,296 @@
+"""Classification: loss, mixing, numbers with a hierarchy; and the verbs train, eval, models, export on top of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ramify.cli import main
+from ramify.cli.config import load
+from ramify.data.sample import Sample
+from ramify.errors import UserError
+from ramify.train import load_model
+from ramify.train.folder import RunFolder
+from ramify.train.model import create_model
+from ramify.train.recipe import ModelSettings, Recipe
+from ramify.train.tasks.classify import Classify, hierarchical_accuracy
+from ramify.tree import Tree
+
+pytest.importorskip("timm")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Two kinds of three classes under one root: 0 1 2 -> 6, 3 4 5 -> 7, 6 7 -> 8.
+TREE = Tree([6, 6, 6, 7, 7, 7, 8, 8, -1])
+
+
+def test_hierarchical_accuracy_by_hand():
+    label = np.array([0, 0, 0, 3, 4])
+    guess = np.array([0, 1, 5, 3, 2])  # right, sibling, wrong kind, right, wrong kind
+    found = hierarchical_accuracy(TREE, guess, label)
+    assert found == pytest.approx({"top1_up1": 3 / 5, "mistake_height": (1 + 2 + 2) / 3})
+    assert hierarchical_accuracy(TREE, label, label) == {"top1_up1": 1.0, "mistake_height": 0.0}
+
+
+def test_hierarchical_accuracy_equals_walking_up(seed):
+    """Random forests with classes at different depths, against a definition that walks up node by node."""
+    rng = np.random.default_rng(seed)
+    for roots in (1, 3):
+        n, num_classes = 40, 12
+        order = rng.permutation(np.arange(num_classes, n))  # inner nodes from the roots down
+        parent = np.full(n, -1)
+        for i, node in enumerate(order):
+            if i >= roots:
+                parent[node] = order[rng.integers(0, i)]
+        parent[:num_classes] = rng.choice(order, num_classes)
+        tree = Tree(parent)
+        guess, label = rng.integers(0, num_classes, (2, 300))
+
+        def chain(node: int, parent: np.ndarray = parent) -> list[int]:
+            return [node] if parent[node] < 0 else [node, *chain(parent[node], parent)]
+
+        found = hierarchical_accuracy(tree, guess, label)
+        heights = []
+        for g, l in zip(guess, label, strict=True):
+            if g != l:
+                up = chain(l)
+                heights.append(next((k for k, node in enumerate(up) if node in chain(g)), len(up)))
+        assert found["mistake_height"] == pytest.approx(np.mean(heights))
+        for name, value in found.items():
+            if name.startswith("top1_up"):
+                k = int(name.removeprefix("top1_up"))
+                right = []
+                for g, l in zip(guess, label, strict=True):
+                    up = chain(l)[:-1] if roots == 1 else chain(l)  # everybody is below a single root
+                    right.append(up[min(k, len(up) - 1)] in chain(g))
+                assert value == pytest.approx(np.mean(right)), name
+
+
+class Constant(nn.Module):
+    """Answers with fixed logits, row by row of what is asked: the picture's first pixel is the row."""
+
+    def __init__(self, logits: torch.Tensor):
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits[x[:, 0, 0, 0].long()]
+
+
+def task(*overrides: str) -> Classify:
+    made = Classify(load(Recipe, None, ["model.name=test_vit", "model.args.img_size=32", "data.size=32", *overrides]))
+    made.build_model({"classes": list("abcdef"), "tree": {"parent": TREE.parent.tolist(), "label": None}})
+    return made
+
+
+def batch(num: int) -> dict[str, torch.Tensor]:
+    images = torch.arange(num, dtype=torch.float32)[:, None, None, None].expand(num, 3, 4, 4).clone()
+    return {"image": images, "label": torch.randint(6, (num,))}
+
+
+def test_evaluation_numbers_equal_their_definition():
+    logits, data = torch.randn(50, 6), batch(50)
+    parts = [{key: value[a:b] for key, value in data.items()} for a, b in ((0, 30), (30, 50))]
+    found = task().evaluate(Constant(logits), parts, lambda tensor: tensor)
+    label = data["label"]
+    order = logits.argsort(1, descending=True)
+    expected = -logits.double().log_softmax(1)[torch.arange(50), label].mean()
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert found["top1"] == pytest.approx((order[:, 0] == label).double().mean().item())
+    assert found["top5"] == pytest.approx((order[:, 5] != label).double().mean().item())
+    assert found["top1_up1"] == pytest.approx((order[:, 0] // 3 == label // 3).double().mean().item())
+
+
+def test_label_smoothing_is_in_the_training_loss():
+    logits, data = torch.randn(9, 6), batch(9)
+    loss, numbers = task("loss.label_smoothing=0.3").training_loss(Constant(logits), data)
+    target = 0.7 * nn.functional.one_hot(data["label"], 6) + 0.3 / 6
+    assert loss.item() == pytest.approx(-(target * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-5)
+    assert numbers["top1"].item() == pytest.approx((logits.argmax(1) == data["label"]).float().mean().item())
+
+
+def test_mixing_depends_on_seed_and_step_alone():
+    made = task("data.augment.mixup=0.8", "data.augment.cutmix=1.0", "loss.label_smoothing=0.1")
+    original = {"image": torch.randn(8, 3, 16, 16), "label": torch.randint(6, (8,))}
+
+    def mixed(step: int) -> dict[str, torch.Tensor]:
+        torch.rand(3), np.random.rand(2)  # noqa: NPY002  (whatever happened before)
+        return made.prepare_batch({key: value.clone() for key, value in original.items()}, step)
+
+    first, again, other = mixed(3), mixed(3), mixed(4)
+    assert torch.equal(first["image"], again["image"]) and torch.equal(first["target"], again["target"])
+    assert not torch.equal(first["image"], other["image"])
+    assert first["target"].shape == (8, 6)
+    torch.testing.assert_close(first["target"].sum(1), torch.ones(8))
+    logits = torch.randn(8, 6)
+
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return logits
+
+    loss, _ = made.training_loss(Fixed(), first)
+    assert loss.item() == pytest.approx(-(first["target"] * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-5)
+    plain = task().prepare_batch(original, 3)
+    assert torch.equal(plain["image"], original["image"]) and "target" not in plain
+
+
+def test_collate_and_pack_give_the_same_batch():
+    samples = [Sample(torch.randn(3, 4, 4), str(i), label=i) for i in range(3)]
+    one = task().collate(samples, train=True)
+    other = task().pack(torch.stack([s.image for s in samples]), torch.tensor([0, 1, 2]))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (ModelSettings(name="swin_tinny_patch4_window7_224"), r"did you mean 'swin_tiny_patch4_window7_224'\?"),
+        (ModelSettings(name="test_vit", args={"dept": 3}), r"model test_vit: .*unexpected keyword argument 'dept'"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        create_model(settings, num_classes=3)
+
+
+# --------------------------------------------------------------------------------------------- from the command line
+
+RECIPE = """\
+data: {name: world, size: 32, num_train: 48, num_val: 20, batch_size: 16}
+model: {name: test_vit, args: {img_size: 32}}
+optim: {lr: 1.0e-3}
+schedule: {epochs: 2, warmup: 1}
+run: {device: cpu, ema: 0.9, tensorboard: false, log_steps: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    assert main(["train", str(folder / "recipe.yaml"), "--out", str(folder / "out"), "--optim.lr", "2e-3"]) == 0
+    return folder / "out"
+
+
+def test_train_writes_a_run(run):
+    recipe = RunFolder(run).recipe()
+    assert recipe.optim.lr == 2e-3 and recipe.model.args == {"img_size": 32}
+    lines = RunFolder(run).read_metrics()
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"), (3, "val"), (4, "train"), (6, "train"), (6, "val"),
+    ]  # fmt: skip
+    assert {"loss", "top1", "top5", "top1_up1", "mistake_height"} <= lines[-1].keys()
+    data = RunFolder(run).dataset()
+    assert len(data["classes"]) >= 24 and len(data["tree"]["parent"]) > len(data["classes"])
+
+
+def test_eval_gives_the_numbers_of_training(run, capsys):
+    best = max(
+        (line for line in RunFolder(run).read_metrics() if line["split"] == "val"), key=lambda line: line["top1"]
+    )
+    assert main(["eval", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 20 and found["top1"] == best["top1"]
+    assert found["loss"] == pytest.approx(best["loss"], rel=1e-5)
+    assert main(["eval", str(run), "--split", "test", "--data.num-val", "12", "--data.eval-batch-size=5"]) == 0
+    out = capsys.readouterr().out.split()
+    assert out[out.index("samples") + 1] == "12" and out[out.index("split") + 1] == "test"
+
+
+def test_a_run_folder_is_a_recipe_too(run, capsys):
+    assert main(["train", str(run), "--resume"]) == 0
+    assert "this run is finished: 6 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "RUN"], "already holds a run; go on with it by --resume, or choose another --out"),
+        (["train", "RUN", "--resume", "--optim.lr", "1"], "it was made with optim.lr = 0.002, now it is 1.0"),
+        (["train", "RUN", "--out", "x", "--optim.lrr", "1"], "unknown key 'optim.lrr'; did you mean 'optim.lr'?"),
+        (["train", "RUN", "--out"], "--out needs a folder"),
+        (["train"], "ramify train needs one RECIPE, got none"),
+        (["train", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
+        (["train", "RUN", "--out", "x", "--data.name", "folder", "--data.root", "/nowhere"], "/nowhere"),
+        (["train", "RUN", "--out", "x", "--data.num_classes", "7"], "7"),
+        (
+            ["train", "RUN", "--out", "x", "--model.name", "resnet5o"],
+            "unknown model 'resnet5o'; did you mean 'resnet50'?",
+        ),
+        (["eval", "RUN", "--split", "tset"], "--split must be train, val or test, got 'tset'; did you mean 'test'?"),
+        (["eval", "nowhere"], "nowhere is not the folder of a run: it has no recipe.yaml"),
+        (["export", "nowhere"], "nowhere is not the folder of a run"),
+        (["models", "resnet5oo"], "no model matches 'resnet5oo'; did you mean 'resnet50'?"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(run, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main([str(run) if argument == "RUN" else argument for argument in arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("ramify: error: ") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_config_is_a_recipe(run, tmp_path, capsys):
+    assert main(["train", str(run), "--model.args.depth", "3", "--run.compile", "--print-config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    recipe = load(Recipe, tmp_path / "printed.yaml")
+    assert recipe.model.args == {"img_size": 32, "depth": 3} and recipe.run.compile and recipe.optim.lr == 2e-3
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "RECIPE" in shown and "--optim.layer-decay" in shown and "--resume" in shown
+
+
+def test_a_damaged_best_checkpoint_is_named(run, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "copy")
+    path = tmp_path / "copy/checkpoints/best/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+    assert main(["eval", str(tmp_path / "copy")]) == 2
+    assert "best/model.safetensors is damaged" in capsys.readouterr().err
+
+
+def test_export(run, tmp_path, capsys):
+    assert main(["export", str(run), "--out", str(tmp_path / "weights/w.safetensors")]) == 0
+    from safetensors.torch import load_file
+
+    model, _ = load_model(run)
+    weights = load_file(tmp_path / "weights/w.safetensors")
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in weights.items())
+
+    assert main(["export", str(run), "--format", "torch-export"]) == 0
+    assert "largest difference to the model" in capsys.readouterr().out
+    program = torch.export.load(run / "model.pt2").module()
+    x = torch.randn(5, 3, 32, 32)  # another batch size than it was traced with
+    torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+
+    if importlib.util.find_spec("onnx") is None:
+        assert main(["export", str(run), "--format", "onnx"]) == 2
+        assert "this needs onnx: pip install ramify[onnx]" in capsys.readouterr().err
+    else:
+        assert main(["export", str(run), "--format", "onnx"]) == 0
+
+
+def test_models_lists_names_and_parameters(capsys):
+    assert main(["models", "test_vit", "--json"]) == 0
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    import timm
+
+    assert rows["test_vit"]["params"] == sum(p.numel() for p in timm.create_model("test_vit").parameters())
+    assert rows["test_vit"]["from"] == "timm"
+    assert main(["models", "hcformer_pico"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["hcformer_pico", "ramify"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("world_*.yaml")), ids=lambda path: path.stem)
+def test_recipes_can_be_read(path):
+    recipe = load(Recipe, path)
+    assert recipe.data.name == "world"
