@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from ramify.cli import main
@@ -140,6 +142,14 @@ def test_mixing_depends_on_seed_and_step_alone():
     assert torch.equal(plain["image"], original["image"]) and "target" not in plain
 
 
+def test_mixing_an_odd_share_is_refused():
+    made = task("data.augment.mixup=0.8", "data.batch_size=12", "run.accumulate=2")
+    with pytest.raises(
+        UserError, match=r"even number of pictures at once, got 3 \(data.batch_size 12 over 2 parts and 2"
+    ):
+        made.build_loader([], True, rank=0, world_size=2)
+
+
 def test_collate_and_pack_give_the_same_batch():
     samples = [Sample(torch.randn(3, 4, 4), str(i), label=i) for i in range(3)]
     one = task().collate(samples, train=True)
@@ -248,19 +258,23 @@ def test_print_config_is_a_recipe(run, tmp_path, capsys):
 
 
 def test_a_damaged_best_checkpoint_is_named(run, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(run, tmp_path / "copy")
     path = tmp_path / "copy/checkpoints/best/model.safetensors"
     path.write_bytes(path.read_bytes()[:-64])
+    with pytest.warns(
+        UserWarning, match=r"best/model\.safetensors is damaged.*; using .*last/ema\.safetensors instead"
+    ):
+        model, _ = load_model(tmp_path / "copy")
+    last = load_file(tmp_path / "copy/checkpoints/last/ema.safetensors")
+    assert all(torch.equal(value, last[name]) for name, value in model.state_dict().items())
+    shutil.rmtree(tmp_path / "copy/checkpoints/last")
+    shutil.rmtree(tmp_path / "copy/checkpoints/previous")
     assert main(["eval", str(tmp_path / "copy")]) == 2
     assert "best/model.safetensors is damaged" in capsys.readouterr().err
 
 
 def test_export(run, tmp_path, capsys):
     assert main(["export", str(run), "--out", str(tmp_path / "weights/w.safetensors")]) == 0
-    from safetensors.torch import load_file
-
     model, _ = load_model(run)
     weights = load_file(tmp_path / "weights/w.safetensors")
     assert weights.keys() == model.state_dict().keys()

@@ -140,6 +140,13 @@ def test_an_error_in_one_process_ends_both(tmp_path):
     assert first["ended"] != "fine"
 
 
+def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
+    first, second = run_two(tmp_path, tmp_path / "run", "model.head.signal_at=4")
+    assert first["ended"].startswith("KeyboardInterrupt") and second["ended"] == "SystemExit: 130"
+    assert "stopped at step 10 of 12" in first["printed"]  # they ask each other every tenth step
+    assert json.loads((tmp_path / "run/checkpoints/last/manifest.json").read_text())["step"] == 10
+
+
 def test_bad_samples_in_one_process_are_replaced(tmp_path):
     first, second = run_two(tmp_path, tmp_path / "run", "model.head.bad=[3, 50, 51]", "schedule.epochs=1")
     assert first["ended"] == second["ended"] == "fine"

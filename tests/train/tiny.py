@@ -6,6 +6,7 @@ It stands on the real loader and loop; only what a task must say is here. ``pyth
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ class Tiny(Task):
         head = self.recipe.model.head
         if step == head.get("nan_at"):
             batch["image"] = batch["image"] * float("nan")
+        if step == head.get("signal_at") and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
         if step == head.get("raise_at") and int(os.environ.get("RANK", "0")) == head.get("raise_on", 0):
             raise RuntimeError("a bug in one process")
         return batch

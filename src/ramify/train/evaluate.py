@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ramify.train.checkpoint import load_tensors
 from ramify.train.distributed import Processes
 from ramify.train.folder import RunFolder, best_weights
 from ramify.train.loop import evaluate
@@ -53,6 +52,5 @@ def _build(task: Any, folder: RunFolder) -> nn.Module:
     # The weights come from the run: downloading others, or looking for those it once started from, would be wasted.
     task.recipe.model.pretrained, task.recipe.model.weights = False, None
     model: nn.Module = task.build_model(folder.dataset())
-    path = best_weights(folder.path)
-    fill_tensors(model.state_dict(), load_tensors(path)[0], str(path))
+    fill_tensors(model.state_dict(), best_weights(folder.path), str(folder.path))
     return model.eval()

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,13 +184,27 @@ class RunFolder:
         return lines
 
 
-def best_weights(run: Path | str) -> Path:
-    """The file of weights to use of a run: the best, else the newest average, else the newest weights."""
+def best_weights(run: Path | str) -> dict[str, Tensor]:
+    """The weights to use of a run: the best, else the newest average, else the newest weights.
+
+    A damaged file is named in a warning and the next one used.
+    """
     folder = RunFolder(run)
     folder.require_run()
+    problems = []
     for name in (f"{BEST}/{MODEL}", f"{LAST}/{EMA}", f"{LAST}/{MODEL}", f"{PREVIOUS}/{EMA}", f"{PREVIOUS}/{MODEL}"):
-        if (folder.checkpoints / name).is_file():
-            return folder.checkpoints / name
+        path = folder.checkpoints / name
+        if path.is_file():
+            try:
+                found = load_tensors(path)[0]
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                warnings.warn(f"{'; '.join(problems)}; using {path} instead", stacklevel=2)
+            return found
+    if problems:
+        raise UserError("; ".join(problems))
     raise UserError(f"{run} has no checkpoint yet; train it first, or go on with --resume")
 
 

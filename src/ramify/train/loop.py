@@ -87,11 +87,12 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
     quiet = quiet or not processes.is_main
     threads = torch.get_num_threads()
     try:
-        with _deterministic(recipe.run.deterministic), stop_signals(quiet) as stopped, full_disk_is_one_line(Path(out)):
+        with _deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             if recipe.run.threads is not None:
                 torch.set_num_threads(recipe.run.threads)
             trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
-            return trainer.run(stopped, quiet)
+            with stop_signals(quiet) as stopped:
+                return trainer.run(stopped, quiet)
     finally:
         torch.set_num_threads(threads)
         processes.close()
@@ -152,7 +153,7 @@ class Trainer:
 
     def run(self, stopped: Any, quiet: bool) -> Result:
         """All steps that are left."""
-        self.wrapped = self.processes.wrap(self.model)
+        self.wrapped = self.processes.wrap(self.model).train()
         self.optimizer = build_optimizer(self.model, self.recipe.optim)
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
@@ -199,7 +200,6 @@ class Trainer:
         recipe, step = self.recipe, self.progress.step
         parts = recipe.run.accumulate
         _seed(recipe.run.seed, step, self.processes.rank)
-        self.wrapped.train()
         set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
         totals: dict[str, Tensor] = {}
         for part in range(parts):

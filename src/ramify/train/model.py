@@ -54,11 +54,10 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
     from ramify.train.checkpoint import load_tensors
     from ramify.train.folder import best_weights
 
-    path = best_weights(source) if source.is_dir() else source
-    tensors, _ = load_tensors(path)
+    tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]
     mine = model.state_dict()
     fitting = {name: value for name, value in tensors.items() if name in mine and mine[name].shape == value.shape}
     if not fitting:
-        raise UserError(f"no weight in {path} fits this model; model.weights wants weights of the same architecture")
+        raise UserError(f"no weight in {source} fits this model; model.weights wants weights of the same architecture")
     model.load_state_dict(fitting, strict=False)
     return [name for name in mine if name not in fitting]

@@ -90,6 +90,7 @@ class Task(ABC):
             strict=data.strict,
             skipped=skipped,
             pack=self.pack,
+            pin_memory=torch.cuda.is_available() and run.device != "cpu",
         )
 
     def to_device(self, batch: Any, device: torch.device) -> Any:

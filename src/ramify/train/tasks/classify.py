@@ -71,6 +71,15 @@ class Classify(Task):
         """The batch of pictures that lie in memory: (B, 3, S, S) and (B,)."""
         return {"image": images, "label": labels}
 
+    def build_loader(self, dataset: Any, train: bool, *, world_size: int = 1, **options: Any) -> Any:
+        share = self.recipe.data.batch_size // self.recipe.run.accumulate // world_size
+        if train and self.recipe.data.augment.mixes and share % 2:
+            raise UserError(
+                f"mixup and cutmix need an even number of pictures at once, got {share} (data.batch_size "
+                f"{self.recipe.data.batch_size} over {self.recipe.run.accumulate} parts and {world_size} processes)"
+            )
+        return super().build_loader(dataset, train, world_size=world_size, **options)
+
     def prepare_batch(self, batch: Batch, step: int) -> Batch:
         if self._mixer is None:
             return batch
