@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.data.build import build_dataset
 from ramify.data.loader import ArrayLoader, SampleLoader, build_loader
 from ramify.data.seeding import mix_bits, seeded, uniforms
-from ramify.data.settings import AugmentSettings
+from ramify.data.settings import AugmentSettings, DataSettings
 from ramify.data.transforms import eval_transform, train_transform
 from ramify.errors import UserError
 
@@ -319,6 +320,17 @@ def test_seeded_gives_the_generators_back_also_after_an_error():
             assert torch.equal(torch.rand(3), first[0]) and np.array_equal(np.random.rand(3), first[1])  # noqa: NPY002
         with pytest.raises(ValueError, match="empty range"), seeded(1, 2, 3):
             random.choice(range(random.randrange(5), random.randrange(0)))
+
+
+def test_the_built_in_world_feeds_both_loaders(tmp_path):
+    settings = DataSettings(size=32, num_train=24, num_val=16, seed=5, cache=tmp_path)
+    world = build_dataset(settings, "train")
+    assert len(world) == 24 and len(build_dataset(settings, "val")) == 16
+    transform = train_transform(AugmentSettings(flip=0), 32)
+    fast = build(world, transform=transform, pack=lambda x, y: (x, y))
+    assert isinstance(fast, ArrayLoader)
+    for (x, y), (images, labels, _) in zip(fast, build(world, transform=transform), strict=True):
+        assert torch.equal(x, images) and torch.equal(y, labels)
 
 
 def _num_threads(samples):

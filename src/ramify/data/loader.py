@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ramify.data.sample import BadSample, PictureDataset, Sample
-from ramify.data.seeding import mix_bits, seeded, uniforms
+from ramify.data.seeding import mix_bits, preserved, reseed, uniforms
 from ramify.data.steps import random_erasing
 from ramify.data.transforms import Transform
 from ramify.errors import UserError
@@ -258,7 +258,10 @@ class _Source:
 
     def __getitem__(self, request: tuple[int, np.ndarray]) -> tuple[Any, int, dict[str, str], str | None]:
         """The batch (None when nothing is left), pictures tried, bad ones, and a message that must end the run."""
-        epoch, indices = request
+        with preserved():
+            return self._load(*request)
+
+    def _load(self, epoch: int, indices: np.ndarray) -> tuple[Any, int, dict[str, str], str | None]:
         samples: list[Sample] = []
         bad: dict[str, str] = {}
         num_read = 0
@@ -285,10 +288,9 @@ class _Source:
         sample = self.dataset[index]
         if self.transform is None:
             return sample
-        if not self.train:
-            return self.transform(sample)
-        with seeded(self.seed, epoch, index):
-            return self.transform(sample)
+        if self.train:
+            reseed(self.seed, epoch, index)
+        return self.transform(sample)
 
 
 def _unchanged(batch: Any) -> Any:
@@ -332,8 +334,9 @@ class ArrayLoader(Loader):
         if augment is None or not augment.erasing:
             return
         chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < augment.erasing)
-        for i in chosen.tolist():  # seeding costs more than erasing, so only those that need it
-            with seeded(self.plan.seed, epoch, int(indices[i])):
+        with preserved():
+            for i in chosen.tolist():
+                reseed(self.plan.seed, epoch, int(indices[i]))
                 self._eraser(images[i])
 
     def _moved(self, indices: np.ndarray, epoch: int) -> np.ndarray:

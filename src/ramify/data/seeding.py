@@ -40,20 +40,31 @@ def _stir(state: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def seeded(*words: int) -> Iterator[None]:
-    """Inside, the global generators of Python, numpy and torch (CPU) are seeded by ``words``; afterwards they go on
-    as if nothing had happened.
-
-    timm and torchvision draw from the global generators, so this is the only way to make them repeatable.
-    """
-    bits = mix_bits(*words)
+def preserved() -> Iterator[None]:
+    """Whatever happens inside, afterwards the global generators of Python, numpy and torch (CPU) go on as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(bits)
-    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002
-    torch.default_generator.manual_seed(bits)  # torch.manual_seed would also touch every GPU
     try:
         yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         torch.set_rng_state(before[2])
+
+
+def reseed(*words: int) -> None:
+    """Seeds the global generators of Python, numpy and torch (CPU); only inside ``preserved``.
+
+    timm and torchvision draw from the global generators, so this is the only way to make them repeatable.
+    """
+    bits = mix_bits(*words)
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(bits)  # torch.manual_seed would also touch every GPU
+
+
+@contextmanager
+def seeded(*words: int) -> Iterator[None]:
+    """``preserved`` and ``reseed`` in one: inside, chance follows from ``words``; outside, nobody notices."""
+    with preserved():
+        reseed(*words)
+        yield

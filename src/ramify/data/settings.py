@@ -87,8 +87,8 @@ class DataSettings:
     """Processes that read and augment; 0 reads in the training process."""
     strict: bool = False
     """Stop at the first picture that cannot be read instead of skipping and counting it."""
-    cache: Path | None = None
-    """Folder in which the built-in world keeps what it has rendered."""
+    cache: bool | Path | None = None
+    """Folder in which the built-in world keeps what it has rendered; true for the usual one, else it keeps nothing."""
     seed: int = 0
     """Seed of the built-in world, and of the choice when num_train or num_val takes only some pictures."""
     crop_pct: float = 1.0

@@ -158,18 +158,44 @@ def _scale(parts: dict[str, Any], longer_side: float) -> dict[str, Any]:
 
 
 class Shift:
-    """Moves everything by up to ``pixels`` each way: pads, then crops back to the size it had."""
+    """Moves everything by up to ``pixels`` each way; what comes in is the fill colour, for label maps IGNORE."""
 
     def __init__(self, pixels: int, fill: tuple[int, ...]):
-        self.pixels, self.fill = pixels, fill
+        self.pixels, self.fill = pixels, torch.tensor(fill, dtype=torch.uint8)[:, None, None]
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
-        from torchvision.transforms.v2 import functional as F
+        from torchvision import tv_tensors
 
-        height, width = parts["image"].shape[-2:]
-        top, left = torch.randint(0, 2 * self.pixels + 1, (2,)).tolist()
-        padded = _pad(parts, [self.pixels] * 4, self.fill)
-        return {name: F.crop(value, top, left, height, width) for name, value in padded.items()}
+        dy, dx = torch.randint(-self.pixels, self.pixels + 1, (2,)).tolist()
+        moved = {}
+        for name, value in parts.items():
+            if isinstance(value, tv_tensors.BoundingBoxes):
+                moved[name] = tv_tensors.wrap(value.as_subclass(Tensor) + torch.tensor([dx, dy, dx, dy]), like=value)
+            else:
+                moved[name] = tv_tensors.wrap(self._moved(value.as_subclass(Tensor), dy, dx, name), like=value)
+        return moved
+
+    def _moved(self, value: Tensor, dy: int, dx: int, name: str) -> Tensor:
+        height, width = value.shape[-2:]
+        out = self.fill.expand_as(value).clone() if name == "image" else torch.full_like(value, IGNORE)
+        if abs(dy) < height and abs(dx) < width:
+            out[..., max(dy, 0) : height + min(dy, 0), max(dx, 0) : width + min(dx, 0)] = value[
+                ..., max(-dy, 0) : height + min(-dy, 0), max(-dx, 0) : width + min(-dx, 0)
+            ]
+        return out
+
+
+class Unless:
+    """Some steps, left out where the picture has the wanted size anyway: even doing nothing takes them a while."""
+
+    def __init__(self, size: int, *steps: Any):
+        self.size, self.steps = size, steps
+
+    def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        if parts["image"].shape[-2:] != (self.size, self.size):
+            for step in self.steps:
+                parts = step(parts)
+        return parts
 
 
 class RandAugment:

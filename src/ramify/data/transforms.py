@@ -22,6 +22,7 @@ from ramify.data.steps import (
     RandAugment,
     ResizedCrop,
     Shift,
+    Unless,
     Zoom,
     instances,
     random_erasing,
@@ -131,16 +132,17 @@ class Transform:
         from torchvision.transforms import InterpolationMode, v2
 
         augment, size, bicubic = self.augment, self.size, InterpolationMode.BICUBIC
+        steps: list[Any]
         if augment is None:
             if self.task == "classify":
-                return [v2.Resize(round(size / self.crop_pct), bicubic), v2.CenterCrop(size)]
+                steps = [v2.Resize(round(size / self.crop_pct), bicubic), v2.CenterCrop(size)]
+                return [Unless(size, *steps)] if self.crop_pct == 1 else steps
             fit = Fit(size, self.fill, square=self.task == "segment")
             return [fit]
-        steps: list[Any]
         if augment.crop_scale is not None:
             steps = [ResizedCrop(size, augment.crop_scale, augment.crop_ratio)]
         elif self.task == "classify":
-            steps = [v2.Resize(size, bicubic), v2.RandomCrop(size)]
+            steps = [Unless(size, v2.Resize(size, bicubic), v2.RandomCrop(size))]
         elif augment.scale_jitter is not None:
             fill = {tv_tensors.Image: self.fill, tv_tensors.Mask: IGNORE, "others": 0}
             steps = [Zoom(size, augment.scale_jitter), v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
