@@ -163,21 +163,27 @@ def grid_clusters(height: int, width: int, num_clusters: int) -> np.ndarray:
 def slic_clusters(image: Any, num_clusters: int, compactness: float = 10.0) -> np.ndarray:
     """SLIC superpixels of an (H, W, 3) uint8 picture, (H, W).
 
-    SLIC gives another number than it is asked for, mostly fewer. It is asked up to four times, and the answer whose
-    number is nearest to ``num_clusters`` is taken.
+    SLIC gives another number than it is asked for, mostly fewer. What to ask for is found by bisection, in at most ten
+    trials, and the answer whose number is nearest to ``num_clusters`` is taken.
     """
     from ramify.errors import require
 
     slic = require("skimage.segmentation", "eval").slic
-    asked, best, best_count = num_clusters, None, 0
-    for _ in range(4):
+    best, best_miss = None, 0
+    low, high, asked = 0, 0, num_clusters  # low gave too few, high too many (0: not known yet)
+    for _ in range(10):
         found = np.asarray(slic(np.asarray(image), n_segments=asked, compactness=compactness, start_label=0))
-        count = len(np.unique(found))
-        if best is None or abs(count - num_clusters) < abs(best_count - num_clusters):
-            best, best_count = found, count
-        if count == num_clusters:
+        miss = len(np.unique(found)) - num_clusters
+        if best is None or abs(miss) < abs(best_miss):
+            best, best_miss = found, miss
+        if miss < 0:
+            low = asked
+        else:
+            high = asked
+        step = 2 * asked if not high else (low + high) // 2
+        if miss == 0 or step in (low, high) or step > found.size:
             break
-        asked = max(1, asked + num_clusters - count)
+        asked = max(1, step)
     assert best is not None
     return best
 

@@ -227,9 +227,10 @@ def _whole_set(dataset: Any, size: int, most: int = 2000) -> tuple[list[np.ndarr
 
 def _choose(guess: np.ndarray, labels: np.ndarray, count: int) -> list[int]:
     """Pictures of different classes, about one in four of them wrong where there are wrong ones."""
-    wrong = _different(np.flatnonzero(guess != labels), labels, count // 4)
-    right = _different(np.flatnonzero(guess == labels), labels, count - len(wrong))
-    return right + wrong
+    wrong = _different(np.flatnonzero(guess != labels), labels, count)
+    right = _different(np.flatnonzero(guess == labels), labels, count)
+    num_wrong = max(min(len(wrong), count // 4), count - len(right))
+    return right[: count - num_wrong] + wrong[:num_wrong]
 
 
 def _scenes(
