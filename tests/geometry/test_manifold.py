@@ -150,6 +150,8 @@ def test_points_stay_marked_through_copies_and_casts():
     assert_marked(fresh)
     torch.testing.assert_close(fresh.weight, holder.weight)
     fresh.weight = torch.nn.Parameter(fresh.weight.detach().clone())  # as FSDP does
+    assert_marked(fresh)
+    fresh._parameters["weight"] = torch.nn.Parameter(fresh.weight.detach().clone())  # behind its back
     assert manifold_of(fresh.weight) is None
     mark_points(torch.nn.Sequential(fresh))
     assert_marked(fresh)

@@ -58,8 +58,9 @@ class Curvature(nn.Module):
         if min is not None and max is not None and not bool(((values > min) & (values < max)).all() and min > 0):
             raise ValueError(f"curvature: expected 0 < min < c < max, got min={min}, c={init}, max={max}")
         self.learnable, self.min, self.max = learnable, min, max
-        if learnable:
-            self.raw = nn.Parameter(self._inverse(values).float())
+        self.shape = values.shape
+        if learnable:  # a single number as (1,): fully_shard takes no parameter without an axis
+            self.raw = nn.Parameter(self._inverse(values).float().reshape(values.shape or (1,)))
         elif isinstance(init, Tensor):
             self.register_buffer("value", init.detach().clone().float())
         else:
@@ -74,10 +75,13 @@ class Curvature(nn.Module):
     def forward(self) -> Tensor | float:
         if not self.learnable:
             return self.value
+        raw: Tensor = self.raw
+        if hasattr(raw, "full_tensor"):  # sharded, and asked for outside the forward pass: all processes ask together
+            raw = raw.full_tensor()
         if self.min is None or self.max is None:
-            return self.raw.exp()
+            return raw.exp().reshape(self.shape)
         low, high = math.log(self.min), math.log(self.max)
-        return (low + (high - low) * self.raw.sigmoid()).exp()
+        return (low + (high - low) * raw.sigmoid()).exp().reshape(self.shape)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         saved = _SAVED.get(self)
@@ -99,6 +103,9 @@ class Curvature(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        saved = state_dict.get(f"{prefix}raw")
+        if saved is not None and saved.dim() == 0:  # as older versions wrote it
+            state_dict[f"{prefix}raw"] = saved.reshape(1)
         num_missing = len(missing_keys)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -114,6 +121,8 @@ class Curvature(nn.Module):
             load.own_missing.clear()
 
     def extra_repr(self) -> str:
+        if self.learnable and hasattr(self.raw, "full_tensor"):
+            return "learnable, sharded"  # one process must not wait for the others to print itself
         c = self()
         value = c.detach() if isinstance(c, Tensor) else torch.tensor(c)
         shown = f"{value.item():.4g}" if value.numel() == 1 else f"{tuple(value.shape)}"

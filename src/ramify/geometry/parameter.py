@@ -25,7 +25,7 @@ def manifold_of(parameter: Tensor) -> Manifold | None:
 
 
 class PointModule(nn.Module):
-    """A module with parameters that are points; they stay marked through deepcopy, pickle, ``to`` and FSDP."""
+    """A module with parameters that are points; deepcopy, pickle, ``to`` and ``fully_shard`` leave them marked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +44,11 @@ class PointModule(nn.Module):
             if parameter is not None:
                 mark_manifold(parameter, manifold)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_points", ()) and isinstance(value, nn.Parameter):
+            mark_manifold(value, self._points[name])  # fully_shard puts its parameters in place this way
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.mark_points()
@@ -55,7 +60,11 @@ class PointModule(nn.Module):
 
 
 def mark_points(model: nn.Module) -> None:
-    """Mark every point parameter of ``model`` again; call it after ``fully_shard`` and before making the optimiser."""
+    """Mark every point parameter of ``model`` again.
+
+    Needed before making an optimiser if something put new parameters into a module behind its back;
+    :func:`ramify.optim.param_groups` calls it for you. Assignments, copies, ``to`` and ``fully_shard`` keep the marks.
+    """
     for module in model.modules():
         if isinstance(module, PointModule):
             module.mark_points()

@@ -84,8 +84,9 @@ class LorentzResidual(nn.Module):
         self.learnable = learnable
         self.init_weight, self.init_gain = float(weight), None if gain is None else float(gain)
         if learnable:
-            self.log_weight = nn.Parameter(torch.empty(()))
-            self.log_gain = None if gain is None else nn.Parameter(torch.empty(()))
+            # (1,) and not (): fully_shard takes no parameter without an axis
+            self.log_weight = nn.Parameter(torch.empty(1))
+            self.log_gain = None if gain is None else nn.Parameter(torch.empty(1))
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
