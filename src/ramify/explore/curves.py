@@ -18,8 +18,8 @@ from ramify.tree import Tree
 
 __all__ = ["Line", "line_chart", "read_metrics", "run_curves", "svg_confusion"]
 
-WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 46, 84, 14, 34
+WIDTH, HEIGHT = 440, 250
+LEFT, RIGHT, TOP, BOTTOM = 44, 92, 14, 34
 """Room around the axes: numbers on the left and below, names of the lines on the right."""
 
 MAX_POINTS = 240
@@ -149,7 +149,7 @@ def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: s
         parts.append(f'<polyline class="line series{k}" points="{path}"/>')
         parts.append(
             f'<circle class="end series{k}" cx="{px(line.x[-1]):.1f}" cy="{py(line.y[-1]):.1f}" r="3.5"/>'
-            f'<text class="name series{k}" x="{right + 9}" y="{end:.1f}">{escape(line.name)}'
+            f'<text class="name series{k}" x="{right + 9}" y="{end:.1f}">{escape(line.name if len(lines) > 1 else "")}'
             f'<tspan class="last" x="{right + 9}" dy="14">{line.y[-1]:{number}}</tspan></text>'
         )
     parts.append("</svg>")

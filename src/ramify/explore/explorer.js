@@ -114,7 +114,7 @@
     }
     context.lineCap = "round";
     if (state.overlay > 0 && !lit) {
-      context.lineWidth = W / 320; context.strokeStyle = "rgb(255 255 255 / .55)"; context.stroke(lines);
+      context.lineWidth = W / 320 * Math.min(1, 20 / w); context.strokeStyle = "rgb(255 255 255 / .55)"; context.stroke(lines);
     }
     if (lit) {
       context.lineWidth = W / 110; context.strokeStyle = "rgb(0 0 0 / .6)"; context.stroke(rim);
@@ -182,7 +182,7 @@
     wood.setAttribute("viewBox", `-4 -4 ${W + 8} ${H + 4}`);
     const links = make("g", {fill: "none"}, wood), nodes = make("g", {}, wood);
     for (const k of order) {
-      const d = depth[k], s = size[d], mine = Math.min(s, d && !children[k].length ? Math.max(2, width[k] - 2) : s);
+      const d = depth[k], s = size[d], mine = d ? Math.min(s, Math.max(2, width[k] - 2)) : s;
       if (k) {
         const p = view.parent[k], x1 = spot[p], y1 = y[d - 1] + size[d - 1], x2 = spot[k], y2 = y[d];
         make("path", {class: "link", "data-node": k, stroke: css(color[k]), "stroke-width": (1 + 5 * Math.sqrt(area[k])).toFixed(1),
