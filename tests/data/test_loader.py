@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
+import signal
 import threading
 
 import numpy as np
@@ -331,6 +333,31 @@ def test_the_built_in_world_feeds_both_loaders(tmp_path):
     assert isinstance(fast, ArrayLoader)
     for (x, y), (images, labels, _) in zip(fast, build(world, transform=transform), strict=True):
         assert torch.equal(x, images) and torch.equal(y, labels)
+
+
+class _Deadly(InMemory):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_clear_line():
+    loader = build(_Deadly(16), workers=1)
+    with pytest.raises(UserError, match=r"^a process that reads pictures was killed, .*; use fewer workers$"):
+        list(loader)
+    loader.close()
+
+
+class _Interrupted(InMemory):
+    def __getitem__(self, index):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        return super().__getitem__(index)
+
+
+def test_workers_leave_signals_to_their_parent():
+    loader = build(_Interrupted(16), workers=1)
+    assert len(list(loader)) == 2
+    loader.close()
 
 
 def _num_threads(samples):

@@ -286,6 +286,7 @@ def test_mixup_is_the_weighted_sum_its_target_says():
         (["crop_pct=0.1"], "crop_pct must be from 0.5 to 1"),
         (["num_train=0"], "num_train must be at least 1"),
         (["augment.translate=-2"], "translate must be 0"),
+        (["augment.translate=64"], "augment.translate must be less than size 64, got 64"),
     ],
 )
 def test_impossible_settings_are_one_clear_line(overrides, message):

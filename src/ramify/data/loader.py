@@ -18,20 +18,23 @@ by (seed, epoch, index); evaluation leaves it out. With ``strict``, or when most
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.data.array_loader import ArrayLoader, whole_arrays
+from ramify.data.plan import Loader, Plan
 from ramify.data.sample import BadSample, PictureDataset, Sample
-from ramify.data.seeding import mix_bits, preserved, reseed, uniforms
-from ramify.data.steps import random_erasing
+from ramify.data.seeding import mix_bits, preserved, reseed
 from ramify.data.transforms import Transform
 from ramify.errors import UserError
+
+__all__ = ["ArrayLoader", "Loader", "SampleLoader", "build_loader"]
 
 _MAX_TRIES = 32
 """Pictures in a row that may be bad before a place in a batch is given up."""
@@ -68,12 +71,13 @@ def build_loader(
     Raises:
         UserError: no pictures, fewer than a batch to train on, or a batch that the processes cannot share evenly.
     """
-    plan = _Plan(len(dataset), batch_size, seed, train, rank, world_size)
+    plan = Plan(len(dataset), batch_size, seed, train, rank, world_size)
     plan.check()
-    loader: Loader | None = None
-    if pack is not None and isinstance(transform, Transform) and (arrays := _arrays(dataset, transform)) is not None:
+    loader: Loader
+    arrays = whole_arrays(dataset, transform) if pack is not None else None
+    if arrays is not None and pack is not None and isinstance(transform, Transform):
         loader = ArrayLoader(plan, *arrays, transform, pack)
-    if loader is None:
+    else:
         loader = SampleLoader(plan, dataset, collate, transform, workers, strict, pin_memory)
     if skipped is not None:
         loader.skipped = skipped
@@ -81,86 +85,12 @@ def build_loader(
     return loader
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Which pictures make up which batch."""
-
-    num_samples: int
-    batch_size: int
-    seed: int
-    train: bool
-    rank: int
-    world_size: int
-
-    def check(self) -> None:
-        if self.num_samples == 0:
-            raise UserError(f"the {'training' if self.train else 'validation'} set is empty")
-        if self.train and self.num_samples < self.batch_size:
-            raise UserError(
-                f"batch_size {self.batch_size} is larger than the training set of {self.num_samples} pictures;"
-                " choose a smaller one"
-            )
-        if self.batch_size % self.world_size and (self.train or self.batch_size < self.world_size):
-            raise UserError(
-                f"batch_size {self.batch_size} cannot be shared evenly by {self.world_size} processes;"
-                " choose a multiple of it"
-            )
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of an epoch, over all processes."""
-        return self.num_samples // self.batch_size if self.train else -(-self.num_samples // self.batch_size)
-
-    def order(self, epoch: int) -> np.ndarray:
-        """(num_samples,) the pictures in the order of this epoch."""
-        if not self.train:
-            return np.arange(self.num_samples)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
-
-    def batches(self, epoch: int, start: int) -> Iterator[np.ndarray]:
-        """This process's share of every batch from ``start`` on; shares that are empty are left out."""
-        order = self.order(epoch)
-        for i in range(start, self.num_batches):
-            batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            share = np.array_split(batch, self.world_size)[self.rank]
-            if len(share):
-                yield share
-
-
-class Loader:
-    """What both kinds of loader offer; see the module's text."""
-
-    def __init__(self, plan: _Plan):
-        self.plan = plan
-        self.skipped: dict[str, str] = {}
-        self.epoch, self.start_batch = 0, 0
-
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """The next iteration gives this epoch from this batch on; what comes before it is neither read nor made."""
-        if not 0 <= start_batch <= len(self):
-            raise ValueError(f"start_batch must be from 0 to {len(self)}, the batches of an epoch, got {start_batch}")
-        self.epoch, self.start_batch = epoch, start_batch
-
-    def __len__(self) -> int:
-        """Batches of a whole epoch."""
-        return self.plan.num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends the workers, if there are any. The loader can still be used: it starts new ones."""
-
-
-# ------------------------------------------------------------------------------------------- one sample after another
-
-
 class SampleLoader(Loader):
     """Reads, augments and collates samples, in worker processes if asked; see ``build_loader``."""
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: Plan,
         dataset: PictureDataset,
         collate: Callable[[Sequence[Sample]], Any],
         transform: Callable[[Sample], Sample] | None,
@@ -183,15 +113,19 @@ class SampleLoader(Loader):
             # Python says this about every fork of a process with threads; torch's loader forks by design.
             warnings.filterwarnings("ignore", r".*multi-threaded, use of fork\(\)", DeprecationWarning)
             loaded = iter(self._loader)
-        for batch, num_read, bad, fatal in loaded:
+        for batch, num_read, bad, fatal in _living(loaded):
             self.skipped.update(bad)
-            if fatal is not None:
-                raise UserError(fatal)
-            self._count(num_read, len(bad))
+            if message := fatal or self._count(num_read, len(bad)):
+                self.close()
+                raise UserError(message)
             if batch is not None:
                 yield batch
 
     def close(self) -> None:
+        # Dropping the loader would do, but an exception that is being handled may still hold on to it.
+        iterator: Any = getattr(self._loader, "_iterator", None)
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
         self._loader = None
 
     def _start(self) -> Any:
@@ -209,18 +143,19 @@ class SampleLoader(Loader):
                 persistent_workers=self.workers > 0,
                 # Its own generator: by default torch draws the workers' seeds from the global one.
                 generator=torch.Generator().manual_seed(self.plan.seed),
-                worker_init_fn=_one_thread,
+                worker_init_fn=_settle,
             )
 
-    def _count(self, num_read: int, num_bad: int) -> None:
+    def _count(self, num_read: int, num_bad: int) -> str | None:
+        """Why the run must end, once most pictures turn out to be bad."""
         self._num_read += num_read
         self._num_bad += num_bad
-        if self._num_bad * 2 > self._num_read and self._num_read >= min(_MAX_TRIES, self.plan.num_samples):
-            name, why = next(iter(self.skipped.items()))
-            raise UserError(
-                f"{self._num_bad} of the first {self._num_read} pictures cannot be read, e.g. {name}: {why};"
-                " check the data"
-            )
+        if self._num_bad * 2 <= self._num_read or self._num_read < min(_MAX_TRIES, self.plan.num_samples):
+            return None
+        name, why = next(iter(self.skipped.items()))
+        return (
+            f"{self._num_bad} of the first {self._num_read} pictures cannot be read, e.g. {name}: {why}; check the data"
+        )
 
 
 class _Requests:
@@ -229,7 +164,7 @@ class _Requests:
     Knows nothing of the loader that owns it: without a cycle the workers end as soon as nobody uses them any more.
     """
 
-    def __init__(self, plan: _Plan):
+    def __init__(self, plan: Plan):
         self.plan, self.epoch, self.start_batch = plan, 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -297,80 +232,25 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _one_thread(worker: int) -> None:
-    """Workers share the cores by being several; threads inside them would only get in each other's way."""
+def _settle(worker: int) -> None:
+    """Makes a worker a quiet helper of its parent.
+
+    Several workers share the cores; threads inside them would only get in each other's way. Ctrl-C and SIGTERM often
+    reach the whole group of processes: the parent decides what happens then (it may still need batches to end a step
+    and write a checkpoint) and ends the workers; when it dies, torch ends them.
+    """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-# ------------------------------------------------------------------------------------------------ whole arrays at once
-
-
-class ArrayLoader(Loader):
-    """Batches cut from arrays in memory: shifts, flips and erasing, seeded by (seed, epoch, index) as everywhere."""
-
-    def __init__(
-        self,
-        plan: _Plan,
-        images: np.ndarray,
-        labels: np.ndarray,
-        transform: Transform,
-        pack: Callable[[Tensor, Tensor], Any],
-    ):
-        super().__init__(plan)
-        self.images, self.labels = images, torch.as_tensor(labels).long()
-        self.transform, self.pack = transform, pack
-        self._eraser = random_erasing(1.0)
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self.epoch
-        for indices in self.plan.batches(epoch, self.start_batch):
-            images = self.transform.normalise(torch.from_numpy(self._moved(indices, epoch)))
-            self._erase(images, indices, epoch)
-            yield self.pack(images, self.labels[torch.from_numpy(indices)])
-
-    def _erase(self, images: Tensor, indices: np.ndarray, epoch: int) -> None:
-        """Erases a rectangle of some of the pictures, in place."""
-        augment = self.transform.augment
-        if augment is None or not augment.erasing:
-            return
-        chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < augment.erasing)
-        with preserved():
-            for i in chosen.tolist():
-                reseed(self.plan.seed, epoch, int(indices[i]))
-                self._eraser(images[i])
-
-    def _moved(self, indices: np.ndarray, epoch: int) -> np.ndarray:
-        """(B, 3, S, S) uint8: the pictures, each shifted and flipped in its own way."""
-        augment = self.transform.augment
-        if augment is None or not (augment.flip or augment.translate):
-            return self.images[indices]
-        size, reach = self.images.shape[-1], augment.translate
-        chance = uniforms(self.plan.seed, epoch, indices, 3)
-        flip = (chance[:, 0] < augment.flip).tolist()
-        shift = (np.floor(chance[:, 1:] * (2 * reach + 1)).astype(int) - reach).tolist()
-        moved = np.empty((len(indices), *self.images.shape[1:]), np.uint8)
-        if reach:
-            moved[:] = np.array(self.transform.fill, np.uint8)[:, None, None]
-        # A loop of slices: indexing all pixels at once would be several times slower.
-        for out, index, flipped, (dy, dx) in zip(moved, indices.tolist(), flip, shift, strict=True):
-            image = self.images[index]
-            if flipped:
-                image = image[:, :, ::-1]
-            out[:, max(dy, 0) : size + min(dy, 0), max(dx, 0) : size + min(dx, 0)] = image[
-                :, max(-dy, 0) : size + min(-dy, 0), max(-dx, 0) : size + min(-dx, 0)
-            ]
-        return moved
-
-
-def _arrays(dataset: Any, transform: Transform) -> tuple[np.ndarray, np.ndarray] | None:
-    """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None."""
-    if not transform.is_simple or not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
-        return None
-    if transform.augment is None and transform.crop_pct != 1:
-        return None
+def _living(loaded: Iterator[Any]) -> Iterator[Any]:
+    """The same, with one line instead of torch's many when a worker was killed."""
     try:
-        images, labels = np.asarray(dataset.images()), np.asarray(dataset.labels())
-    except BadSample:
-        return None  # the other loader skips and counts it
-    size = transform.size
-    return (images, labels) if images.shape[1:] == (3, size, size) else None
+        yield from loaded
+    except RuntimeError as error:
+        if "DataLoader worker" in str(error) and ("killed" in str(error) or "exited" in str(error)):
+            raise UserError(
+                "a process that reads pictures was killed, most likely for lack of memory; use fewer workers"
+            ) from error
+        raise

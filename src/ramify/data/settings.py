@@ -78,7 +78,7 @@ class DataSettings:
     num_val: int | None = None
     """Validation pictures to use; by default all (for world: its own default)."""
     num_classes: int | None = None
-    """Expected number of classes; a dataset with another number is refused. By default whatever is there."""
+    """Expected number of classes (of pictures; where these have none, of pixels or boxes). By default what is there."""
     batch_size: int = 128
     """Pictures per training step, over all processes together."""
     eval_batch_size: int | None = None
@@ -121,5 +121,7 @@ class DataSettings:
             raise ValueError(f"mean is given for colours from 0 to 1, got {list(self.mean)}")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"std must be positive, got {list(self.std)}")
+        if self.augment.translate >= self.size:
+            raise ValueError(f"augment.translate must be less than size {self.size}, got {self.augment.translate}")
         if self.augment.mixes and self.batch_size % 2:
             raise ValueError(f"mixup and cutmix need an even batch_size, got {self.batch_size}")
