@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.bench import cases, geometry, harness, report
+from ramify.bench import cases, definitions, geometry, harness, maker, points, report, steps
 from ramify.bench.options import GeometryOptions, parse
 from ramify.cli import main
 from ramify.errors import UserError
@@ -180,15 +180,46 @@ def test_every_operation_is_right(name: str):
 
 def test_a_wrong_convention_is_found(monkeypatch: pytest.MonkeyPatch):
     """Had we mixed up c and 1/c, no time would be printed, and the exit code would say so."""
-    monkeypatch.setattr(cases.lorentz, "logmap0", lambda x, c: x * torch.asinh(x.norm(dim=-1, keepdim=True) / c))
+    monkeypatch.setattr(points.lorentz, "logmap0", lambda x, c: x * torch.asinh(x.norm(dim=-1, keepdim=True) / c))
     code, lines = lines_of(GeometryOptions(ops=("lorentz.logmap0",), quick=True, compile=False, repeats=2, json=True))
     ours = lines[1]["contenders"][0]
     assert code == 1
     assert ours["name"] == "ours" and ours["status"] == "wrong" and ours["median"] is None
 
 
+@pytest.mark.parametrize("model", ["lorentz", "poincare"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_is_judged_by_the_best_that_its_dtype_holds(model: str, dtype: torch.dtype, seed: int):
+    """In bfloat16 rounding the exact step is most of its error; only what comes on top is anybody's fault."""
+    make = cases.Maker("cpu", dtype, seed, quick=True, compile=False)
+    x = make.points(200, 8) if model == "lorentz" else make.ball_points(200, 8)
+    grad = make.normal(200, 8)
+    step = definitions.lorentz_adam if model == "lorentz" else definitions.poincare_adam
+    truth = step(x.double(), grad.double(), 0.1, cases.C)
+    rounded = truth.to(dtype)
+    assert steps.step_error(rounded, truth, x) == 0
+    if dtype == torch.bfloat16:  # the reason for the rule: no bfloat16 table can do better than this
+        assert harness.relative_error(rounded - x.double(), truth - x) > 0.05
+    # Mistakes are not hidden by it: no step, the opposite step, curvature 1/c, one entry off by a number or two.
+    wrong = step(x.double(), grad.double(), 0.1, 1 / cases.C).to(dtype)
+    assert min(steps.step_error(x, truth, x), steps.step_error((2 * x - truth).to(dtype), truth, x)) > 0.5
+    assert steps.step_error(wrong, truth, x) > 0.2
+    next_one = rounded.clone()
+    next_one[7, 3] *= 1 + 2 * torch.finfo(dtype).eps
+    assert steps.step_error(next_one, truth, x) > 0
+    assert steps.step_error(torch.full_like(x, math.nan), truth, x) == math.inf
+
+
+@pytest.mark.parametrize("name", ["lorentz.adam", "poincare.adam"])
+def test_bfloat16_steps_are_rounded_correctly(name: str):
+    """What ``--dtype bf16`` measures of ours is right to the last bit of nearly every entry."""
+    make = cases.Maker("cpu", torch.bfloat16, seed=torch.randint(2**31, ()).item(), quick=True, compile=False)
+    errors = [c.build().error for case in cases.OPERATIONS[name](make) for c in case.contenders if c.name == cases.OURS]
+    assert len(errors) == 2 and max(errors) < 1e-3
+
+
 def test_too_large_a_rival_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cases.os, "sysconf", lambda name: 10)  # a machine with 100 bytes
+    monkeypatch.setattr(maker.os, "sysconf", lambda name: 10)  # a machine with 100 bytes
     _, lines = lines_of(
         GeometryOptions(ops=("lorentz.pairwise_exact",), quick=True, compile=False, repeats=2, json=True)
     )
