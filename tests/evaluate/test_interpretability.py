@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.explore.fake import tiny
 from torch import nn
 
+from explore.fake import tiny
 from ramify.data.sample import IGNORE, Sample
 from ramify.errors import UserError
 from ramify.evaluate import superpixels as sp

@@ -196,7 +196,7 @@
         make("rect", {class: "frame", x: left.toFixed(1), y: y[d], width: mine.toFixed(1), height: mine.toFixed(1), rx: 3,
           stroke: css(color[k])}, g);
       } else {
-        make("rect", {class: "chip", x: left.toFixed(1), y: y[d], width: mine.toFixed(1), height: s.toFixed(1), rx: Math.min(3, mine / 3),
+        make("rect", {class: "chip", x: left.toFixed(1), y: y[d], width: mine.toFixed(1), height: (children[k].length ? mine : s).toFixed(1), rx: Math.min(3, mine / 3),
           fill: css(color[k])}, g);
       }
     }
