@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.errors import UserError
-from ramify.models.heads import Pyramid, Segmenter, SemanticFPN, pyramid_backbone
+from ramify.models.heads import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
 from ramify.models.heads.semantic_fpn import NORM_GROUPS
 
 from .toy import ToyBackbone, num_parameters
@@ -158,6 +158,27 @@ def test_weights_survive_a_copy_and_a_round_trip() -> None:
     twin.load_state_dict(model.state_dict())
     assert torch.equal(model(x), twin(x))
     assert torch.equal(model(x), copy.deepcopy(model)(x))
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "hcformer_pico", "convnext_atto"])
+def test_a_classifiers_weights_fill_the_backbone(name: str) -> None:
+    import ramify.models  # noqa: F401
+
+    classifier = timm.create_model(name, num_classes=7)
+    for parameter in classifier.parameters():
+        nn.init.normal_(parameter)  # so that none is equal by being fresh
+    model = Segmenter(pyramid_backbone(name), 5, pyramid_channels=8, channels=64)
+    adopted = adopt_backbone(classifier.state_dict(), model.state_dict())
+    backbone = {n for n, _ in model.named_parameters() if n.startswith("pyramid.backbone.")}
+    assert backbone <= set(adopted)
+    assert all(n.startswith("pyramid.backbone.") for n in adopted)
+    model.load_state_dict(adopted, strict=False)
+    x = torch.randn(1, 3, 64, 64)
+    ours, theirs = model.eval().pyramid.backbone(x), classifier.eval().forward_intermediates(x, intermediates_only=True)
+    torch.testing.assert_close(ours[-1], theirs[-1])
+    # And from one dense model to another.
+    twin = Segmenter(pyramid_backbone(name), 3, pyramid_channels=16, channels=64)
+    assert set(adopt_backbone(model.state_dict(), twin.state_dict())) == set(adopted)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("nano", 8.8), ("tiny", 10.3), ("small", 18.9), ("medium", 35.7)])

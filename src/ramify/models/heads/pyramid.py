@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,6 +38,24 @@ def pyramid_backbone(name: str, **options: Any) -> nn.Module:
         raise UserError(f"backbone {name!r} cannot give a pyramid of features: {error}") from error
     assert isinstance(backbone, nn.Module)
     return backbone
+
+
+def adopt_backbone(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Weights of a classifier (or of another dense model) under the names that their backbone has in a dense model.
+
+    timm renames what it cuts into features (``layers.0`` becomes ``layers_0``, or goes below ``model``), and the heads
+    here put it below ``backbone``. Weights that no name asks for, such as a classifier's, are left out.
+
+    Args:
+        tensors: by the names they were saved with. names: of the dense model, its ``state_dict()``.
+    """
+    by_core = {_core(name): value for name, value in tensors.items()}
+    return {name: by_core[_core(name)] for name in names if "backbone." in name and _core(name) in by_core}
+
+
+def _core(name: str) -> str:
+    """What stays of a parameter's name however its model is wrapped."""
+    return name.rpartition("backbone.")[2].removeprefix("model.").replace(".", "_")
 
 
 class Pyramid(nn.Module):
