@@ -7,7 +7,7 @@ region is ``IGNORE`` count nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -134,11 +134,11 @@ def mean_scores(scores: Sequence[SuperpixelScores]) -> SuperpixelScores:
     """The mean over pictures of each measure; pictures without boundaries stay out of the boundary recall."""
     if not scores:
         raise ValueError("no scores to average, expected one for each picture")
-    columns = {name: np.array([asdict(score)[name] for score in scores]) for name in asdict(scores[0])}
     means = {}
-    for name, values in columns.items():
+    for field in fields(SuperpixelScores):
+        values = np.array([getattr(score, field.name) for score in scores])
         known = values[~np.isnan(values)]
-        means[name] = float(known.mean()) if len(known) else float("nan")
+        means[field.name] = float(known.mean()) if len(known) else float("nan")
     return SuperpixelScores(**means)
 
 
