@@ -157,10 +157,10 @@ def embed(config: EmbedConfig) -> None:
 def evaluate(config: EvalConfig) -> None:
     """Measure an embedding: mean rank, MAP, distortion, cones."""
     from ramify.evaluate.embedding import load_embedding, measure
-    from ramify.train.embed import _device, sample_size
+    from ramify.train.embed import find_device, sample_size
 
     embedding = load_embedding(config.run)
-    device = _device(config.device)
+    device = find_device(config.device)
     embedding.points, embedding.pairs = embedding.points.to(device), embedding.pairs.to(device)
     samples = sample_size(len(embedding.names), config.samples)
     _report(measure(embedding, num_samples=samples, seed=config.seed), config.json)
