@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from ramify.data.world import CLASSES, FAMILIES, GROUPS, PARTS, World, class_tree, contact_sheet
+from ramify.data.world.__main__ import main
+from ramify.data.world.dataset import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +66,28 @@ def test_contact_sheet_shows_the_pictures(world: World) -> None:
     sheet = contact_sheet(world, num_images=7, columns=3, gap=2)
     assert sheet.shape == (3 * 66 - 2, 3 * 66 - 2, 3)
     assert np.array_equal(sheet[66:130, 66:130], world[4].image.permute(1, 2, 0).numpy())
+
+
+def test_the_module_writes_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sheet.png"
+    assert main([str(out), "--size", "32", "--num-images", "4", "--columns", "2"]) == 0
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and capsys.readouterr().out.strip() == str(out)
+    assert main([str(out), "--size", "31"]) == 2
+    assert capsys.readouterr().err.endswith("size must be between 32 and 512, got 31\n")
+
+
+# Mean colour of the four quarters of pictures 0 to 2 of seed 0, printed by
+#   F.adaptive_avg_pool2d(World("train", num_images=3).images().float(), 2).round().int().flatten(1).tolist()
+GOLDEN_VERSION = 3
+GOLDEN = [
+    [171, 198, 180, 203, 171, 206, 166, 191, 191, 218, 127, 160],
+    [134, 162, 105, 130, 107, 136, 110, 137, 129, 133, 82, 100],
+    [179, 163, 126, 120, 163, 157, 135, 125, 188, 175, 89, 89],
+]
+
+
+def test_old_seeds_give_old_pictures() -> None:
+    """Whoever changes the pictures raises VERSION (stored ones must not be taken for new ones) and this table."""
+    assert VERSION == GOLDEN_VERSION
+    quarters = torch.nn.functional.adaptive_avg_pool2d(World("train", num_images=3).images().float(), 2).flatten(1)
+    assert (quarters - torch.tensor(GOLDEN)).abs().max() < 1

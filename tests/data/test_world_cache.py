@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -148,11 +149,18 @@ def test_stored_pictures_cannot_be_changed_through_a_sample(tmp_path: Path) -> N
     assert torch.equal(_world(tmp_path).images(), before)
 
 
+def test_a_world_pickles_as_its_settings(tmp_path: Path) -> None:
+    world = _world(tmp_path)
+    data = pickle.dumps(world)
+    assert len(data) < 1000
+    _same(pickle.loads(data), world)
+
+
 def test_only_so_much_is_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "_MEMORY", 2 * 64 * SIZE * SIZE * 5)
-    world = _world(None, num_images=64 * 4)
+    monkeypatch.setattr(dataset_module, "_MEMORY", 2 * 128 * SIZE * SIZE * 5)
+    world = _world(None, num_images=128 * 3 + 1)
     expected = world.images()
-    for i in (0, 70, 140, 200, 3, 255):
+    for i in (0, 130, 384, 200, 3, 260):
         assert torch.equal(world[i].image, expected[i])
         assert len(world._kept) <= 2
 

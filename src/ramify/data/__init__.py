@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ramify.data.sample import IGNORE, BadSample, PictureDataset, Sample
     from ramify.data.settings import AugmentSettings, DataSettings
     from ramify.data.transforms import Mixer, eval_transform, train_transform
+    from ramify.data.world import World
 
 _HOMES = {
     "AugmentSettings": "settings",
@@ -25,6 +26,7 @@ _HOMES = {
     "Mixer": "transforms",
     "PictureDataset": "sample",
     "Sample": "sample",
+    "World": "world",
     "build_dataset": "build",
     "build_loader": "loader",
     "eval_transform": "transforms",
@@ -43,6 +45,7 @@ __all__ = [
     "Mixer",
     "PictureDataset",
     "Sample",
+    "World",
     "build_dataset",
     "build_loader",
     "eval_transform",

@@ -19,8 +19,9 @@ from ramify.data.world.render import render
 from ramify.data.world.scene import MAX_OBJECTS, picture_keys, sample_scenes
 from ramify.data.world.store import Arrays, default_cache, load_or_build
 from ramify.errors import UserError, suggest
+from ramify.tree import Tree
 
-VERSION = 2
+VERSION = 3
 """Part of a stored split's name: raised whenever the same seed gives other pictures."""
 
 SPLITS = {"train": 12_000, "val": 2_000, "test": 2_000}
@@ -74,14 +75,18 @@ class World:
         self.size = _whole("size", size, 32, 512)
         self.seed = _whole("seed", seed, 0, 2**63 - 1)
         self.split = split
-        self.tree = class_tree()
+        self.tree: Tree | None = class_tree()
         self.cache = default_cache() if cache is True else Path(cache) if cache else None
-        self._run = max(1, min(64, 2**18 // self.size**2))  # pictures rendered together on the fly
+        self._run = max(1, min(128, 2**19 // self.size**2))  # pictures rendered together on the fly
         self._kept: OrderedDict[int, Arrays] = OrderedDict()
         self._stored: Arrays | None = None
         if self.cache is not None:
             name = f"v{VERSION}-seed{self.seed}-{self.size}px-{split}-{self.num_images}"
             self._stored = load_or_build(self.cache / name, self._layout(), self._render_all)
+
+    def __reduce__(self) -> tuple[type[World], tuple[str, int, int, int, Path | None]]:
+        """Pickles as its settings: a worker process opens the stored pictures itself instead of getting a copy."""
+        return World, (self.split, self.num_images, self.size, self.seed, self.cache)
 
     def __len__(self) -> int:
         return self.num_images

@@ -2,10 +2,17 @@
 
 Painter's algorithm over strokes. Strokes of one rank (one per picture at most) and one kind are evaluated together
 on the pixels of their bounding boxes only, as one flat list of fragments, and blended into all pictures at once.
+
+What it costs, counted at 64 pixels: the background is about 70 operations on each of 4,096 pixels; 36 strokes have
+4,500 pixels in their boxes, 45 operations each until the distance is known; 2,600 of them are touched and take 80
+more. That is 0.7 million operations, 0.25 ms at the 0.35 ns that numpy takes for one on arrays in the nearest cache.
+Measured are 1.3 ms: the lists of fragments live in the second cache (twice to three times slower), gathers and
+scatters (a third of the 80) take 2 to 4 ns, and the 450 groups of strokes per 512 pictures cost 0.15 ms in calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,13 +23,7 @@ from ramify.data.world.scene import Scenes
 from ramify.data.world.shapes import SHAPES
 from ramify.data.world.strokes import FLAT, FLOATS, OBJECT, Strokes, extents, make_strokes
 
-HALO = 0.022
-"""Reach of the contact shadow around every part, as a share of the picture's side."""
-INK = 0.01
-"""Width of the darker rim inside every part."""
-
-
-_FRAGMENTS = 1 << 15
+_FRAGMENTS = 1 << 14
 
 
 @dataclass
@@ -54,7 +55,7 @@ def render(scenes: Scenes, size: int) -> Pictures:
     """The scenes at ``size`` x ``size`` pixels."""
     n = len(scenes)
     canvas = Canvas(
-        paint_background(scenes, size).reshape(3, -1),
+        np.concatenate([paint_background(part, size) for part in _blocks(scenes, size)], 1).reshape(3, -1),
         np.zeros(n * size * size, np.uint8),
         np.zeros(n * size * size, np.uint8),
         size,
@@ -79,13 +80,21 @@ def render(scenes: Scenes, size: int) -> Pictures:
     )
 
 
+def _blocks(scenes: Scenes, size: int) -> Iterator[Scenes]:
+    """The scenes a few at a time, so that their backgrounds fit into the processor's cache."""
+    step = max(1, 2**18 // size**2)
+    for start in range(0, len(scenes), step):
+        yield scenes[start : start + step]
+
+
 def _pixel_boxes(strokes: Strokes, size: int) -> tuple[np.ndarray, ...]:
     """First and last pixel (excluded) of every stroke to the right and upwards, within the picture."""
     wide, high = extents(strokes)
     x, y = strokes.field("x"), strokes.field("y")
-    margin = np.where(strokes.object > 0, HALO, 0) + 1 / size
-    left, right = np.floor((x - wide - margin) * size), np.ceil((x + wide + margin) * size)
-    bottom, top = np.floor((y - high - margin) * size), np.ceil((y + high + margin) * size)
+    wide, high = wide + 0.5 / size, high + 0.5 / size  # an edge is at least a pixel wide
+    # A pixel counts where its middle, half a pixel further, lies inside.
+    left, right = np.ceil((x - wide) * size - 0.5), np.floor((x + wide) * size - 0.5) + 1
+    bottom, top = np.ceil((y - high) * size - 0.5), np.floor((y + high) * size - 0.5) + 1
     return tuple(np.clip(edge, 0, size).astype(np.int64) for edge in (left, right, bottom, top))
 
 
@@ -121,23 +130,25 @@ def _paint(
     distance, across, along = SHAPES[int(strokes.kind[rows.start])](local_x, local_y, a, b, e, f)
 
     # Only what it touches: its own pixels and, for a part of an object, those in its contact shadow.
-    reach = np.float32(HALO) if is_object else np.maximum(v["soft"], step / 2)[stroke]
-    touched = np.flatnonzero(distance < np.maximum(reach, step / 2))
-    stroke, distance = stroke[touched], distance[touched]
-    pixel = (picture * (size * size) + frame[1] * size + frame[0])[stroke] + row[touched] * size + column[touched]
+    reach = np.maximum(v["halo"] if is_object else v["soft"], step / 2)
+    touched = np.flatnonzero(distance < reach[stroke])
+    stroke, distance = stroke.take(touched).astype(np.intp), distance.take(touched)  # numpy gathers by intp only
+    pixel = (
+        (picture * (size * size) + frame[1] * size + frame[0])[stroke] + row.take(touched) * size + column.take(touched)
+    )
     sharpness = 1 / np.maximum(v["soft"] * 2, step)
-    alpha = np.clip(np.float32(0.5) - distance * sharpness[stroke], 0, 1) * v["opacity"][stroke]
+    alpha = np.clip(np.float32(0.5) - distance * sharpness.take(stroke), 0, 1) * v["opacity"].take(stroke)
     under, bright, gloss = 1 - alpha, alpha, np.zeros(1, np.float32)
     if finish != FLAT:
-        across, along = np.clip(across[touched], -1, 1), np.clip(along[touched], -1, 1)
-        bright, gloss = _shade(v, light[picture], stroke, distance, across, along, x[touched], y[touched])
+        across, along = np.clip(across.take(touched), -1, 1), np.clip(along.take(touched), -1, 1)
+        bright, gloss = _shade(v, light[picture], stroke, distance, across, along, x.take(touched), y.take(touched))
         bright *= alpha
         gloss *= alpha
     if is_object:
-        shadow = np.clip(1 - distance * np.float32(1 / HALO), 0, 1)
+        shadow = np.clip(1 - distance / v["halo"].take(stroke), 0, 1)
         under *= 1 - np.float32(0.45) * shadow * shadow
     for name, plane in zip(("red", "green", "blue"), canvas.colour, strict=True):
-        plane[pixel] = plane[pixel] * under + bright * v[name][stroke] + gloss
+        plane[pixel] = plane.take(pixel) * under + bright * v[name].take(stroke) + gloss
     if finish != FLAT:
         covers = np.flatnonzero(alpha > 0.5)
         pixel, stroke = pixel[covers], stroke[covers]
@@ -152,20 +163,20 @@ def _shade(
     """(fragments,) brightness (light from one side, a darker rim, grain, pattern) and the white gloss on top of it."""
     light_x = (light[:, 0] * v["cos"] + light[:, 1] * v["sin"]) * v["shade"]
     light_y = (light[:, 1] * v["cos"] - light[:, 0] * v["sin"]) * v["shade"]
-    facing = across * light_x[stroke] + along * light_y[stroke]
+    facing = across * light_x.take(stroke) + along * light_y.take(stroke)
     bright = 1 + np.float32(0.34) * facing
-    bright -= (across * across + along * along) * (v["shade"] * np.float32(0.1))[stroke]
+    bright -= (across * across + along * along) * (v["shade"] * np.float32(0.1)).take(stroke)
     # Brightest a little inside the edge that faces the light.
     gloss = np.maximum(1 - np.square((facing - np.float32(0.6)) * 3), 0) * np.float32(0.1)
-    rim = np.clip(1 + distance * np.float32(1 / INK), 0, 1)
+    rim = np.clip(1 + distance * (2 / v["halo"]).take(stroke), 0, 1)
     bright *= 1 - np.float32(0.28) * rim
     if v["grain"].any():
-        bright *= 1 + (v["grain"] * np.float32(0.6))[stroke] * look_up(x * 2 + (4 + v["phase"])[stroke], y * 2 + 4)
+        bright *= 1 + (v["grain"] * np.float32(0.6)).take(stroke) * look_up(x * 2 + (4 + v["phase"])[stroke], y * 2 + 4)
     woven = np.flatnonzero((v["weave"] > 0)[stroke])
     if len(woven):
         which, x, y = stroke[woven], x[woven], y[woven]
-        wave_x, wave_y, phase, cross = (v[name][which] for name in ("wave_x", "wave_y", "phase", "cross"))
+        wave_x, wave_y, phase, cross = (v[name].take(which) for name in ("wave_x", "wave_y", "phase", "cross"))
         wave = np.sin(wave_x * x + wave_y * y + phase)
         wave *= 1 - cross + cross * np.sin(wave_y * x - wave_x * y + phase)
-        bright[woven] *= 1 + v["weave"][which] * np.clip(wave * 4, -1, 1)
+        bright[woven] *= 1 + v["weave"].take(which) * np.clip(wave * 4, -1, 1)
     return bright, gloss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class Scenes:
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def __getitem__(self, rows: slice) -> Scenes:
+        return Scenes(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def picture_keys(seed: int, split: str, index: np.ndarray) -> np.ndarray:

@@ -18,9 +18,12 @@ TINTS = np.array([(1.0, 1.0, 1.0), (1.0, 0.82, 0.72), (0.6, 0.66, 0.88), (0.92, 
 
 FLOATS = (
     "x", "y", "a", "b", "cos", "sin", "e", "f", "skew", "shade", "red", "green", "blue", "opacity", "soft",
-    "wave_x", "wave_y", "phase", "cross", "grain", "weave",
+    "wave_x", "wave_y", "phase", "cross", "grain", "weave", "halo",
 )  # fmt: skip
 
+
+HALO = 0.07
+"""Reach of the contact shadow around every part, as a share of half the object's size; the dark rim is half as wide."""
 
 FLAT, SOLID, OBJECT = range(3)
 """How a stroke is finished: sun, clouds and shadows are flat colour; stones and bushes are shaded; the parts of
@@ -157,6 +160,7 @@ def _objects(table: _Table, s: Scenes, picture: np.ndarray, slot: np.ndarray, le
         cross=weave["cross"][:, None],
         grain=weave["grain"][:, None] * painted,
         weave=weave["weave"][:, None] * painted,
+        halo=HALO * size,
     )
 
 
@@ -233,7 +237,7 @@ def _scenery(table: _Table, s: Scenes) -> None:
             everyone, depth + 0.5, kind=np.where(leafy, BLOB, BOX), x=left, y=bottom + radius * 0.6,
             a=radius * 1.2, b=radius * np.where(leafy, 1.0, 0.7), cos=np.cos(spin), sin=np.sin(spin),
             e=np.where(leafy, 0.08, 0.25), f=np.where(leafy, draws.integer(7, 10), 0.8), shade=1.0,
-            red=colour[:, 0], green=colour[:, 1], blue=colour[:, 2], opacity=seen, grain=0.5,
+            red=colour[:, 0], green=colour[:, 1], blue=colour[:, 2], opacity=seen, grain=0.5, halo=0.02,
         )  # fmt: skip
 
 
@@ -249,4 +253,5 @@ def extents(strokes: Strokes) -> tuple[np.ndarray, np.ndarray]:
     ellipse = (strokes.kind == ELLIPSE) | is_blob
     wide = np.where(ellipse, np.hypot(a * cos, b * sin), a * cos + b * sin)
     high = np.where(ellipse, np.hypot(a * sin, b * cos), a * sin + b * cos)
-    return wide + soft, high + soft
+    reach = np.where(strokes.finish == OBJECT, strokes.field("halo"), np.where(is_blob, 0, soft))
+    return wide + reach, high + reach
