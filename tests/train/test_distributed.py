@@ -23,7 +23,7 @@ from ramify.train.loop import fit
 from . import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-SAME = ("model.args.dropout=0.0", "schedule.epochs=1.5", "run.save_steps=4")
+SAME = ("model.args.dropout=0.0", "model.args.points=true", "schedule.epochs=1.5", "run.save_steps=4")
 
 
 def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], resume: bool) -> None:

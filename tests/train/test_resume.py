@@ -66,9 +66,10 @@ def dying_before_step(step: int):
         (("run.save_steps=2", "run.log_steps=3", "data.workers=1"), [5]),
         (("run.accumulate=4", "run.save_steps=1", "run.ema=null"), [2, 7]),
         (("model.args.norm=batch", "run.precision=bf16", "run.channels_last=true", "run.save_steps=5"), [8]),
+        (("model.args.points=true", "run.save_steps=3"), [4, 8]),
         (("schedule.epochs=1.5", "run.eval_every=0", "schedule.name=poly", "optim.layer_decay=0.7"), [8]),
     ],
-    ids=["epochs", "steps-workers", "accumulate", "bf16-batchnorm", "layer-decay"],
+    ids=["epochs", "steps-workers", "accumulate", "bf16-batchnorm", "points", "layer-decay"],
 )
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, overrides, stops):
     recipe = tiny.recipe(*overrides)

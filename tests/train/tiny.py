@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.data.sample import BadSample, Sample
+from ramify.geometry import Lorentz, PointModule
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.train.tasks import TASKS
@@ -46,16 +47,28 @@ class Blobs:
         return Sample(self.image[index], f"blob {index}", label=int(self.label[index]))
 
 
+class Centres(PointModule):
+    """Closeness of (B, D) vectors to learned points of a hyperboloid of learned curvature, (B, CLASSES)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.space = Lorentz(c=1.0, learnable=True)
+        self.register_point("points", self.space.expmap0(0.1 * torch.randn(CLASSES, dim)), self.space)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -self.space.pairwise_dist(self.space.expmap0(0.3 * x.float()), self.points)
+
+
 class Net(nn.Module):
     """(B, 3, S, S) -> (B, CLASSES)."""
 
-    def __init__(self, dropout: float = 0.2, norm: str = "layer", width: int = 16):
+    def __init__(self, dropout: float = 0.2, norm: str = "layer", width: int = 16, points: bool = False):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         self.norm = nn.GroupNorm(1, width) if norm == "layer" else nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(nn.Linear(width * 16, width), nn.GELU(), nn.Linear(width, width))
-        self.head = nn.Linear(width, CLASSES)
+        self.head = Centres(width) if points else nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).flatten(1)
