@@ -15,7 +15,7 @@ import torch
 
 from ramify.errors import UserError
 from ramify.explore.clusters import read_clusters
-from ramify.explore.curves import Line, _spread, _ticks, line_chart, read_metrics, run_curves, svg_confusion
+from ramify.explore.curves import Line, _short, _spread, _ticks, line_chart, read_metrics, run_curves, svg_confusion
 from ramify.explore.explanation import block_tree
 from ramify.explore.picture import model_input
 from ramify.explore.run_page import Answers, PageRecord, run_page
@@ -242,6 +242,15 @@ def test_ticks_enclose_the_values(low: float, high: float) -> None:
     ticks = _ticks(low, high)
     assert ticks[0] <= low and ticks[-1] >= high * (1 - 1e-9) and 2 <= len(ticks) <= 7
     assert np.allclose(np.diff(ticks), ticks[1] - ticks[0])
+
+
+def test_ticks_are_short() -> None:
+    assert [_short(*pair) for pair in ((0.25, ".0%"), (5e-4, ".1e"), (0.0, ".1e"), (2.5, ".2f"))] == [
+        "25%",
+        "5e-4",
+        "0",
+        "2.5",
+    ]
 
 
 def test_names_of_lines_do_not_overlap(seed: int) -> None:

@@ -19,7 +19,7 @@ from ramify.tree import Tree
 __all__ = ["Line", "line_chart", "read_metrics", "run_curves", "svg_confusion"]
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 44, 92, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
 """Room around the axes: numbers on the left and below, names of the lines on the right."""
 
 MAX_POINTS = 240
@@ -131,11 +131,10 @@ def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: s
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(said)}">'
     ]
-    tick_number = ".0%" if number.endswith("%") else ".3g"
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
         parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:{tick_number}}</text>'
+            f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{_short(tick, number)}</text>'
         )
     for tick in _ticks(x0, x1):
         if x0 <= tick <= x1:
@@ -154,6 +153,16 @@ def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: s
         )
     parts.append("</svg>")
     return "".join(parts)
+
+
+def _short(tick: float, number: str) -> str:
+    """A tick in few characters: 40%, 2.5, 5e-4."""
+    if number.endswith("%"):
+        return f"{tick:.0%}"
+    if number.endswith("e") and tick:
+        mantissa, _, exponent = f"{tick:.1e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{tick:.3g}"
 
 
 def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
@@ -192,7 +201,7 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
     if tree is not None:
         order = [int(node) for node in tree.order("preorder") if node < n]
     cell, room = 22 if n <= 40 else max(6, 880 // n), 108
-    size = room + n * cell + 4
+    size = room + n * cell + 36  # names lean over the last column
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     right = float(np.trace(counts) / max(counts.sum(), 1))
     parts = [

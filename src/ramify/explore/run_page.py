@@ -147,7 +147,7 @@ def _answers_section(answers: Answers) -> str:
             inside = round(total * answers.accuracy(depth)) - (total - mistakes)
             nodes = np.flatnonzero((answers.tree.depth == depth) & ~answers.tree.is_leaf)
             names = ", ".join(answers.tree.label[node] for node in nodes[:3]) if answers.tree.label else ""
-            levels.append(f"{inside / mistakes:.0%} stay within one of the {len(nodes)} ({escape(names)}, …)")
+            levels.append(f"{inside / mistakes:.0%} stay within the right one of {len(nodes)} ({escape(names)}, …)")
         parts.append(f"<p>Of {mistakes} mistakes in {total} pictures, {', '.join(levels)}.</p>")
     for title, shots in (("Wrong", wrong), ("Right", right)):
         if shots:
