@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ramify.tree import drawing, formats, layout, measure
+from ramify.tree import ancestry, build, derive, drawing, formats, layout, measure, newick
 from ramify.tree.arrays import as_array, frozen, jumps, max_below, sum_below, sum_to_root
 
 __all__ = ["Tree"]
@@ -55,18 +55,30 @@ class Tree:
         self.num_dropped_edges = 0  # set by from_edges when a DAG loses edges on its way to a tree
 
     # ------------------------------------------------------------------ other ways in and out
-    from_linkage = classmethod(formats.from_linkage)
-    from_assignments = classmethod(formats.from_assignments)
-    from_edges = classmethod(formats.from_edges)
-    from_newick = classmethod(formats.from_newick)
+    from_linkage = classmethod(build.from_linkage)
+    from_assignments = classmethod(build.from_assignments)
+    from_edges = classmethod(build.from_edges)
+    from_newick = classmethod(newick.from_newick)
     from_json = classmethod(formats.from_json)
     from_networkx = classmethod(formats.from_networkx)
     load = classmethod(formats.load)
-    to_linkage = formats.to_linkage
-    to_newick = formats.to_newick
+    to_linkage = build.to_linkage
+    to_newick = newick.to_newick
     to_json = formats.to_json
     to_networkx = formats.to_networkx
     save = formats.save
+
+    # ------------------------------------------------------------------ pairs of nodes, clusters, new trees
+    _lca_table = cached_property(ancestry.lca_table)
+    lca = ancestry.lca
+    path = ancestry.path
+    distance = ancestry.distance
+    cut = derive.cut
+    replace = derive.replace
+    relabel = derive.relabel
+    take = derive.take
+    subtree = derive.subtree
+    prune = derive.prune
 
     # ------------------------------------------------------------------ measures and pictures
     distortion = measure.distortion
@@ -216,53 +228,6 @@ class Tree:
             at = int(self.parent[at])
         return np.array(found, np.int64)
 
-    def path(self, i: int, j: int) -> np.ndarray:
-        """The nodes from i to j, both included."""
-        top = self.lca(i, j)
-        if top < 0:
-            raise ValueError(f"nodes {i} and {j} are in different trees of the forest, no path joins them")
-        up = np.append(i, self.ancestors(i))
-        down = np.append(j, self.ancestors(j))
-        rise, fall = self.depth[i] - self.depth[top], self.depth[j] - self.depth[top]
-        return np.append(up[: rise + 1], down[:fall][::-1])
-
-    @cached_property
-    def _lca_table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Range minima of the parent's preorder place (levels, n), and floor(log2) of each length.
-
-        Between two places of the preorder lie only nodes strictly below the lowest common ancestor, among them one of
-        its children: the smallest place of a parent there is the place of the ancestor. Roots hold -1, so nodes of
-        different trees answer -1 without a special case.
-        """
-        n = self.num_nodes
-        above = self.parent[self._preorder]
-        row = np.where(above < 0, -1, self._position[above]).astype(np.int32)
-        table, width = [row], 1
-        while 2 * width <= n:
-            last, row = row, row.copy()
-            np.minimum(last[: n - width], last[width:], out=row[: n - width])
-            table.append(row)
-            width *= 2
-        return np.stack(table), np.frexp(np.arange(n + 1))[1].astype(np.int8) - 1
-
-    def lca(self, i: Any, j: Any) -> Any:
-        """Lowest common ancestor of i and j, O(1) per pair; -1 where they are in different trees.
-
-        Args:
-            i, j: nodes, or arrays of nodes that broadcast. Plain integers give an integer.
-        """
-        i, j = np.broadcast_arrays(self._node(i), self._node(j))
-        table, log2 = self._lca_table
-        a, b = self._position[i], self._position[j]
-        left, right = np.minimum(a, b) + 1, np.maximum(a, b) + 1  # the places to search: left .. right - 1
-        same = left == right
-        k = log2[np.where(same, 1, right - left)]
-        left = np.where(same, 0, left)
-        right = np.where(same, 1, right)
-        place = np.minimum(table[k, left], table[k, right - (1 << k.astype(np.int64))])
-        found = np.where(same, i, np.where(place < 0, -1, self._preorder[place]))
-        return int(found) if found.ndim == 0 else found
-
     @cached_property
     def length(self) -> np.ndarray:
         """Length of the edge above each node, height of the parent less its own, (n,); 0 at roots."""
@@ -271,20 +236,6 @@ class Tree:
     @cached_property
     def _root_distance(self) -> np.ndarray:
         return sum_to_root(self.parent, np.abs(self.length))
-
-    def distance(self, i: Any, j: Any, metric: str = "edges") -> Any:
-        """Length of the path between i and j; infinite between different trees.
-
-        Args:
-            i, j: nodes, or arrays of nodes that broadcast. Plain integers give a float.
-            metric: "edges" counts edges, "height" adds the absolute height differences along the path.
-        """
-        if metric not in ("edges", "height"):
-            raise ValueError(f'metric must be "edges" or "height", got {metric!r}')
-        run = self.depth.astype(np.float64) if metric == "edges" else self._root_distance
-        top = self.lca(i, j)
-        found = np.where(np.less(top, 0), np.inf, run[self._node(i)] + run[self._node(j)] - 2 * run[top])
-        return float(found) if found.ndim == 0 else found
 
     def find(self, label: str) -> int:
         """The first node of that name."""
@@ -321,127 +272,6 @@ class Tree:
             tour[enter] = tour[enter + 2 * self.subtree_sizes - 1] = np.arange(self.num_nodes)
             return tour
         raise ValueError(f'kind must be "preorder", "postorder", "level" or "euler", got {kind!r}')
-
-    def cut(self, k: int | None = None, *, height: float | None = None, exact: bool = True) -> np.ndarray:
-        """Cluster of each leaf when the tree is cut into k parts, or at a height, (num_leaves,).
-
-        Clusters are numbered from 0 by their first leaf. A node counts as high as the highest node below it, so
-        inversions never tear a cluster. Cuts are nested: k + 1 clusters refine k.
-
-        Args:
-            k: number of clusters, from the number of roots to the number of leaves. Undoes the k - 1 highest merges.
-            height: keeps together what joins at or below this height.
-            exact: with k, gives exactly k clusters: at equal heights, and where a node has more than two children,
-                merges are undone one at a time (last children first). False undoes equal heights together and never
-                splits a node in part, so there may be fewer than k (as scipy's fcluster "maxclust").
-        """
-        if (k is None) == (height is None):
-            raise ValueError(f"cut needs k or height, one of them, got k={k}, height={height}")
-        reach = max_below(self.parent, np.where(self.is_leaf, -np.inf, self.height))
-        split = np.zeros(self.num_nodes, bool)  # nodes that the cut takes apart
-        loose = np.empty(0, np.int64)  # children cut off a node that is taken apart in part
-        if k is None:
-            split = reach > height
-        else:
-            low, high = len(self.roots), self.num_leaves
-            if not low <= k <= high:
-                raise ValueError(f"k must be from {low} (roots) to {high} (leaves), got {k}")
-            nodes = np.flatnonzero(self.num_children > 1)
-            nodes = nodes[np.lexsort((self._merge_rank[nodes], reach[nodes]))[::-1]]  # last merge first
-            done = np.cumsum(self.num_children[nodes] - 1)  # clusters gained once a node is apart
-            gain = k - low
-            count = int(np.searchsorted(done, gain, side="right"))
-            if not exact and count < len(nodes):  # step back to where the height really drops
-                while count and reach[nodes[count - 1]] == reach[nodes[count]]:
-                    count -= 1
-            split[nodes[:count]] = True
-            rest = gain - (done[count - 1] if count else 0)
-            if exact and rest:
-                loose = self.children(nodes[count])[-rest:]
-        top = (self.parent < 0) | split[self.parent]
-        top[loose] = True
-        # The tops cover the leaves in runs of the preorder, each run beginning at its top.
-        owner = np.maximum.accumulate(np.where(top[self._preorder], np.arange(self.num_nodes), 0))
-        return _by_first_seen(owner[self._position[self._leaf_index]])
-
-    # ------------------------------------------------------------------ new trees from this one
-    def replace(self, **fields: Any) -> Tree:
-        """A copy with some of height, embedding, manifold, support and label replaced."""
-        own = {name: getattr(self, name) for name in ("height", "embedding", "manifold", "support", "label")}
-        unknown = sorted(set(fields) - set(own))
-        if unknown:
-            raise ValueError(f"replace has no field {unknown[0]!r}, expected one of {', '.join(own)}")
-        return type(self)(self.parent, **(own | fields))
-
-    def relabel(self, names: Sequence[str] | Mapping[str, str] | Callable[[int], str]) -> Tree:
-        """A copy with other names: n of them, a mapping from old to new ones, or a function of the node index."""
-        if callable(names):
-            return self.replace(label=[names(i) for i in range(self.num_nodes)])
-        if isinstance(names, Mapping):
-            if self.label is None:
-                raise ValueError("a mapping renames labels, and this tree has none; pass a list or a function")
-            return self.replace(label=[names.get(name, name) for name in self.label])
-        return self.replace(label=names)
-
-    def take(self, keep: Any) -> Tree:
-        """The tree on the kept nodes (mask or indices): each hangs under its nearest kept ancestor, order is kept."""
-        mask = np.zeros(self.num_nodes, bool)
-        index = as_array(keep)
-        if index.dtype == bool and index.shape != mask.shape:
-            raise ValueError(f"the mask of kept nodes has shape {index.shape}, expected ({self.num_nodes},)")
-        mask[index if index.dtype == bool else self._node(index)] = True
-        if not mask.any():
-            raise ValueError("no node would be left; keep at least one")
-        up = np.append(np.where(self.parent < 0, self.num_nodes, self.parent), self.num_nodes)
-        kept = np.append(mask, True)  # the sentinel above the roots is always there
-        while not kept[up].all():  # leap over dropped ancestors, twice as far each round
-            up = np.where(kept[up], up, up[up])
-        index = np.flatnonzero(mask)
-        number = np.append(np.cumsum(mask) - 1, -1)
-        return type(self)(
-            number[up[index]],
-            self.height[index],
-            embedding=None if self.embedding is None else self.embedding[index],
-            manifold=self.manifold,
-            support=None if self.support is None else self.support[index],
-            label=None if self.label is None else [self.label[i] for i in index],
-        )
-
-    def subtree(self, i: int) -> Tree:
-        """The tree below and including node i, its nodes in the same relative order."""
-        return self.take(self.descendants(i))
-
-    def prune(
-        self,
-        *,
-        max_depth: int | None = None,
-        min_leaves: int | None = None,
-        leaves: Any = None,
-        unary: bool = False,
-    ) -> Tree:
-        """A smaller tree: the nodes that pass all given conditions.
-
-        Args:
-            max_depth: drops what is deeper.
-            min_leaves: drops nodes with fewer leaves below.
-            leaves: indices of the leaves to keep; what has none of them below is dropped.
-            unary: then also removes nodes with a single child, joining the child to the grandparent.
-        """
-        keep = np.ones(self.num_nodes, bool)
-        if max_depth is not None:
-            keep &= self.depth <= max_depth
-        if min_leaves is not None:
-            keep &= self.num_leaves_below >= min_leaves
-        if leaves is not None:
-            wanted = self._node(leaves)
-            inner = wanted[~self.is_leaf[wanted]]
-            if len(inner):
-                raise ValueError(f"node {inner[0]} is not a leaf; prune keeps leaves, take keeps any nodes")
-            chosen = np.zeros(self.num_nodes, np.int64)
-            chosen[wanted] = 1
-            keep &= sum_below(self.parent, chosen) > 0
-        tree = self.take(keep)
-        return tree.take(tree.num_children != 1) if unary else tree
 
     # ------------------------------------------------------------------ python
     def __len__(self) -> int:
@@ -490,14 +320,6 @@ def _depth(parent: np.ndarray) -> np.ndarray:
             raise ValueError(f"node {node} is its own ancestor; every node must reach a root (parent -1)")
         depth = depth + depth[up]
     return depth[:-1]
-
-
-def _by_first_seen(values: np.ndarray) -> np.ndarray:
-    """The same grouping, numbered from 0 in order of first appearance."""
-    _, first, number = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[number]
 
 
 def _same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
