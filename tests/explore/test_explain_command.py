@@ -18,7 +18,7 @@ from ramify.train.recipe import Recipe
 from .html import explorer_data, read
 
 RECIPE = """
-data: {name: world, size: 32, num_train: 32, num_val: 24, batch_size: 16}
+data: {name: world, size: 32, num_train: 32, num_val: 24, batch_size: 16, cache: false}
 model: {name: hcformer_pico, args: {img_size: 32, dims: [8, 16, 16, 24], head_dim: 4}}
 schedule: {steps: 2}
 run: {device: cpu, tensorboard: false, log_steps: 1, threads: 1}

@@ -47,9 +47,11 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     out = Path(out)
     settings = load(Recipe, recipe or demo_recipe())
     settings.run.seed = settings.data.seed = seed
-    if settings.data.name == "world" and settings.data.cache is None:
-        settings.data.cache = out / "pictures"  # drawn once: for training, for the page, for the next demo
+    if settings.data.cache is None:
+        settings.data.cache = True  # drawn once: for training, for the page, for the next demo
     _clear(out)
+    if settings.data.name == "world":
+        _say("drawing the pictures of the built-in world (kept for the next time) ...")
     fit(settings, out)
     trained = time.perf_counter()
     _say("looking into the model ...")
