@@ -176,3 +176,38 @@ def test_a_picture_seen_twice_counts_once() -> None:
 def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def score_noisy(scorer: CocoScorer, numbers: range) -> None:
+    """Pictures whose detections are near the truth; picture i is the same whoever adds it."""
+    for i in numbers:
+        generator = torch.Generator().manual_seed(i)
+        corner = torch.randint(0, 60, (3, 2), generator=generator)
+        boxes = torch.cat([corner, corner + torch.randint(10, 50, (3, 2), generator=generator)], 1)
+        noise = torch.randint(-4, 5, (3, 4), generator=generator)
+        labels = torch.randint(1, 3, (3,), generator=generator).tolist()
+        scores = torch.rand(3, generator=generator).tolist()
+        scorer.add(f"picture {i}", SIZE, things(boxes, labels), things((boxes + noise).clamp(0), labels, scores))
+
+
+def one_of_two(rank: int, folder: str, shares: list[range]) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    scorer = CocoScorer(["a", "b"])
+    score_noisy(scorer, shares[rank])
+    scorer.gather()
+    Path(folder, f"{rank}.json").write_text(json.dumps([scorer.scores(), len(scorer.results())]))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [[range(4), range(4, 7)], [range(7), range(0)], [range(4), range(3, 7)]])
+def test_two_processes_score_as_one(shares: list[range], tmp_path: Path) -> None:
+    alone = CocoScorer(["a", "b"])
+    score_noisy(alone, range(7))
+    expected = alone.scores()
+    assert 0.1 < expected["box_ap"] < 0.9 and 0.1 < expected["mask_ap"] < 0.9
+    torch.multiprocessing.spawn(one_of_two, (str(tmp_path), shares), nprocs=2)
+    for rank in range(2):
+        scores, num_results = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert scores == expected
+        assert num_results == 21

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -406,26 +404,14 @@ def test_a_dataset_without_masks_gets_boxes_alone(tmp_path: Path, seed: int) -> 
 
 
 @pytest.mark.slow
-def test_two_processes_score_as_one(tmp_path: Path) -> None:
-    short = recipe("world_detect", *SMALL["world_detect"], "data.num_val=5", "schedule.steps=20", "run.eval_every=0")
-    fit(short, tmp_path / "run", quiet=True)
-    alone = evaluate_run(tmp_path / "run")
-    command = ["-m", "ramify", "eval", str(tmp_path / "run"), "--json"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", *command]
-    done = subprocess.run(launch, capture_output=True, text=True, cwd=ROOT, timeout=300, check=True)
-    together = json.loads(done.stdout[done.stdout.index("{") :])
-    for key, value in alone.items():
-        assert together[key] == value, key
-
-
-@pytest.mark.slow
 def test_segmentation_learns_the_world(tmp_path: Path) -> None:
     short = recipe("world_segment", "data.num_train=1600", "data.num_val=100", "schedule.epochs=6", "run.eval_every=0")
     result = fit(short, tmp_path / "run", quiet=True)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    background_alone = result.numbers["iou/background"] / 31
-    assert result.numbers["miou"] > 4 * background_alone
-    assert lines[-1]["split"] == "val"
+    world = build_task(short).build_dataset("val")
+    maps = torch.stack([world[i].semantic for i in range(len(world))])
+    # Saying background everywhere has its share as IoU there, and 0 for each of the classes of the truth.
+    nothing_learned = float((maps == 0).float().mean()) / len(maps.unique())
+    assert result.numbers["miou"] > 4 * nothing_learned
 
 
 @pytest.mark.slow
@@ -434,12 +420,12 @@ def test_detection_learns_a_handful_of_pictures_by_heart(tmp_path: Path) -> None
 
     class SamePictures(Detect):
         def build_dataset(self, split: str) -> Any:
-            return World("train", num_images=8, size=self.recipe.data.size)
+            return World("train", num_images=4, size=self.recipe.data.size)
 
     from ramify.train import tasks
 
     short = recipe(
-        *("world_detect", "data.size=96", "data.batch_size=8", "data.augment.flip=0", "schedule.steps=150"),
+        *("world_detect", "data.size=96", "data.batch_size=4", "data.augment.flip=0", "schedule.steps=120"),
         *("run.eval_every=0", "optim.lr=0.002", "run.ema=null"),
     )
     tasks.TASKS["detect-same"] = f"{__name__}:SAME"
