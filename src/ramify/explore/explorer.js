@@ -68,7 +68,7 @@
   }
   const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
-  const shownDepth = () => Math.min(state.detail, view.deepest);
+  const shownDepth = () => Math.min(Math.max(state.detail, 1), view.deepest);
   // The node a leaf stands for at the chosen detail.
   const atDetail = leaf => {
     let k = leaf;
@@ -363,7 +363,9 @@
     state.node = -2;
     drawTree();
     drawDisk();
-    light(node < view.n && pinned ? node : -1);
+    pinned = pinned && node >= 0 && node < view.n;
+    box.classList.toggle("pinned", pinned);
+    light(pinned ? node : -1);
     remember();
   }
 
