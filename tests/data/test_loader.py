@@ -148,6 +148,14 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone():
         assert not any(torch.equal(image, base[name]) for name, image in pictures(batch_size=4, **options).items())
 
 
+@pytest.mark.parametrize("make", [build, arrays])
+def test_equal_pictures_are_augmented_differently(make, seed):
+    dataset = InArrays(16, seed=seed)
+    dataset.pixels[:] = dataset.pixels[0]
+    images = next(iter(make(dataset, batch_size=16)))[0]
+    assert len({image.numpy().tobytes() for image in images}) > 8
+
+
 def test_evaluation_keeps_the_order_and_the_last_batch():
     loader = build(InMemory(21), train=False)
     assert [name for _, _, names in loader for name in names] == [f"picture-{i}" for i in range(21)]
