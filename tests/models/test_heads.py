@@ -160,6 +160,21 @@ def test_weights_survive_a_copy_and_a_round_trip() -> None:
     assert torch.equal(model(x), copy.deepcopy(model)(x))
 
 
+def test_exported_autocast_and_channels_last_give_the_same() -> None:
+    model = Segmenter(ToyBackbone(), 3, pyramid_channels=8, channels=64).eval()
+    x = torch.randn(2, 3, 33, 47)
+    with torch.no_grad():
+        expected = model(x)
+        exported = torch.export.export(model, (x,)).module()(x)
+        torch.testing.assert_close(exported, expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model(x)
+        assert half.dtype == torch.bfloat16
+        torch.testing.assert_close(half.float(), expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+        last = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+        torch.testing.assert_close(last, expected)
+
+
 @pytest.mark.parametrize("name", ["resnet10t", "hcformer_pico", "convnext_atto"])
 def test_a_classifiers_weights_fill_the_backbone(name: str) -> None:
     import ramify.models  # noqa: F401
