@@ -107,7 +107,7 @@ def mixer(module, image: Tensor, fold: int) -> Tensor:
                     place = (y + top - r * wy) * wx + (x + left - q * wx)
                     position = module.patch.position
                     bias.append(
-                        [0.0 if position is None else position.bias[r * columns + q, head, place, n] for n in numbers]
+                        [0.0 if position is None else position.bias[r * columns + q, head, n, place] for n in numbers]
                     )
                 points = [part(0, head, *place) for place in inside]
                 values = [part(1, head, *place) for place in inside]
@@ -123,7 +123,7 @@ def mixer(module, image: Tensor, fold: int) -> Tensor:
             value_centres = [mean([part(1, head, y, x) for y in ys for x in xs]) for ys, xs in grid]
             position = module.window.position
             bias = [
-                [0.0 if position is None else position.bias[0, head, i, j] for j in range(my * mx)]
+                [0.0 if position is None else position.bias[0, head, j, i] for j in range(my * mx)]
                 for i in range(rows * columns)
             ]
             over_windows, _ = cluster(window_points, window_values, centres, value_centres, module.window, bias)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, DropPath, LayerScale, Mlp, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class Block(nn.Module):
         mlp_ratio: float,
         input_norm: bool,
         layer_scale: float | None,
+        act_layer: str,
         proj_drop: float,
         drop_path: float,
         **factory: Any,
@@ -72,7 +73,7 @@ class Block(nn.Module):
         self.norm1 = MapNorm(dim, **factory) if input_norm else nn.Identity()
         self.mixer = mixer
         self.norm2 = MapNorm(dim, **factory)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **factory)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer(act_layer), drop=proj_drop, **factory)
         self.scale1 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.scale2 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
@@ -108,7 +109,7 @@ class HCFormer(nn.Module):
         img_size: input size that the position bias is made for, one number or (height, width).
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate, proj_drop_rate: as in every timm model;
             ``num_classes=0`` gives pooled features.
-        depths, dims, num_heads, mlp_ratios: one value per stage. head_dim: width of a head, in all stages.
+        depths, dims, num_heads, mlp_ratios: one value per stage. head_dim: width of a head, one for all or per stage.
         folds: windows per side of each stage's map at ``img_size``.
         patch_centres: patch-level centres per side of a window, per stage; a smaller window has at most one per patch.
         window_centres: window-level centres per side of the map, per stage; 0 for no window level. One number changes
@@ -124,7 +125,8 @@ class HCFormer(nn.Module):
         clip_norm: longest tangent vector before the exponential map.
         mixer_norm: normalise the mixer's two results before they are projected (the paper; its code does not).
         input_norm: normalise the block's input before the mixer.
-        layer_scale: initial factor of each residual branch, None for no factor.
+        layer_scale: initial factor of each residual branch, None for no factor. act_layer: timm's name of the MLP's
+            activation.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class HCFormer(nn.Module):
         depths: Sequence[int] = (2, 2, 6, 2),
         dims: Sequence[int] = (32, 64, 196, 224),
         num_heads: Sequence[int] = (4, 4, 8, 8),
-        head_dim: int = 16,
+        head_dim: int | Sequence[int] = 16,
         mlp_ratios: Sequence[float] = (8, 8, 4, 4),
         folds: Sequence[int] = (7, 7, 1, 1),
         patch_centres: Sequence[int] = (4, 2, 7, 4),
@@ -155,6 +157,7 @@ class HCFormer(nn.Module):
         mixer_norm: bool = True,
         input_norm: bool = False,
         layer_scale: float | None = 1e-5,
+        act_layer: str = "gelu",
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -166,11 +169,9 @@ class HCFormer(nn.Module):
         require_choice("HCFormer", "patch_geometry", patch_geometry, GEOMETRIES)
         require_choice("HCFormer", "window_geometry", window_geometry, GEOMETRIES)
         require_choice("HCFormer", "assignment", assignment, ASSIGNMENTS)
-        depths, dims, num_heads = (
-            _per_stage("depths", depths),
-            _per_stage("dims", dims),
-            _per_stage("num_heads", num_heads),
-        )
+        depths, dims = _per_stage("depths", depths), _per_stage("dims", dims)
+        num_heads = _per_stage("num_heads", num_heads)
+        head_dims = [head_dim] * NUM_STAGES if isinstance(head_dim, int) else _per_stage("head_dim", head_dim)
         folds, mlp_ratios = _per_stage("folds", folds), _per_stage("mlp_ratios", mlp_ratios)
         patch_centres = _per_stage("patch_centres", patch_centres)
         if isinstance(window_centres, int):
@@ -195,7 +196,7 @@ class HCFormer(nn.Module):
                 mixer = ClusterMixer(
                     dim,
                     num_heads[stage],
-                    head_dim,
+                    head_dims[stage],
                     size,
                     folds[stage],
                     patch_centres[stage],
@@ -214,7 +215,9 @@ class HCFormer(nn.Module):
                     **factory,
                 )
                 ratio, rate = mlp_ratios[stage], rates.pop(0)
-                blocks.append(Block(dim, mixer, ratio, input_norm, layer_scale, proj_drop_rate, rate, **factory))
+                blocks.append(
+                    Block(dim, mixer, ratio, input_norm, layer_scale, act_layer, proj_drop_rate, rate, **factory)
+                )
             first = Stem(in_chans, dim, **factory) if stage == 0 else Downsample(dims[stage - 1], dim, **factory)
             self.stages.append(Stage(first, blocks))
             self.feature_info.append({"num_chs": dim, "reduction": 4 * 2**stage, "module": f"stages.{stage}"})
@@ -427,10 +430,11 @@ def hcformer_pico(pretrained: bool = False, **options: Any) -> HCFormer:
     arguments = {
         "img_size": 64,
         "depths": (1, 1, 2, 1),
-        "dims": (32, 64, 128, 160),
-        "num_heads": (2, 4, 4, 4),
-        "head_dim": 16,
-        "mlp_ratios": (4, 4, 4, 4),
+        "dims": (24, 48, 96, 160),
+        "num_heads": (2, 4, 8, 8),
+        "head_dim": 8,
+        "mlp_ratios": (3, 3, 4, 4),
+        "layer_scale": None,  # made for very deep nets; here it would only delay the start of a short training
         "folds": (4, 2, 1, 1),
         "patch_centres": (2, 2, 2, 2),
         "window_centres": (2, 2, 1, 0),

@@ -14,9 +14,23 @@ from torch import Tensor, nn
 
 from ..geometry import lorentz
 from ..geometry.numerics import cap_norm
+from ..geometry.registry import check_curvature
 from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
 from .common import wide
-from .windows import Size, Windows, cover, cut, divides, join, plan, pool, pooling_weights, spread
+from .windows import (
+    Size,
+    Windows,
+    add_to_windows,
+    count_patches,
+    cover,
+    cut,
+    divides,
+    join,
+    plan,
+    pool,
+    pool_windows,
+    pooling_weights,
+)
 
 
 class MapNorm(nn.Module):
@@ -39,6 +53,34 @@ class MapNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.group_norm(x.permute(0, 3, 1, 2), 1, self.weight, self.bias, self.eps).permute(0, 2, 3, 1)
+
+    def with_shared(self, shared: Tensor, own: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+        """The norm of ``[shared, own]`` without putting them together.
+
+        Args:
+            shared: (B, rows, columns, C') one vector per window, standing for all its patches.
+            own: (B, H, W, C - C') one vector per patch.
+
+        Returns:
+            Both, normalised by their common mean and variance.
+        """
+        dtype = wide(own[:0]).dtype
+        patches = count_patches(windows, own.device)  # (rows, columns, 1), or a number
+        num_own, num_shared = own[0].numel(), windows.size[0] * windows.size[1] * shared.shape[-1]
+        total, several = num_own + num_shared, wide(shared)
+        sum_own = own.sum((1, 2, 3), dtype=dtype)
+        squares_own = torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=dtype).square()
+        mean = (sum_own + (several * patches).sum((1, 2, 3))) / total
+        square = (squares_own + (several.square() * patches).sum((1, 2, 3))) / total
+        # Means over all channels are small beside their spread, so this difference keeps its digits.
+        inverse = torch.rsqrt((square - mean.square()).clamp_min(0) + self.eps)
+        scale = inverse.view(-1, 1, 1, 1) * self.weight
+        shift = self.bias - mean.view(-1, 1, 1, 1) * scale
+        left = shared.shape[-1]
+        return (
+            torch.addcmul(shift[..., :left], shared, scale[..., :left]).to(shared.dtype),
+            torch.addcmul(shift[..., left:], own, scale[..., left:]).to(own.dtype),
+        )
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"
@@ -160,6 +202,7 @@ class ClusterMixer(nn.Module):
             raise ValueError(f"{name}: shifted windows replace the window level; set window_centres=0")
         if clip <= 0:
             raise ValueError(f"{name}: clip must be positive, got {clip}")
+        check_curvature(curvature, f"{name}: curvature")
         require_choice(name, "scaling", scaling, ("window", "fold"))
         require_choice(name, "patch_geometry", patch_geometry, GEOMETRIES)
         require_choice(name, "window_geometry", window_geometry, GEOMETRIES)
@@ -171,7 +214,7 @@ class ClusterMixer(nn.Module):
         self.window_size = plan(size, fold=(fold, fold)).window
         windows = self.windows(size)
         inner = num_heads * head_dim
-        level = {
+        level: dict[str, Any] = {
             "assignment": assignment,
             "position_bias": position_bias,
             "curvature": curvature,
@@ -181,10 +224,18 @@ class ClusterMixer(nn.Module):
             **factory,
         }
         self.points_and_values = nn.Linear(dim, 2 * inner, **factory)
-        self.patch = ClusterLevel(num_heads, *self._patch_layout(windows), geometry=patch_geometry, **level)
+        self.patch = ClusterLevel(
+            num_heads, *self._patch_layout(windows), geometry=patch_geometry, is_single=patch_centres == 1, **level
+        )
         self.window: ClusterLevel | None = None
         if window_centres:
-            self.window = ClusterLevel(num_heads, *self._window_layout(windows), geometry=window_geometry, **level)
+            self.window = ClusterLevel(
+                num_heads,
+                *self._window_layout(windows),
+                geometry=window_geometry,
+                is_single=window_centres == 1,
+                **level,
+            )
         width = inner * (2 if window_centres else 1)
         self.norm = MapNorm(width, **factory) if norm else nn.Identity()
         self.proj = nn.Linear(width, dim, **factory)
@@ -219,57 +270,66 @@ class ClusterMixer(nn.Module):
             )
         windows = self.windows((x.shape[1], x.shape[2]))
         both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
-        parts = cut(both, windows, 2, self.num_heads)  # (2, B, S, H', N, d)
+        points, values = cut(both, windows, 2, self.num_heads).unbind(0)  # (B, S, H', N, d)
         layout = self._patch_layout(windows)
         inside = reached = None
         if not windows.is_padded and divides(layout[2], windows.window):
             cells = (windows.grid[0] * layout[2][0], windows.grid[1] * layout[2][1])
             coarse = pool(both, cells)  # every window's centres side by side: a coarser map
-            centres = cut(coarse, Windows(cells, windows.grid, layout[2]), 2, self.num_heads)
+            centres, value_centres = cut(coarse, Windows(cells, windows.grid, layout[2]), 2, self.num_heads).unbind(0)
         else:
             weights = pooling_weights(windows, layout[2], both.dtype, both.device).unsqueeze(1)  # (S or 1, 1, M, N)
-            centres, coarse = weights @ parts, both
+            coarse, centres, value_centres = both, weights @ points, weights @ values
             if windows.is_padded:
-                inside = cover(windows, both.device)[:, None, :, None]
-                reached = (weights.sum(-1) > 0).unsqueeze(-2)
-        mixed, assign = self.patch(parts[0], parts[1], centres[0], centres[1], layout, inside, reached)
+                inside = cover(windows, both.device)[:, None, None, :]
+                reached = weights.sum(-1, keepdim=True) > 0
+        mixed, assign = self.patch(points, values, centres, value_centres, layout, inside, reached)
         mixed = join(mixed, windows)
         seen: dict[str, Any] = {}
-        if self.window is not None:
-            source = coarse if divides(self._window_layout(windows)[2], (coarse.shape[1], coarse.shape[2])) else both
-            over_windows = self._mix_windows(parts, source, windows, inside, None if record is None else seen)
-            mixed = torch.cat([spread(over_windows, windows), mixed], -1)
+        if self.window is None:
+            out = self.proj(self.norm(mixed))
+        else:
+            shared = self._mix_windows(both, coarse, windows, None if record is None else seen)
+            out = self._project(shared, mixed, windows)
         if record is not None:
-            record.append(self._recorded(windows, layout, assign, centres[0], seen))
-        return self.proj(self.norm(mixed))
+            record.append(self._recorded(windows, layout, assign, centres, seen))
+        return out
 
-    def _mix_windows(
-        self, parts: Tensor, source: Tensor, windows: Windows, inside: Tensor | None, seen: dict[str, Any] | None
-    ) -> Tensor:
-        """The window level, its centres pooled from ``source``: one vector per window, (B, rows, columns, H' d)."""
+    def _project(self, shared: Tensor, own: Tensor, windows: Windows) -> Tensor:
+        """``proj(norm([shared, own]))`` with the shared half computed once per window."""
+        if isinstance(self.norm, MapNorm):
+            shared, own = self.norm.with_shared(shared, own, windows)
+        left, right = self.proj.weight.chunk(2, 1)
+        return add_to_windows(F.linear(own, right, self.proj.bias), F.linear(shared, left), windows)
+
+    def _mix_windows(self, both: Tensor, coarse: Tensor, windows: Windows, seen: dict[str, Any] | None) -> Tensor:
+        """The window level: one vector per window, (B, rows, columns, H' d).
+
+        Args:
+            both: (B, H, W, 2 H' d) points and values of the patches.
+            coarse: their averages over equal parts that divide the windows, or ``both`` itself.
+        """
         assert self.window is not None
         layout = self._window_layout(windows)
-        (ny, nx), (my, mx) = windows.grid, layout[2]
-        if inside is None:
-            means = parts.mean(-2)
-        else:
-            means = parts.sum(-2) / inside.sum(-2).to(parts.dtype)  # padding is zero and not counted
-        points = means.transpose(2, 3).unsqueeze(2)  # (2, B, 1, H', S, d): one region, whose points are the windows
-        centres = cut(pool(source, (my, mx)), Windows((my, mx), (1, 1), (my, mx)), 2, self.num_heads)
-        mixed, assign = self.window(points[0], points[1], centres[0], centres[1], layout)
+        grid, cells = layout[1], layout[2]
+        means = pool_windows(coarse, windows)
+        source = coarse if divides(cells, (coarse.shape[1], coarse.shape[2])) else both
+        points, values = cut(means, Windows(grid, (1, 1), grid), 2, self.num_heads).unbind(0)  # (B, 1, H', S, d)
+        centres, value_centres = cut(pool(source, cells), Windows(cells, (1, 1), cells), 2, self.num_heads).unbind(0)
+        mixed, assign = self.window(points, values, centres, value_centres, layout)
         if seen is not None:
             level = self.window
-            seen["window"] = _rows_of_one(assign[:, 0], level).unflatten(2, (ny, nx))
-            seen["window_grid"] = (my, mx)
-            seen["window_points"] = _embedding(points[0, :, 0], level).unflatten(2, (ny, nx))
-            seen["window_centres"] = _embedding(centres[0, :, 0], level)
+            seen["window"] = _rows_of_one(assign[:, 0], level).unflatten(2, grid)
+            seen["window_grid"] = cells
+            seen["window_points"] = _embedding(points[:, 0], level).unflatten(2, grid)
+            seen["window_centres"] = _embedding(centres[:, 0], level)
             seen["curvature"] = _curvature(level)
-        return mixed[:, 0].transpose(1, 2).reshape(mixed.shape[0], ny, nx, self.num_heads * self.head_dim)
+        return join(mixed, Windows(grid, (1, 1), grid))
 
     def _recorded(
         self, windows: Windows, layout: tuple[Size, Size, Size], assign: Tensor, centres: Tensor, seen: dict[str, Any]
     ) -> ClusterAssignment:
-        num_centres = assign.shape[-1]
+        num_centres = assign.shape[-2]
         flat = join(_rows_of_one(assign, self.patch), windows)  # (B, H, W, H' M)
         absent = {"window": None, "window_grid": None, "window_points": None, "window_centres": None, "curvature": None}
         return ClusterAssignment(
@@ -285,8 +345,9 @@ class ClusterMixer(nn.Module):
 
 
 def _rows_of_one(assign: Tensor, level: ClusterLevel) -> Tensor:
-    """The assignment as shown: a hard one without its weights."""
-    return F.one_hot(assign.argmax(-1), assign.shape[-1]).to(assign.dtype) if level.is_hard else assign
+    """The assignment as shown, (..., M, N) -> (..., N, M): a hard one without its weights."""
+    rows = assign.mT
+    return F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype) if level.is_hard else rows
 
 
 def _curvature(level: ClusterLevel) -> float | None:

@@ -6,7 +6,8 @@ With points ``x``, values ``v``, centres ``c`` and value centres ``u`` (their av
     u'_j = (u_j + sum_i A_ij v_i) / (1 + sum_i A_ij)     aggregate
     g_i  = sum_j A_ij u'_j                               dispatch
 
-Both sums are matrix products over all windows and heads at once; no (N, M, d) tensor exists. Similarities follow
+Both sums are matrix products over all windows and heads at once; no (N, M, d) tensor exists. Assignments are kept as
+(..., M, N), centres first: a softmax over the last of two axes is slow where there are few centres. Similarities follow
 autocast, assignments and their sums are float32 at least.
 """
 
@@ -39,30 +40,35 @@ def require_choice(where: str, name: str, value: object, choices: tuple[str, ...
 # ----------------------------------------------------------------------------------------------- one level, functional
 
 
-def unit(x: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero, with finite derivatives. The result keeps the dtype of ``x``."""
-    square = (x.float() if x.dtype == torch.float16 else x).square()
-    return x * torch.rsqrt(square.sum(-1, keepdim=True, dtype=wide(x[:0]).dtype) + 1e-12).to(x.dtype)
+def inverse_length(x: Tensor) -> Tensor:
+    """``1 / |x|`` of every row in float32 at least: (..., d) -> (..., 1); finite for a zero row."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x[:0]).dtype)
+    return 1 / length.clamp_min(1e-6)
 
 
-def cosine_similarity(x: Tensor, centres: Tensor) -> Tensor:
-    """Cosines of all pairs: (..., N, d), (..., M, d) -> (..., N, M)."""
-    return unit(x) @ unit(centres).mT
+def cosine_similarity(centres: Tensor, x: Tensor, alpha: Tensor | float = 1.0) -> Tensor:
+    """Cosines of all pairs, times ``alpha``: (..., M, d), (..., N, d) -> (..., M, N)."""
+    directions = centres * (alpha * inverse_length(centres)).to(centres.dtype)
+    # The points outnumber the centres: their lengths are divided out of the product where that is the smaller tensor.
+    if centres.shape[-2] <= x.shape[-1]:
+        return (directions @ x.mT) * inverse_length(x).mT
+    return directions @ (x * inverse_length(x).to(x.dtype)).mT
 
 
-def hyperbolic_similarity(x: Tensor, centres: Tensor, manifold: Lorentz, clip: float = 1.0) -> Tensor:
-    """Minus the Lorentz distance of all pairs of tangent vectors: (..., N, d), (..., M, d) -> (..., N, M).
+def hyperbolic_similarity(centres: Tensor, x: Tensor, manifold: Lorentz, clip: float = 1.0) -> Tensor:
+    """Minus the Lorentz distance of all pairs of tangent vectors: (..., M, d), (..., N, d) -> (..., M, N).
 
     Vectors longer than ``clip`` are shortened to it before they are mapped to the hyperboloid.
     """
     c = manifold.c
-    points, others = (lorentz.expmap0(cap_norm(wide(t), clip), c) for t in (x, centres))
-    return -lorentz.pairwise_dist(points, others, c, mode="matmul")
+    tangent = torch.cat([wide(centres), wide(x)], -2)
+    points = lorentz.expmap0(cap_norm(tangent, clip), c)
+    return -lorentz.pairwise_dist(*points.split([centres.shape[-2], x.shape[-2]], -2), c, mode="matmul")
 
 
 def soft_assignment(logits: Tensor) -> Tensor:
-    """Softmax over the centres, float32 at least: rows sum to one."""
-    return wide(logits).softmax(-1)
+    """Softmax over the centres, float32 at least: (..., M, N), columns sum to one."""
+    return wide(logits).softmax(-2)
 
 
 def hard_assignment(logits: Tensor) -> Tensor:
@@ -71,20 +77,21 @@ def hard_assignment(logits: Tensor) -> Tensor:
     The weight carries the gradient; which centre is best has none.
     """
     logits = wide(logits)
-    best = logits.argmax(-1, keepdim=True)
-    return torch.zeros_like(logits).scatter(-1, best, logits.gather(-1, best).sigmoid())
+    best = logits.argmax(-2, keepdim=True)
+    return torch.zeros_like(logits).scatter(-2, best, logits.gather(-2, best).sigmoid())
 
 
 def cluster_mix(assign: Tensor, values: Tensor, value_centres: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Aggregate values at the centres and hand them back: (..., N, M), (..., N, d), (..., M, d) -> (..., N, d).
+    """Aggregate values at the centres and hand them back: (..., M, N), (..., N, d), (..., M, d) -> (..., N, d).
 
     Args:
-        assign: not negative. inside: (..., N, 1), zero for points that do not exist; their values must be zero.
+        assign: not negative. inside: (..., 1, N), False for points that do not exist.
     """
-    mass = (assign if inside is None else assign * inside).sum(-2).unsqueeze(-1)  # (..., M, 1)
+    counted = assign if inside is None else assign * inside
+    mass = counted.sum(-1, keepdim=True)  # (..., M, 1)
     weight = assign.to(values.dtype)
-    gathered = wide(value_centres) + weight.mT @ values
-    return weight @ (gathered / (1 + mass)).to(values.dtype)
+    gathered = (weight if inside is None else counted.to(values.dtype)) @ values
+    return weight.mT @ ((value_centres + gathered) / (1 + mass)).to(values.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- modules
@@ -99,14 +106,14 @@ class PositionBias(nn.Module):
     across an edge. In evaluation without gradients this is done once per size.
 
     Shape:
-        (windows, heads, N, M)
+        (windows, heads, M, N)
     """
 
     def __init__(self, num_heads: int, grid: Size, window: Size, centres: Size, **factory: Any):
         super().__init__()
         self.num_heads, self.shape = num_heads, (grid, window, centres)
         (ny, nx), (wy, wx), (my, mx) = self.shape
-        self.bias = nn.Parameter(torch.zeros(ny * nx, num_heads, wy * wx, my * mx, **factory))
+        self.bias = nn.Parameter(torch.zeros(ny * nx, num_heads, my * mx, wy * wx, **factory))
         self._cache: dict[tuple[Any, ...], Tensor] = {}
 
     def reset_parameters(self) -> None:
@@ -132,8 +139,8 @@ class PositionBias(nn.Module):
 
     def _resized(self, wanted: tuple[Size, Size, Size]) -> Tensor:
         (ny, nx), (wy, wx), (my, mx) = self.shape
-        full = self.bias.reshape(ny, nx, self.num_heads, wy, wx, my, mx)
-        for axis, old, new in zip((0, 3, 5), self.shape, wanted, strict=True):
+        full = self.bias.reshape(ny, nx, self.num_heads, my, mx, wy, wx)
+        for axis, old, new in zip((0, 5, 3), self.shape, wanted, strict=True):
             if old != new:
                 last = full.movedim((axis, axis + 1), (-2, -1))
                 flat = last.reshape(1, -1, *old)
@@ -159,7 +166,7 @@ class ClusterLevel(nn.Module):
 
     Shape:
         points, values (B, S, H, N, d), centres, value centres (B, S, H, M, d) -> mixed (B, S, H, N, d), assignment
-        (B, S, H, N, M)
+        (B, S, H, M, N)
     """
 
     def __init__(
@@ -175,18 +182,21 @@ class ClusterLevel(nn.Module):
         learnable_curvature: bool,
         alpha: float,
         clip: float,
+        is_single: bool,
         **factory: Any,
     ):
+        """As in :class:`~ramify.nn.ClusterMixer`; ``is_single`` says that there is one centre at any size.
+
+        Every soft assignment is then one: there is nothing to learn, and a parameter without gradient would stop
+        distributed training.
+        """
         super().__init__()
         self.is_hard, self.clip, self.initial_alpha = assignment == "hard", clip, alpha
-        # With a single centre every soft assignment is one: there is nothing to learn, and a parameter without
-        # gradient would stop distributed training.
-        self.is_trivial = centres == (1, 1) and not self.is_hard
         self.manifold: Lorentz | None = None
         self.alpha: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
         self.position: PositionBias | None = None
-        if self.is_trivial:
+        if is_single and not self.is_hard:
             return
         self.alpha = nn.Parameter(torch.tensor(float(alpha), **factory))
         if self.is_hard:
@@ -218,11 +228,11 @@ class ClusterLevel(nn.Module):
         """Mixed values and the assignment.
 
         Args:
-            layout: grid of windows, window, grid of centres. inside: (S, 1, N, 1), zero for padding.
-            reached: (S, 1, 1, M) boolean, False for centres that average nothing.
+            layout: grid of windows, window, grid of centres. inside: (S, 1, 1, N), False for padding.
+            reached: (S, 1, M, 1) boolean, False for centres that average nothing.
         """
         if self.alpha is None:
-            assign = torch.ones_like(wide(points[..., :1])).expand(*points.shape[:-1], centres.shape[-2])
+            assign = torch.ones_like(wide(points[..., :1])).mT
         else:
             assign = self._assign(points, centres, layout, reached)
         return cluster_mix(assign, values, value_centres, inside), assign
@@ -232,10 +242,9 @@ class ClusterLevel(nn.Module):
     ) -> Tensor:
         assert self.alpha is not None
         if self.manifold is None:
-            alpha = self.alpha.to(points.dtype)
-            logits = unit(points) @ (alpha * unit(centres)).mT
+            logits = cosine_similarity(centres, points, self.alpha)
         else:
-            logits = self.alpha * hyperbolic_similarity(points, centres, self.manifold, self.clip)
+            logits = self.alpha * hyperbolic_similarity(centres, points, self.manifold, self.clip)
         if self.position is not None:
             logits = logits + self.position(*layout)
         if self.beta is not None:

@@ -74,10 +74,13 @@ def _plan_axis(n: int, fold: int | None, window: int | None, shifted: bool) -> t
 
 
 def cut(x: Tensor, windows: Windows, num_parts: int, num_heads: int) -> Tensor:
-    """Windows and heads of a map, in one copy: (B, H, W, P H' d) -> (P, B, windows, H', N, d); padding is zero."""
+    """Windows and heads of a map, in one copy: (B, H, W, P H' d) -> (P, B, windows, H', N, d).
+
+    Padding is one, not zero: the direction of a vector has no derivative at zero.
+    """
     (ny, nx), (wy, wx) = windows.grid, windows.window
     if windows.is_padded:
-        x = F.pad(x, (0, 0, *windows.margins()))
+        x = F.pad(x, (0, 0, *windows.margins()), value=1.0)
     batch, dim = x.shape[0], x.shape[-1] // (num_parts * num_heads)
     x = x.reshape(batch, ny, wy, nx, wx, num_parts, num_heads, dim)
     return x.permute(5, 0, 1, 3, 6, 2, 4, 7).reshape(num_parts, batch, ny * nx, num_heads, wy * wx, dim)
@@ -99,11 +102,14 @@ def crop(x: Tensor, windows: Windows) -> Tensor:
     return x[:, top : top + height, left : left + width]
 
 
-def spread(x: Tensor, windows: Windows) -> Tensor:
-    """One vector per window, repeated for its patches: (B, rows, columns, C) -> (B, H, W, C)."""
+def add_to_windows(x: Tensor, shared: Tensor, windows: Windows) -> Tensor:
+    """One vector per window added to all its patches: (B, H, W, C), (B, rows, columns, C) -> (B, H, W, C)."""
     (ny, nx), (wy, wx) = windows.grid, windows.window
-    wide = x[:, :, None, :, None].expand(-1, -1, wy, -1, wx, -1)
-    return crop(wide.reshape(x.shape[0], ny * wy, nx * wx, x.shape[-1]), windows)
+    if not windows.is_padded:
+        whole = x.reshape(x.shape[0], ny, wy, nx, wx, x.shape[-1]) + shared[:, :, None, :, None]
+        return whole.reshape(x.shape)
+    wide = shared[:, :, None, :, None].expand(-1, -1, wy, -1, wx, -1)
+    return x + crop(wide.reshape(x.shape[0], ny * wy, nx * wx, x.shape[-1]), windows)
 
 
 def cover(windows: Windows, device: torch.device) -> Tensor:
@@ -141,8 +147,8 @@ def pool(x: Tensor, cells: Size) -> Tensor:
     if cells == size:
         return x
     if divides(cells, size):
-        kernel = (size[0] // cells[0], size[1] // cells[1])
-        return F.avg_pool2d(x.permute(0, 3, 1, 2), kernel).permute(0, 2, 3, 1)
+        # Not avg_pool2d: the gradient of a mean is a view of a small tensor, that of a pooling a tensor as large as x.
+        return x.unflatten(2, (cells[1], -1)).unflatten(1, (cells[0], -1)).mean((2, 4))
     down, across = (membership(n, k, x.device).to(x.dtype) for n, k in zip(size, cells, strict=True))
     rows = (down / down.sum(1, keepdim=True)) @ x.flatten(2)  # (B, rows, W C)
     columns = (across / across.sum(1, keepdim=True)) @ rows.unflatten(2, (size[1], -1))
@@ -160,3 +166,23 @@ def pooling_weights(windows: Windows, cells: Size, dtype: torch.dtype, device: t
         member = member & cover(windows, device).unsqueeze(1)
     weights = member.to(dtype)
     return weights / weights.sum(-1, keepdim=True).clamp_min(1)
+
+
+def count_patches(windows: Windows, device: torch.device) -> Tensor | int:
+    """Patches of the map in every window, (rows, columns, 1), or one number if they are all full."""
+    if not windows.is_padded:
+        return windows.window[0] * windows.window[1]
+    return cover(windows, device).sum(1).reshape(*windows.grid, 1)
+
+
+def pool_windows(x: Tensor, windows: Windows) -> Tensor:
+    """Averages over the patches of every window: (B, H, W, C) -> (B, rows, columns, C).
+
+    ``x`` may be a map of averages over equal parts of the windows instead, as long as no window is padded.
+    """
+    if not windows.is_padded:
+        return pool(x, windows.grid)
+    (ny, nx), (wy, wx) = windows.grid, windows.window
+    padded = F.pad(x, (0, 0, *windows.margins()))
+    total = padded.reshape(x.shape[0], ny, wy, nx, wx, x.shape[-1]).sum((2, 4))
+    return total / count_patches(windows, x.device)
