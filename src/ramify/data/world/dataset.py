@@ -21,7 +21,7 @@ from ramify.data.world.store import Arrays, default_cache, load_or_build
 from ramify.errors import UserError, suggest
 from ramify.tree import Tree
 
-VERSION = 3
+VERSION = 4
 """Part of a stored split's name: raised whenever the same seed gives other pictures."""
 
 SPLITS = {"train": 12_000, "val": 2_000, "test": 2_000}
@@ -121,7 +121,7 @@ class World:
         )
 
     def images(self) -> Tensor:
-        """(n, 3, S, S) uint8: all pictures at once, in order. Mapped from the cache where there is one."""
+        """(n, 3, S, S) uint8: all pictures at once, in order; from the cache, or rendered anew at every call."""
         return torch.from_numpy(self._column("image"))
 
     def labels(self) -> Tensor:

@@ -167,7 +167,7 @@ def _shade(
     bright = 1 + np.float32(0.34) * facing
     bright -= (across * across + along * along) * (v["shade"] * np.float32(0.1)).take(stroke)
     # Brightest a little inside the edge that faces the light.
-    gloss = np.maximum(1 - np.square((facing - np.float32(0.6)) * 3), 0) * np.float32(0.1)
+    gloss = np.square(np.maximum(1 - np.square((facing - np.float32(0.6)) * 2), 0)) * np.float32(0.1)
     rim = np.clip(1 + distance * (2 / v["halo"]).take(stroke), 0, 1)
     bright *= 1 - np.float32(0.28) * rim
     if v["grain"].any():
