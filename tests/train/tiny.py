@@ -67,12 +67,13 @@ class Net(nn.Module):
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         self.norm = nn.GroupNorm(1, width) if norm == "layer" else nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(dropout)
+        self.scale = nn.Parameter(torch.tensor(1.0))  # a single number, which cannot be sharded
         self.blocks = nn.Sequential(nn.Linear(width * 16, width), nn.GELU(), nn.Linear(width, width))
         self.head = Centres(width) if points else nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).flatten(1)
-        return self.head(self.dropout(self.blocks(x)))
+        return self.head(self.scale * self.dropout(self.blocks(x)))
 
 
 class Tiny(Task):

@@ -36,6 +36,8 @@ class Processes:
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self.shards = parallel == "fsdp2" and self.size > 1
+        self._whole: list[nn.Parameter] = []
+        """Parameters of a sharded model that cannot be cut: single numbers."""
 
     @property
     def is_main(self) -> bool:
@@ -59,13 +61,15 @@ class Processes:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.size,))
+        self._whole = [p for p in model.parameters() if p.dim() == 0]
+        options: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.size,))}
+        options["ignored_params"] = set(self._whole)
         for module in reversed(list(model.modules())):  # children before their parents
             if isinstance(module, (nn.ModuleList, nn.Sequential)):
                 for child in module:
                     if sum(p.numel() for p in child.parameters()) >= _SHARD_FROM and not _is_container(child):
-                        fully_shard(child, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+                        fully_shard(child, **options)
+        fully_shard(model, **options)
         return model
 
     def no_sync(self, model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[Any]:
@@ -77,8 +81,22 @@ class Processes:
             return contextlib.nullcontext()
         return contextlib.nullcontext() if sync else model.no_sync()  # type: ignore[operator]
 
+    def sync_rest(self, model: nn.Module) -> None:
+        """After the backward pass of a sharded model: what DDP does and ``fully_shard`` leaves to us.
+
+        Gradients of single numbers become their mean, buffers (running means of a batch norm) those of the first
+        process.
+        """
+        if not self.shards:
+            return
+        self.sync_buffers(model)
+        if self._whole:
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._whole]
+            for p, grad in zip(self._whole, self.mean(torch.stack(grads)), strict=True):
+                p.grad = grad.clone()
+
     def sync_buffers(self, model: nn.Module) -> None:
-        """Give every process the buffers (running means of a batch norm) of the first one, as DDP does."""
+        """Give every process the buffers of the first one."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)

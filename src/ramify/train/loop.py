@@ -27,7 +27,7 @@ from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
 from ramify.train.folder import Checkpoint, RunFolder, full_disk_is_one_line
 from ramify.train.model import load_weights
-from ramify.train.optimizer import build_optimizer, set_lr
+from ramify.train.optimizer import build_optimizer, clip_gradients, set_lr
 from ramify.train.recipe import Recipe, check_resumable
 from ramify.train.report import Reporter
 from ramify.train.schedule import Schedule
@@ -211,11 +211,8 @@ class Trainer:
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
                 totals[name] = totals.get(name, 0.0) + value.float() / parts
-        if self.processes.shards:
-            self.processes.sync_buffers(self.model)
-        limit = recipe.optim.clip if recipe.optim.clip is not None else math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        totals["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.processes.sync_rest(self.model)
+        totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:

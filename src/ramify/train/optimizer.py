@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ramify.geometry import curvature_parameters, manifold_of, mark_points
@@ -33,15 +33,15 @@ def param_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, An
     rates = {"points": settings.point_lr, "curvature": settings.curvature_lr}
     result = []
     for group in groups:
-        members: dict[str, list[nn.Parameter]] = {"plain": [], "points": [], "curvature": []}
+        members: dict[tuple[str, bool], list[nn.Parameter]] = {}
         for p in group["params"]:
             kind = "curvature" if id(p) in curvatures else "points" if manifold_of(p) is not None else "plain"
-            members[kind].append(p)
-        for kind, params in members.items():
-            if params:
-                scale = group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
-                decay = group["weight_decay"] if kind == "plain" else 0.0
-                result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
+            # Sharded and whole parameters cannot share a kernel.
+            members.setdefault((kind, isinstance(p, DTensor)), []).append(p)
+        for (kind, _), params in members.items():
+            scale = group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
+            decay = group["weight_decay"] if kind == "plain" else 0.0
+            result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
     return result
 
 
@@ -59,6 +59,26 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Op
 
         return RiemannianAdamW(groups, **options)
     return torch.optim.AdamW(groups, fused=fused or None, **options)
+
+
+def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
+    """Shrink all gradients such that their common norm is at most ``limit``; gives the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients.
+    """
+    parts: dict[bool, list[nn.Parameter]] = {}
+    for p in model.parameters():
+        if p.grad is not None:
+            parts.setdefault(isinstance(p.grad, DTensor), []).append(p)
+    norms = []
+    for params in parts.values():
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if limit is not None:
+        for params in parts.values():
+            torch.nn.utils.clip_grads_with_norm_(params, limit, total)
+    return total
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
