@@ -223,6 +223,8 @@ def test_the_kernel_refusing_to_write_is_one_line(tmp_path):
 
 def test_bad_samples_are_counted_unless_strict(tmp_path):
     fit(tiny.recipe("model.head.bad=[3, 50, 51]"), tmp_path / "run", quiet=True)
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "3 samples could not be read and were skipped, e.g. blob " in log and log.count("were skipped") == 1
     line = RunFolder(tmp_path / "run").read_metrics()[-1]
     assert (line["split"], line["skipped"]) == ("val", 3)
     with pytest.raises(UserError, match=r"cannot read picture blob \d+: it is bad"):

@@ -7,22 +7,19 @@ optimiser's moments and a few counters, and a run that was killed at any moment 
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ramify.data.seeding import mix_bits
 from ramify.errors import UserError
+from ramify.train.determinism import deterministic, seed_all
 from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
 from ramify.train.folder import Checkpoint, RunFolder, full_disk_is_one_line
@@ -87,7 +84,7 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
     quiet = quiet or not processes.is_main
     threads = torch.get_num_threads()
     try:
-        with _deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
+        with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             if recipe.run.threads is not None:
                 torch.set_num_threads(recipe.run.threads)
             trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
@@ -133,7 +130,7 @@ class Trainer:
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
-        _seed(run.seed)  # the same fresh weights in every process
+        seed_all(run.seed)  # the same fresh weights in every process
         model = self.task.build_model(self.data)
         if settings.weights is not None:
             fresh = load_weights(model, settings.weights)
@@ -170,6 +167,7 @@ class Trainer:
         self._clock = self._logged_at = time.perf_counter()
         self._logged_step, self._pause = progress.step, 0.0
         self._losses: dict[str, list[Tensor]] = {}
+        self._num_skipped = 0
         self._introduce()
         batches = self._batches()
         try:
@@ -199,7 +197,7 @@ class Trainer:
         """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
         recipe, step = self.recipe, self.progress.step
         parts = recipe.run.accumulate
-        _seed(recipe.run.seed, step, self.processes.rank)
+        seed_all(recipe.run.seed, step, self.processes.rank)
         set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
         totals: dict[str, Tensor] = {}
         for part in range(parts):
@@ -237,14 +235,22 @@ class Trainer:
         """Numbers on the validation set, of the averaged weights where they are kept; the best ones are saved."""
         self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
         began = time.perf_counter()
-        weights = self.ema.swapped_in(self.model) if self.ema is not None else _nothing()
+        weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
         with weights, self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
             found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
         self._numbers = found
         line = self._line("val") | found
-        if self.skipped:
-            line["skipped"] = len(self.skipped)
+        num_skipped = round(
+            self.processes.mean(torch.tensor(float(len(self.skipped)), device=self.processes.device)).item()
+            * self.processes.size
+        )
+        if num_skipped:
+            line["skipped"] = num_skipped
+            if num_skipped > self._num_skipped and self.skipped:
+                name, why = next(reversed(self.skipped.items()))
+                self.reporter.say(f"{num_skipped} samples could not be read and were skipped, e.g. {name}: {why}")
+            self._num_skipped = num_skipped
         value = found[self.task.metric]
         best = self.progress.best
         if not math.isnan(value) and (best is None or value > best):
@@ -407,37 +413,3 @@ def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, rec
 def autocast(recipe: Recipe, device: torch.device) -> Any:
     """The recipe's precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=recipe.run.precision == "bf16")
-
-
-def _seed(*words: int) -> None:
-    """Set the global generators of Python, numpy and torch (every device)."""
-    bits = mix_bits(*words)
-    random.seed(bits)
-    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
-    torch.manual_seed(bits & (2**63 - 1))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    options: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill, benchmark = options.fill_uninitialized_memory, torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        options.fill_uninitialized_memory = fill
-        torch.backends.cudnn.benchmark = benchmark

@@ -103,7 +103,7 @@ class Task(ABC):
 
     @abstractmethod
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss over the batch, and numbers worth a curve (detached scalars)."""
+        """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
 
     @abstractmethod
     def evaluate(
