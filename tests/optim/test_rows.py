@@ -1,6 +1,7 @@
 """Sparse rows, compiled updates and rows sharded over processes."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -85,21 +86,33 @@ def test_a_sparse_gradient_with_no_rows_and_a_wrong_one():
 
 
 @pytest.mark.slow
-def test_the_compiled_update_agrees():
+@pytest.mark.parametrize(
+    "make",
+    [
+        RiemannianAdam,
+        RiemannianSGD,
+        partial(RiemannianSGD, momentum=0.9, dampening=0.1),
+        partial(RiemannianSGD, momentum=0.9, nesterov=True, maximize=True),
+    ],
+)
+def test_the_compiled_update_agrees(make):
+    torch.compiler.reset()  # of one function torch compiles eight variants at most
     params = []
     for manifold in (Lorentz(), Poincare(2.0)):
         params.append(mark_manifold(nn.Parameter(manifold.random(50, 6, std=0.5, dtype=torch.float64)), manifold))
     twins = [mark_manifold(nn.Parameter(p.detach().clone()), p.manifold) for p in params]
     options = {"lr": 0.1, "weight_decay": 0.1, "max_step": 0.08}
-    eager, compiled = RiemannianAdam(params, **options), RiemannianAdam(twins, compile=True, **options)
+    eager, compiled = make(params, **options), make(twins, compile=True, **options)
+    start = [p.detach().clone() for p in params]
     for _ in range(5):
         for p, q in zip(params, twins, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()
         eager.step()
         compiled.step()
-    for p, q in zip(params, twins, strict=True):
+    for p, q, x in zip(params, twins, start, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-11, atol=1e-12)
+        assert (p - x).abs().max() > 0.01
 
 
 def _sharded_worker(rank: int, world_size: int, path: str, seed: int) -> None:

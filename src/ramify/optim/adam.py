@@ -1,6 +1,5 @@
 """Adam for models that have points among their parameters."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -10,8 +9,8 @@ from torch.optim.adam import adam
 
 from ramify.geometry.numerics import Scalar, sqnorm
 
-from .base import RiemannianOptimizer, Rows, check_number
-from .rows import Part, decay_rows, move_rows, row_gradient
+from .base import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
+from .rows import Part, decay_rows, limit_step, move_rows, row_gradient
 
 
 class RiemannianAdam(RiemannianOptimizer):
@@ -171,18 +170,15 @@ class RiemannianAdam(RiemannianOptimizer):
             rate = rate.to(work.x.dtype)
         if isinstance(correction, Tensor):
             correction = correction.to(work.x.dtype)
-        decay = None
-        if group["weight_decay"] != 0:
-            shrink = 1 - lr * group["weight_decay"]
-            decay = shrink.clamp_min(0.0) if isinstance(shrink, Tensor) else max(0.0, shrink)
+        decay = decay_factor(group)
         cs: Sequence[Scalar] = work.cs
         function: Callable[..., None] = adam_rows
         if group["compile"]:
-            function = _compiled_adam_rows()
+            function = compiled(adam_rows)
             # What changes from step to step goes in as tensors, otherwise each step would be compiled anew.
-            rate, correction = _tensor(rate, work.x), _tensor(correction, work.x)
-            decay = None if decay is None else _tensor(decay, work.x)
-            cs = [_tensor(c, work.x) for c in cs]
+            rate, correction = as_tensor(rate, work.x), as_tensor(correction, work.x)
+            decay = None if decay is None else as_tensor(decay, work.x)
+            cs = [as_tensor(c, work.x) for c in cs]
         function(
             work.x,
             work.grad,
@@ -256,19 +252,3 @@ def adam_rows(
     if decay is not None:
         decay_rows(x, [exp_avg], decay, parts, cs)
     move_rows(x, exp_avg, step, exp_avg, parts, cs, first_order)
-
-
-def limit_step(step: Tensor, direction: Tensor, max_step: float) -> Tensor:
-    """``step`` shortened where ``step * |direction|`` is longer than ``max_step``."""
-    length = step * torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-    over = length > max_step
-    return torch.where(over, step * (max_step / torch.where(over, length, 1.0)), step)
-
-
-@functools.cache
-def _compiled_adam_rows() -> Callable[..., None]:
-    return torch.compile(adam_rows, fullgraph=True, dynamic=True)
-
-
-def _tensor(value: Scalar, like: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device)

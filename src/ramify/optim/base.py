@@ -1,5 +1,6 @@
 """What both optimisers share: who is a point, batches of rows, sparse rows, master weights, state that round-trips."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -316,3 +317,25 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, open
         expected = f"{'more than' if open_left else 'at least'} {low:g}"
         expected += f" and below {high:g}" if high < math.inf else ""
         raise ValueError(f"{name} must be a finite number, {expected}, got {value}")
+
+
+def decay_factor(group: dict[str, Any]) -> Scalar | None:
+    """``1 - lr * weight_decay``, by which a step pulls points to the origin; not below 0, None without weight decay."""
+    if group["weight_decay"] == 0:
+        return None
+    shrink = 1 - group["lr"] * group["weight_decay"]
+    return shrink.clamp_min(0.0) if isinstance(shrink, Tensor) else max(0.0, shrink)
+
+
+@functools.cache
+def compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """The update of rows ``function``, compiled once for all shapes.
+
+    What changes from step to step goes in by :func:`as_tensor`: a new number would compile it anew.
+    """
+    return torch.compile(function, fullgraph=True, dynamic=True)
+
+
+def as_tensor(value: Scalar, like: Tensor) -> Tensor:
+    """``value`` as a tensor of the dtype and on the device of ``like``."""
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)

@@ -78,6 +78,13 @@ def decay_rows(
             xi.mul_(torch.where(z > 0, new / torch.where(z > 0, z, 1.0), 1.0))
 
 
+def limit_step(step: Tensor, direction: Tensor, max_step: float) -> Tensor:
+    """``step`` shortened where ``step * |direction|`` is longer than ``max_step``."""
+    length = step * torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    over = length > max_step
+    return torch.where(over, step * (max_step / torch.where(over, length, 1.0)), step)
+
+
 def move_rows(
     x: Tensor,
     direction: Tensor,

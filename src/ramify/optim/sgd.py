@@ -1,14 +1,16 @@
 """Stochastic gradient descent for models that have points among their parameters."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from .adam import limit_step
-from .base import RiemannianOptimizer, Rows, check_number
-from .rows import decay_rows, move_rows, row_gradient
+from ramify.geometry.numerics import Scalar
+
+from .base import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
+from .rows import Part, decay_rows, limit_step, move_rows, row_gradient
 
 
 class RiemannianSGD(RiemannianOptimizer):
@@ -38,6 +40,7 @@ class RiemannianSGD(RiemannianOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        compile: bool = False,
     ):
         defaults = {
             "lr": lr,
@@ -52,6 +55,7 @@ class RiemannianSGD(RiemannianOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
+            "compile": compile,
         }
         super().__init__(params, defaults)
 
@@ -106,23 +110,62 @@ class RiemannianSGD(RiemannianOptimizer):
         self._run(group, rows, lambda r: r.param in fresh, update)
 
     def _update(self, group: dict[str, Any], work: Rows, first: bool) -> None:
-        x, parts, cs, lr = work.x, work.parts, work.cs, group["lr"]
-        buffer = work.state.get("momentum_buffer")
-        h = row_gradient(x, -work.grad if group["maximize"] else work.grad, parts, cs)
-        direction = h
-        if buffer is not None:
-            if first:
-                buffer.copy_(h)
-            else:
-                buffer.mul_(group["momentum"]).add_(h, alpha=1 - group["dampening"])
-            direction = torch.add(h, buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-        step = lr
-        if group["max_step"] is not None:
-            step = limit_step(lr * torch.ones_like(x[:, :1]), direction, group["max_step"])
-        if group["weight_decay"] != 0:
-            if direction is work.grad:
-                direction = direction.clone()  # decay transports it in place, and gradients stay as they are
-            vectors = [direction] if buffer is None or buffer is direction else [direction, buffer]
-            shrink = 1 - lr * group["weight_decay"]
-            decay_rows(x, vectors, shrink.clamp_min(0.0) if isinstance(shrink, Tensor) else max(0.0, shrink), parts, cs)
-        move_rows(x, direction, step, buffer, parts, cs, group["retraction"] == "first_order")
+        lr, decay = group["lr"], decay_factor(group)
+        cs: Sequence[Scalar] = work.cs
+        function: Callable[..., None] = sgd_rows
+        if group["compile"]:
+            function = compiled(sgd_rows)
+            lr, cs = as_tensor(lr, work.x), [as_tensor(c, work.x) for c in cs]
+            decay = None if decay is None else as_tensor(decay, work.x)
+        function(
+            work.x,
+            work.grad,
+            work.state.get("momentum_buffer"),
+            lr,
+            decay,
+            cs,
+            parts=work.parts,
+            momentum=group["momentum"],
+            dampening=0.0 if first else group["dampening"],
+            nesterov=group["nesterov"],
+            max_step=group["max_step"],
+            first_order=group["retraction"] == "first_order",
+            maximize=group["maximize"],
+        )
+
+
+def sgd_rows(
+    x: Tensor,
+    grad: Tensor,
+    buffer: Tensor | None,
+    lr: Scalar,
+    decay: Scalar | None,
+    cs: Sequence[Scalar],
+    *,
+    parts: Sequence[Part],
+    momentum: float,
+    dampening: float,
+    nesterov: bool,
+    max_step: float | None,
+    first_order: bool,
+    maximize: bool,
+) -> None:
+    """One step of SGD for rows of points, in place: x, grad, buffer (R, n).
+
+    Args:
+        buffer: zeros before the first step, which is not dampened. decay: ``1 - lr * weight_decay`` or None.
+        cs: one curvature per part.
+    """
+    h = row_gradient(x, -grad if maximize else grad, parts, cs)
+    direction = h
+    if buffer is not None:
+        buffer.mul_(momentum).add_(h, alpha=1 - dampening)
+        direction = torch.add(h, buffer, alpha=momentum) if nesterov else buffer
+    step = lr
+    if max_step is not None:
+        step = limit_step(lr * torch.ones_like(x[:, :1]), direction, max_step)
+    if decay is not None:
+        if direction is grad:
+            direction = direction.clone()  # decay transports it in place, and gradients stay as they are
+        decay_rows(x, [direction] if buffer is None or buffer is direction else [direction, buffer], decay, parts, cs)
+    move_rows(x, direction, step, buffer, parts, cs, first_order)
