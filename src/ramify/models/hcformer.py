@@ -175,6 +175,10 @@ class HCFormer(nn.Module):
         folds, mlp_ratios = _per_stage("folds", folds), _per_stage("mlp_ratios", mlp_ratios)
         patch_centres = _per_stage("patch_centres", patch_centres)
         if isinstance(window_centres, int):
+            if context != "hierarchy":
+                raise ValueError(
+                    f"HCFormer: context {context!r} has no window level for window_centres={window_centres}"
+                )
             window_centres = [window_centres if fold > 1 else (1, 1, 1, 0)[i] for i, fold in enumerate(folds)]
         window_centres = _per_stage("window_centres", window_centres)
         if learnable_curvature and "hyperbolic" not in (patch_geometry, window_geometry):
@@ -222,7 +226,7 @@ class HCFormer(nn.Module):
             self.stages.append(Stage(first, blocks))
             self.feature_info.append({"num_chs": dim, "reduction": 4 * 2**stage, "module": f"stages.{stage}"})
         self.norm: nn.Module = MapNorm(dims[-1], **factory)
-        require_choice("HCFormer", "global_pool", global_pool, POOLS)
+        _check_pool(global_pool, num_classes)
         self.head = ClassifierHead(dims[-1], num_classes, global_pool, drop_rate, **factory)
         self.global_pool = global_pool
         self.apply(_init_weights)
@@ -316,9 +320,8 @@ class HCFormer(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier; 0 classes for pooled features, and "" as pooling for maps."""
-        if global_pool is not None:
-            require_choice("HCFormer", "global_pool", global_pool, POOLS)
-            self.global_pool = global_pool
+        _check_pool(self.global_pool if global_pool is None else global_pool, num_classes)
+        self.global_pool = self.global_pool if global_pool is None else global_pool
         self.num_classes = num_classes
         self.head.reset(num_classes, global_pool)
         if isinstance(self.head.fc, nn.Linear):
@@ -356,6 +359,14 @@ def _init_weights(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def _check_pool(pool: str, num_classes: int) -> None:
+    require_choice("HCFormer", "global_pool", pool, POOLS)
+    if not pool and num_classes:
+        raise ValueError(
+            f"HCFormer: global_pool '' leaves maps, which {num_classes} classes cannot use; set num_classes=0"
+        )
 
 
 def _per_stage(name: str, values: Sequence[Any]) -> list[Any]:

@@ -66,8 +66,8 @@ class MapNorm(nn.Module):
         """
         dtype = wide(own[:0]).dtype
         patches = count_patches(windows, own.device)  # (rows, columns, 1), or a number
-        num_own, num_shared = own[0].numel(), windows.size[0] * windows.size[1] * shared.shape[-1]
-        total, several = num_own + num_shared, wide(shared)
+        num_patches = windows.size[0] * windows.size[1]
+        total, several = num_patches * (own.shape[-1] + shared.shape[-1]), wide(shared)
         sum_own = own.sum((1, 2, 3), dtype=dtype)
         squares_own = torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=dtype).square()
         mean = (sum_own + (several * patches).sum((1, 2, 3))) / total

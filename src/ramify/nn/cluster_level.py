@@ -196,13 +196,14 @@ class ClusterLevel(nn.Module):
         self.alpha: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
         self.position: PositionBias | None = None
-        if is_single and not self.is_hard:
+        is_trivial = is_single and not self.is_hard
+        if geometry == "hyperbolic":
+            self.manifold = Lorentz(curvature, learnable=learnable_curvature and not is_trivial)
+        if is_trivial:
             return
         self.alpha = nn.Parameter(torch.tensor(float(alpha), **factory))
         if self.is_hard:
             self.beta = nn.Parameter(torch.zeros((), **factory))
-        if geometry == "hyperbolic":
-            self.manifold = Lorentz(curvature, learnable=learnable_curvature)
         if position_bias:
             self.position = PositionBias(num_heads, grid, window, centres, **factory)
 
