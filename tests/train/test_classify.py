@@ -19,6 +19,7 @@ from ramify.data.sample import Sample
 from ramify.errors import UserError
 from ramify.train import load_model
 from ramify.train.folder import RunFolder
+from ramify.train.loop import fit
 from ramify.train.model import create_model
 from ramify.train.recipe import ModelSettings, Recipe
 from ramify.train.tasks.classify import Classify, hierarchical_accuracy
@@ -211,6 +212,38 @@ def test_eval_gives_the_numbers_of_training(run, capsys):
     assert main(["eval", str(run), "--split", "test", "--data.num-val", "12", "--data.eval-batch-size=5"]) == 0
     out = capsys.readouterr().out.split()
     assert out[out.index("samples") + 1] == "12" and out[out.index("split") + 1] == "test"
+
+
+def trained(out: Path, *overrides: str, resume: bool = False) -> dict[str, torch.Tensor]:
+    (out.parent / "recipe.yaml").write_text(RECIPE)
+    fit(load(Recipe, out.parent / "recipe.yaml", overrides), out, resume=resume, quiet=True)
+    return load_file(out / "checkpoints/last/model.safetensors")
+
+
+def test_checkpointed_activations_change_nothing(tmp_path):
+    plain = trained(tmp_path / "plain", "model.args.drop_path_rate=0.3")
+    saving = trained(tmp_path / "saving", "model.args.drop_path_rate=0.3", "run.grad_checkpointing=true")
+    assert plain.keys() == saving.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(saving[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_every_augmentation_is_repeated_by_a_resumed_run(tmp_path):
+    """Mixup, CutMix, RandAugment, erasing, crops, drop path: what a picture and a step meet is theirs alone."""
+    overrides = [
+        f"data.augment.{setting}"
+        for setting in (
+            "mixup=0.8", "cutmix=1.0", "rand_augment=rand-m9-mstd0.5-inc1", "erasing=0.5", "crop_scale=[0.3, 1.0]",
+            "colour_jitter=0.3",
+        )
+    ]  # fmt: skip
+    overrides += ["model.args.drop_path_rate=0.3", "run.save_steps=1", "data.num_train=32"]
+    whole = trained(tmp_path / "whole", *overrides)
+    trained(tmp_path / "parts", *overrides)
+    shutil.rmtree(tmp_path / "parts/checkpoints/last")  # back to the step before the last one
+    parts = trained(tmp_path / "parts", *overrides, resume=True)
+    assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
+    assert "going on from step 3 " in (tmp_path / "parts/log.txt").read_text()
 
 
 def test_a_run_folder_is_a_recipe_too(run, capsys):
