@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ramify.bench.hcformer import HCFormerOptions
 from ramify.bench.options import GeometryOptions
 
 
@@ -16,4 +17,14 @@ def geometry(config: GeometryOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry}
+def hcformer(config: HCFormerOptions) -> int:
+    """Show that HCFormer's cost per patch does not grow with the picture, and its speed beside timm's models.
+
+    Exit code 1 if time or memory per patch grows by more than 1.3 from the smallest to the largest picture.
+    """
+    from ramify.bench import hcformer as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry, "hcformer": hcformer}
