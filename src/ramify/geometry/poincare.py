@@ -266,11 +266,18 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 # --------------------------------------------------------------------------------------------------- entailment cones
 
 
+def _wide_gap(x: Tensor, c: Scalar) -> Tensor:
+    """``1 - c|x|^2`` (..., 1) in float64, not rounded back: narrower points need no more care than that."""
+    return ball_gap(x, c) if x.dtype == torch.float64 else 1 - wide(c) * sqnorm(wide(x))
+
+
 @geometric("scalar")
 def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Angle at ``x`` between the ray from the origin and the geodesic to ``y``; as ``lorentz.exterior_angle``."""
     dtype = x.dtype
-    x, y = wide(_inside(x, c, "poincare.exterior_angle")), wide(_inside(y, c, "poincare.exterior_angle"))
+    x, y = _inside(x, c, "poincare.exterior_angle"), _inside(y, c, "poincare.exterior_angle")
+    gap = _wide_gap(x, c)
+    x, y = wide(x), wide(y)
     r = safe_norm(x)
     xh, q = unit(x, r), y - x
     # The ball is conformal: angles at x are angles of (-x) (+) y, here without its positive denominator. Its part
@@ -278,7 +285,6 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     from_y = sqnorm(y) < sqnorm(q)
     nearer = torch.where(from_y, y, q)
     across = nearer - xh * dot(xh, nearer)
-    gap = ball_gap(x, wide(c))
     along = gap * dot(xh, q) - wide(c) * sqnorm(q) * r
     transverse = gap * transverse_norm(across, safe_norm(nearer.detach()))
     ok = (r != 0) & ((along != 0) | (transverse != 0))
@@ -293,8 +299,8 @@ def half_aperture(x: Tensor, c: Scalar = 1.0, *, K: float = 0.1) -> Tensor:
     In float64 whatever the dtype: where the cone opens to a half space, the slope of ``asin`` is unbounded.
     """
     dtype = x.dtype
-    x, c = wide(_inside(x, c, "poincare.half_aperture")), wide(c)
-    z, gap = root(c) * safe_norm(x), ball_gap(x, c)
+    x = _inside(x, c, "poincare.half_aperture")
+    z, gap = root(wide(c)) * safe_norm(wide(x)), _wide_gap(x, c)
     ok = ~(z <= K * gap)
     angle = torch.asin(K * torch.where(ok, gap, 0.5) / torch.where(ok, z, K))
     return torch.where(ok, angle, math.pi / 2).squeeze(-1).to(dtype)
