@@ -103,7 +103,7 @@ class _ArcCosh(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        # z^2 might overflow. Beyond 1e18 the root is z itself, so the excess is added without it; a mask would cost more.
+        # z^2 might overflow. Beyond 1e18 the root is z, so the excess is added without one; a mask would cost more.
         near = z.clamp_max(1e18)
         return quick_log1p(z + (z - near) + torch.sqrt(near * (near + 2)))
 

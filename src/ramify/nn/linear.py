@@ -155,7 +155,7 @@ class LorentzLinearBounded(_LorentzAffine):
 
     def add_parameters(self, **factory: Any) -> None:
         super().add_parameters(**factory)
-        self.log_lam = nn.Parameter(torch.empty((), device=factory["device"]))  # float32: it scales every output
+        self.log_lam = nn.Parameter(torch.empty(1, device=factory["device"]))  # float32: it scales every output
 
     def reset_parameters(self) -> None:
         """Draw the weights as ``nn.Linear`` does and set ``lam`` back."""
