@@ -13,6 +13,7 @@ from torch import nn
 
 from ramify.geometry import Lorentz
 from ramify.nn import ClusterMixer
+from ramify.nn.cluster import MapNorm
 from ramify.nn.cluster_level import PositionBias, hyperbolic_similarity
 from ramify.nn.windows import cut, join, plan, pool
 
@@ -167,6 +168,16 @@ def test_padding_takes_no_part():
     assert record[0].windows.grid == (2, 2) and record[0].windows.is_padded
     corner = record[0].patch[:, :, 2, 2]  # alone in its window: three of four centres average nothing
     torch.testing.assert_close(corner, torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand_as(corner))
+
+
+def test_map_norm_is_group_norm_with_one_group_on_every_device():
+    norm = MapNorm(4).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(3, 5, 2, 4, dtype=torch.float64) + 1
+    expected = torch.stack([naive.map_norm(norm, image) for image in x])
+    torch.testing.assert_close(norm(x), expected)
+    torch.testing.assert_close(norm.by_layer_norm(x), expected)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (7, 5), (8, 12), (13, 3)])

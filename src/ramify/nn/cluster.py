@@ -52,7 +52,13 @@ class MapNorm(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.group_norm(x.permute(0, 3, 1, 2), 1, self.weight, self.bias, self.eps).permute(0, 2, 3, 1)
+        if x.device.type == "cpu":  # the only device whose kernel reads channels-last maps as they lie
+            return F.group_norm(x.permute(0, 3, 1, 2), 1, self.weight, self.bias, self.eps).permute(0, 2, 3, 1)
+        return self.by_layer_norm(x)
+
+    def by_layer_norm(self, x: Tensor) -> Tensor:
+        """The same by a kernel that takes a sample as one row."""
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[1:], eps=self.eps), self.weight)
 
     def with_shared(self, shared: Tensor, own: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
         """The norm of ``[shared, own]`` without putting them together.
@@ -283,6 +289,7 @@ class ClusterMixer(nn.Module):
             if windows.is_padded:
                 inside = cover(windows, both.device)[:, None, None, :]
                 reached = weights.sum(-1, keepdim=True) > 0
+                centres = torch.where(reached, centres, 1.0)  # whatever has a direction
         mixed, assign = self.patch(points, values, centres, value_centres, layout, inside, reached)
         mixed = join(mixed, windows)
         seen: dict[str, Any] = {}
