@@ -23,6 +23,7 @@ from ramify.geometry import (
     lorentz,
     manifold_of,
     mark_points,
+    numerics,
     poincare,
 )
 
@@ -273,6 +274,48 @@ def test_autocast_does_not_reach_distances():
         rough = lorentz.pairwise_dist(x, y, mode="matmul", allow_low_precision=True)
     assert rough.dtype == torch.float32
     assert 1e-5 < (rough - expected).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_does_not_reach_gradients(compiled):
+    """Neither when backward runs inside it, nor compiled, where backward is treated as the forward pass was."""
+    x, y, weight = torch.randn(40, 16), torch.randn(30, 16), torch.randn(40, 30)
+    args = [x.requires_grad_(), y.requires_grad_(), torch.tensor(0.7, requires_grad=True)]
+
+    def loss(x, y, c):
+        return (lorentz.pairwise_dist(x, y, c, mode="matmul") * weight).sum()
+
+    expected = torch.autograd.grad(loss(*args), args)
+    if compiled:
+        torch._dynamo.reset()
+        loss = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = torch.autograd.grad(loss(*args), args)
+        value = loss(*args)
+    outside = torch.autograd.grad(value, args)
+    sizes = [expected[0].norm(), expected[1].norm(), weight.norm()]  # the sum that gives the last may cancel
+    for grads in (inside, outside):
+        for ours, theirs, size in zip(grads, expected, sizes, strict=True):
+            assert (ours - theirs).norm() <= 5e-6 * size  # bfloat16 would give 2e-3
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((5, 3), (3, 4)), ((2, 5, 3), (3, 4)), ((5, 3), (2, 3, 4)), ((2, 5, 3), (2, 3, 4)), ((6, 1, 5, 3), (2, 3, 4))],
+)
+def test_strict_product_has_the_derivatives_of_the_plain_one(left, right):
+    a, b = torch.randn(left, requires_grad=True), torch.randn(right, requires_grad=True)
+    results = []
+    for product in (numerics.strict_matmul, torch.matmul):
+        out = product(a, b)
+        first = torch.autograd.grad(out.square().sum(), [a, b], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [a, b])
+        alone = [torch.autograd.grad(product(a, b.detach()).square().sum(), a)[0]]
+        alone += torch.autograd.grad(product(a.detach(), b).square().sum(), b)
+        rows = torch.func.vmap(torch.func.grad(lambda row, product=product: product(row, b).square().sum()))(a[None])
+        results.append([out, *first, *second, *alone, rows])
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
 
 def test_product_is_the_sum_of_its_parts():

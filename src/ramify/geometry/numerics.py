@@ -244,17 +244,26 @@ def strict_matmul(a: Tensor, b: Tensor, allow_low_precision: bool = False) -> Te
     if allow_low_precision:
         return a @ b
     kind = a.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
-            return _strict_matmul(a, b)
-    return _strict_matmul(a, b)
+    if not torch.is_autocast_enabled(kind):
+        return _strict_matmul(a, b)
+    with torch.autocast(kind, enabled=False):
+        return _strict_matmul(a, b)
 
 
 def _strict_matmul(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.float64:  # left alone by autocast and TF32
+        return a @ b
+    return _StrictMatmul.apply(a, b) if torch.is_grad_enabled() else _product(a, b)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype != torch.float32 or _products_are_exact():
         return a @ b
-    # The user allowed TF32 (or bf16 on CPU) for the network; geometry must not notice, and nothing global is switched.
-    return _SplitMatmul.apply(a, b)
+    # The user allowed TF32 (or bf16 on CPU) for the network; geometry must not notice, and nothing global is switched:
+    # six low-precision products add up to a float32 one, exact to float32 rounding.
+    (a0, a1, a2), (b0, b1, b2) = _three_parts(a), _three_parts(b)
+    small = (a0 @ b2 + a1 @ b1) + a2 @ b0
+    return a0 @ b0 + ((a0 @ b1 + a1 @ b0) + small)
 
 
 @torch.compiler.assume_constant_result  # compiled code is guarded on this setting by torch itself
@@ -262,28 +271,33 @@ def _products_are_exact() -> bool:
     return torch.get_float32_matmul_precision() == "highest"
 
 
-class _SplitMatmul(torch.autograd.Function):
-    """A float32 product out of six low-precision ones, exact to float32 rounding, forward and backward."""
+class _StrictMatmul(torch.autograd.Function):
+    """A product whose gradient is as strict: plain autograd would take it in the autocast it meets on the way back."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        (a0, a1, a2), (b0, b1, b2) = _three_parts(a), _three_parts(b)
-        small = (a0 @ b2 + a1 @ b1) + a2 @ b0
-        return a0 @ b0 + ((a0 @ b1 + a1 @ b0) + small)
+        return _product(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
-        return (
-            _strict_matmul(grad, b.mT).sum_to_size(a.shape),
-            _strict_matmul(a.mT, grad).sum_to_size(b.shape),
-        )
+        grad_a = grad_b = None
+        # Without asking whether autocast is on: a compiler traces this inside the forward pass, where it is off, and
+        # places it where it may be on.
+        with torch.autocast(a.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                grad_a = _strict_matmul(grad, b.mT).sum_to_size(a.shape)
+            if ctx.needs_input_grad[1] and b.dim() == 2:  # one product over all rows instead of a sum of many
+                grad_b = _strict_matmul(a.flatten(0, -2).mT, grad.flatten(0, -2))
+            elif ctx.needs_input_grad[1]:
+                grad_b = _strict_matmul(a.mT, grad).sum_to_size(b.shape)
+        return grad_a, grad_b
 
 
 def _three_parts(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
