@@ -20,6 +20,8 @@ from ramify.cli.config import load
 from ramify.data.sample import IGNORE, Sample
 from ramify.errors import UserError
 from ramify.train import evaluate_run, fit, load_model
+from ramify.train.checkpoint import save_tensors
+from ramify.train.model import load_weights
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.train.tasks import build_task
@@ -260,6 +262,36 @@ def test_a_transform_leaves_the_label_map_alone() -> None:
     scored = KeepLabelMap(segment_task(4, "data.size=64").transform(train=False).transform)(sample)  # type: ignore[attr-defined]
     assert scored.truth is not None and torch.equal(scored.truth["semantic"], before)
     assert scored.full_size == (30, 20) and scored.extent == (64, 43)
+
+
+# ------------------------------------------------------------------------------------------- weights to start from
+
+
+def test_a_dense_model_starts_from_a_classifier(tmp_path: Path) -> None:
+    classify = load(Recipe, None, ["model.name=hcformer_pico"])
+    classifier = build_task(classify).build_model({"classes": ["a", "b"], "semantic_classes": [], "box_classes": []})
+    for parameter in classifier.parameters():
+        nn.init.normal_(parameter)  # so that none is equal by being fresh
+    save_tensors(tmp_path / "weights.safetensors", classifier.state_dict())
+    model = segment_task(3, *TINY_HEAD).build_model({"semantic_classes": ["a", "b", "c"]})
+    fresh = load_weights(model, tmp_path / "weights.safetensors")
+    backbone = {name: p for name, p in model.named_parameters() if name.startswith("pyramid.backbone.")}
+    assert backbone and not set(backbone) & set(fresh)
+    assert set(fresh) >= {name for name, _ in model.named_parameters()} - set(backbone)
+    x = torch.randn(1, 3, 64, 64)
+    ours, theirs = model.eval().pyramid.backbone(x), classifier.eval().forward_intermediates(x, intermediates_only=True)
+    torch.testing.assert_close(ours[-1], theirs[-1])
+
+    # Detection from segmentation: under other names again.
+    save_tensors(tmp_path / "dense.safetensors", model.state_dict())
+    detector = detect_task().build_model({"box_classes": ["a"], "has_masks": False})
+    fresh = load_weights(detector, tmp_path / "dense.safetensors")
+    kept = [p for name, p in detector.named_parameters() if name not in fresh and ".fpn." not in name]
+    assert all(torch.equal(a, b) for a, b in zip(kept, backbone.values(), strict=True))
+
+    save_tensors(tmp_path / "other.safetensors", {"layer.weight": torch.zeros(2, 2)})
+    with pytest.raises(UserError, match=r"no weight in .* fits this model"):
+        load_weights(model, tmp_path / "other.safetensors")
 
 
 # ---------------------------------------------------------------------------------------------------- the recipes run

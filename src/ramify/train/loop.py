@@ -134,7 +134,9 @@ class Trainer:
         model = self.task.build_model(self.data)
         if settings.weights is not None:
             fresh = load_weights(model, settings.weights)
-            self.notes.append(f"weights from {settings.weights}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))
+            rest = f" and {len(fresh) - 6} more" if len(fresh) > 6 else ""
+            note = f"; fresh: {', '.join(fresh[:6])}{rest}" if fresh else ""
+            self.notes.append(f"weights from {settings.weights}{note}")
         if run.grad_checkpointing:
             if not hasattr(model, "set_grad_checkpointing"):
                 raise UserError(f"model {settings.name} cannot do run.grad_checkpointing; switch it off")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ramify.errors import UserError, as_user_error, suggest
 
@@ -44,6 +44,8 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
 def load_weights(model: nn.Module, source: Path) -> list[str]:
     """Start from earlier weights: a run folder (its best weights) or a .safetensors file.
 
+    A dense model also takes the weights of a classifier, or of another dense model: those of its backbone.
+
     Returns:
         Names that keep their fresh values, because the source lacks them or has them in another shape (a classifier
         of other classes, say).
@@ -51,13 +53,18 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
     Raises:
         UserError: no such file, or nothing in it fits.
     """
+    from ramify.models.heads import adopt_backbone
     from ramify.train.checkpoint import load_tensors
     from ramify.train.folder import best_weights
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]
     mine = model.state_dict()
-    fitting = {name: value for name, value in tensors.items() if name in mine and mine[name].shape == value.shape}
+    fitting = _fitting(adopt_backbone(tensors, mine), mine) | _fitting(tensors, mine)
     if not fitting:
         raise UserError(f"no weight in {source} fits this model; model.weights wants weights of the same architecture")
     model.load_state_dict(fitting, strict=False)
     return [name for name in mine if name not in fitting]
+
+
+def _fitting(tensors: dict[str, Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in tensors.items() if name in mine and mine[name].shape == value.shape}
