@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("pycocotools", reason="install ramify[eval]")
 
+from ramify.cli import main
 from ramify.cli.config import load
 from ramify.data.sample import IGNORE, Sample
 from ramify.errors import UserError
@@ -301,12 +302,15 @@ SMALL = {
     "world_detect": (
         *("data.num_train=8", "data.num_val=4", "data.batch_size=2", "data.size=64", "model.head.pyramid_channels=32"),
         *("model.head.head_channels=32", "model.head.num_proposals=30", "model.head.num_learned=16"),
+        *("model.head.min_score=0.0", "model.head.max_detections=5"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_world_recipes_train_resume_and_evaluate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_recipes_train_resume_and_evaluate(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = recipe(name, *SMALL[name], "schedule.steps=4", "run.eval_every=0", "run.save_steps=2", "run.ema=0.5")
     whole = fit(short, tmp_path / "whole", quiet=True)
     task = build_task(short)
@@ -334,6 +338,23 @@ def test_world_recipes_train_resume_and_evaluate(name: str, tmp_path: Path, monk
     found = evaluate_run(tmp_path / "whole")
     assert found["samples"] == short.data.num_val
     assert found[task.metric] == pytest.approx(whole.numbers[task.metric], abs=1e-12)
+    results = tmp_path / "whole" / "results-val.json"
+    assert not results.exists()
+
+    # On the command line: no single classes, and detections in a file.
+    assert main(["eval", str(tmp_path / "whole")]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert float(shown[task.metric]) == pytest.approx(found[task.metric], abs=1e-4)
+    assert any("/" in key for key in found) == (name == "world_segment")
+    assert not any("/" in key for key in shown)
+    if name == "world_detect":
+        assert shown["results"] == str(results)
+        assert {"image_id", "category_id", "bbox", "score"} <= json.loads(results.read_text())[0].keys()
+        monkeypatch.setattr(kind, "write_results", lambda self, path: Path(tmp_path).write_text("a folder"))
+        assert main(["eval", str(tmp_path / "whole")]) == 2
+        assert f"cannot write {results}: Is a directory" in capsys.readouterr().err
+    else:
+        assert "results" not in shown and not results.exists()
 
 
 @pytest.mark.parametrize(

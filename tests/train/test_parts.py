@@ -20,6 +20,7 @@ from ramify.train.ema import Ema
 from ramify.train.folder import Checkpoint, RunFolder, best_weights, damage
 from ramify.train.optimizer import build_optimizer, param_groups, set_lr
 from ramify.train.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
+from ramify.train.report import Reporter
 from ramify.train.schedule import Schedule
 from ramify.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 
@@ -73,6 +74,18 @@ def test_recipe_module_imports_no_torch():
     environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+
+
+def test_numbers_of_single_classes_are_for_files(tmp_path, capsys):
+    reporter = Reporter(RunFolder(tmp_path), 9, "img")
+    line = {"step": 5, "epoch": 1.5, "split": "val", "time": 2.0, "miou": 0.25, "iou/cat": 0.5, "lr": 1e-3, "seen": 7}
+    reporter.write(line)
+    reporter.close()
+    assert capsys.readouterr().out == "step 5/9  val: epoch 1.50  miou 0.2500  lr 0.001  seen 7\n"
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == line
 
 
 # ----------------------------------------------------------------------------------------------------------- schedule

@@ -26,7 +26,7 @@ class EvalHelp:
     split: Split = "val"
     """Which part of the data."""
     json: bool = False
-    """Print the numbers as JSON."""
+    """Print the numbers as JSON, those of single classes too."""
 
 
 @dataclass
@@ -64,15 +64,17 @@ def run(config: EvalConfig) -> int:
     import os
 
     from ramify.train.evaluate import evaluate_run
+    from ramify.train.report import headline
 
-    found = evaluate_run(config.run, config.split, config.settings)
+    found = evaluate_run(config.run, config.split, config.settings, writes_results=True)
     if os.environ.get("RANK", "0") != "0":
         return 0
     if config.json:
         print(json.dumps(found))
     else:
-        width = max(map(len, found)) + 2
-        for name, value in found.items():
+        shown = headline(found)
+        width = max(map(len, shown)) + 2
+        for name, value in shown.items():
             print(f"{name:<{width}}{value:.4f}" if isinstance(value, float) else f"{name:<{width}}{value}")
     return 0
 

@@ -66,10 +66,11 @@ class TrainConfig:
 def run(config: TrainConfig) -> int:
     """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
     from ramify.train.loop import fit
+    from ramify.train.report import headline
 
     result = fit(config.settings, config.out, resume=config.resume)
     if result.numbers and _is_main():
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in result.numbers.items())
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items())
         print(f"{numbers}\n{result.folder}")
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ramify.errors import UserError
 from ramify.train.distributed import Processes
 from ramify.train.folder import RunFolder, best_weights
 from ramify.train.loop import evaluate
@@ -26,11 +27,15 @@ def load_model(run: Path | str, device: str | torch.device = "cpu") -> tuple[nn.
     return _build(build_task(recipe), folder).to(device), recipe
 
 
-def evaluate_run(run: Path | str, split: str = "val", recipe: Recipe | None = None) -> dict[str, Any]:
+def evaluate_run(
+    run: Path | str, split: str = "val", recipe: Recipe | None = None, *, writes_results: bool = False
+) -> dict[str, Any]:
     """Numbers of a run's best weights on a split of its data.
 
     Args:
         recipe: another one than the run's, e.g. with its data elsewhere or more workers; model and task must be equal.
+        writes_results: keep what was found in the run's folder where the task can (detections, in COCO's format); the
+            answer has the file's name under ``results``.
     """
     folder = RunFolder(run)
     recipe = recipe or folder.recipe()
@@ -43,9 +48,18 @@ def evaluate_run(run: Path | str, split: str = "val", recipe: Recipe | None = No
         loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
         found: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
         loader.close()
+        found["skipped"] = len(skipped)
+        if writes_results and hasattr(task, "write_results"):
+            path = folder.path / f"results-{split}.json"
+            if processes.is_main:
+                try:
+                    task.write_results(path)
+                except OSError as error:
+                    raise UserError(f"cannot write {path}: {error.strerror}") from error
+            found["results"] = str(path)
     finally:
         processes.close()
-    return {"split": split, "samples": len(dataset), **found, "skipped": len(skipped)}
+    return {"split": split, "samples": len(dataset), **found}
 
 
 def _build(task: Any, folder: RunFolder) -> nn.Module:

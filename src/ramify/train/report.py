@@ -99,10 +99,15 @@ class Reporter:
         self._stack.close()
 
 
+def headline(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The numbers without those of single classes (``iou/cat``), which are for files: there may be hundreds."""
+    return {name: value for name, value in numbers.items() if "/" not in name}
+
+
 def describe(line: dict[str, Any], unit: str) -> str:
     """The numbers of a line of metrics for people: ``epoch 1.50  loss 2.3026  lr 0.001  812 img/s``."""
     parts = []
-    for name, value in line.items():
+    for name, value in headline(line).items():
         if name in ("step", "split", "time"):
             continue
         if name == "epoch":
