@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -118,8 +119,27 @@ def test_wheel_is_complete(tmp_path):
         info = f"ramify-{ramify.__version__}.dist-info"
         assert "[console_scripts]\nramify = ramify.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
         metadata = archive.read(f"{info}/METADATA").decode()
+        archive.extractall(tmp_path / "installed")
     assert {"ramify/py.typed", "ramify/__init__.py", "ramify/cli/config.py", f"{info}/licenses/LICENSE"} <= set(names)
     assert not [name for name in names if not name.startswith(("ramify/", info))]
-    for extra in ("lm", "vlm", "plot", "eval", "dev"):
+    for extra in ("lm", "vlm", "plot", "eval", "onnx", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert re.search(r"Requires-Python: >=3\.11\n", metadata)
+    recipes = {f"ramify/recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    assert recipes and recipes <= set(names)
+    code = "from ramify.explore.demo import demo_recipe; print(demo_recipe())"
+    environment = ENV | {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "installed" / "ramify" / "recipes" / "demo.yaml")
+
+
+def test_sdist_has_what_the_wheel_is_built_from(tmp_path):
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=ENV, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "recipes/demo.yaml", "src/ramify/__init__.py"} <= names

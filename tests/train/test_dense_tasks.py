@@ -43,10 +43,6 @@ def one(samples: Any) -> Any:
     return samples
 
 
-# pycocotools' decoder under numpy 2.
-numpy_2 = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-
-
 # ------------------------------------------------------------------------------------------- segmentation: the numbers
 
 
@@ -398,7 +394,6 @@ def write_coco(root: Path, split: str, num: int, rng: np.random.Generator) -> No
     (root / "annotations" / f"instances_{split}2017.json").write_text(text)
 
 
-@numpy_2
 def test_coco_recipe_trains_and_its_results_carry_the_files_numbers(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     write_coco(tmp_path / "coco", "train", 4, rng)
