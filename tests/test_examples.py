@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/geometry.md")
+GUIDES = ("geometry", "hcformer", "explain", "dense", "data", "training")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
 WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")
+MUST_LINK = ("README.md", "docs/geometry.md", "docs/training.md", "docs/CONTRIBUTING.md")
 
 
 def blocks(page: str) -> list[tuple[int, str]]:
@@ -32,7 +34,7 @@ def test_code_block_runs(page: str, line: int, code: str) -> None:
 
 def test_pages_have_blocks_and_name_their_language() -> None:
     for page in PAGES:
-        assert len(blocks(page)) >= 4, page
+        assert blocks(page), page
         fences = re.findall(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         opening = fences[::2]
         assert len(fences) % 2 == 0 and set(opening) <= {"python", "text"}, f"{page}: a block that no test runs"
@@ -54,7 +56,7 @@ def anchors(text: str) -> set[str]:
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert targets
+    assert targets or page not in MUST_LINK
     for target in targets:
         if target.startswith(("http://", "https://")):
             continue
@@ -67,10 +69,11 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page} links to {target}"
 
 
-def test_pictures_are_small_and_all_of_them_are_made_by_the_script() -> None:
+def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:
+    others = {"world", "demo_page"}  # python -m ramify.data.world draws the one, the other is the demo in a browser
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
     pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "img").iterdir()}
-    assert set(pictures) == set(figures)
+    assert set(figures) <= set(pictures) <= set(figures) | others
     assert max(pictures.values()) < 300_000
 
 
