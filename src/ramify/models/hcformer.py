@@ -27,6 +27,8 @@ __all__ = ["ClusterAssignment", "HCFormer"]
 
 NUM_STAGES = 4
 CONTEXTS = ("hierarchy", "shifted", "none")
+CONVS = ("plain", "normed")
+NORMS = ("group", "batch")
 POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
 
 
@@ -47,11 +49,52 @@ class Stem(nn.Conv2d):
 class Downsample(nn.Conv2d):
     """The 3 x 3 convolution with stride 2 on channels-last maps: (B, H, W, C) -> (B, H / 2, W / 2, dim), rounded up."""
 
-    def __init__(self, dim: int, out_dim: int, **factory: Any):
-        super().__init__(dim, out_dim, 3, 2, 1, **factory)
+    def __init__(self, dim: int, out_dim: int, bias: bool = True, **factory: Any):
+        super().__init__(dim, out_dim, 3, 2, 1, bias=bias, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class MapBatchNorm(nn.BatchNorm2d):
+    """Batch normalisation of channels-last maps: (B, H, W, C) -> (B, H, W, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class ConvStem(nn.Module):
+    """Three 3 x 3 convolutions, each normalised: (B, C, H, W) -> (B, H / 4, W / 4, dim), rounded up.
+
+    They see edges across the borders of patches, which a short training from nothing cannot do without.
+    """
+
+    def __init__(self, in_chans: int, dim: int, norm: type[nn.Module], **factory: Any):
+        super().__init__()
+        hidden = max(16, dim // 2)
+        self.conv1 = nn.Conv2d(in_chans, hidden, 3, 2, 1, bias=False, **factory)
+        self.conv2 = nn.Conv2d(hidden, hidden, 3, 1, 1, bias=False, **factory)
+        self.conv3 = nn.Conv2d(hidden, dim, 3, 2, 1, bias=False, **factory)
+        self.norm1, self.norm2 = norm(hidden, **factory), norm(hidden, **factory)
+        self.norm3 = norm(dim, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)  # and so is every map between the convolutions
+        x = F.gelu(self.norm1(self.conv1(x).permute(0, 2, 3, 1)))
+        x = F.gelu(self.norm2(self.conv2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)))
+        return self.norm3(self.conv3(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+
+
+class NormedDownsample(nn.Module):
+    """:class:`Downsample`, then a norm and an activation."""
+
+    def __init__(self, dim: int, out_dim: int, norm: type[nn.Module], **factory: Any):
+        super().__init__()
+        self.conv = Downsample(dim, out_dim, bias=False, **factory)
+        self.norm = norm(out_dim, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.norm(self.conv(x)))
 
 
 class Block(nn.Module):
@@ -61,6 +104,7 @@ class Block(nn.Module):
         self,
         dim: int,
         mixer: ClusterMixer,
+        norm: type[nn.Module],
         mlp_ratio: float,
         input_norm: bool,
         layer_scale: float | None,
@@ -70,9 +114,9 @@ class Block(nn.Module):
         **factory: Any,
     ):
         super().__init__()
-        self.norm1 = MapNorm(dim, **factory) if input_norm else nn.Identity()
+        self.norm1 = norm(dim, **factory) if input_norm else nn.Identity()
         self.mixer = mixer
-        self.norm2 = MapNorm(dim, **factory)
+        self.norm2 = norm(dim, **factory)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer(act_layer), drop=proj_drop, **factory)
         self.scale1 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.scale2 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
@@ -125,6 +169,9 @@ class HCFormer(nn.Module):
         clip_norm: longest tangent vector before the exponential map.
         mixer_norm: normalise the mixer's two results before they are projected (the paper; its code does not).
         input_norm: normalise the block's input before the mixer.
+        norm: "group" (one group, the paper) or "batch", in front of the MLPs and at the end; the mixer's stays "group".
+        convs: "plain" (the paper: a 4 x 4 stem, one convolution between stages) or "normed" (a stem of three 3 x 3
+            convolutions; a norm and an activation follow every convolution), which learns much faster from little.
         layer_scale: initial factor of each residual branch, None for no factor. act_layer: timm's name of the MLP's
             activation.
     """
@@ -156,6 +203,8 @@ class HCFormer(nn.Module):
         clip_norm: float = 1.0,
         mixer_norm: bool = True,
         input_norm: bool = False,
+        norm: Literal["group", "batch"] = "group",
+        convs: Literal["plain", "normed"] = "plain",
         layer_scale: float | None = 1e-5,
         act_layer: str = "gelu",
         drop_rate: float = 0.0,
@@ -169,6 +218,8 @@ class HCFormer(nn.Module):
         require_choice("HCFormer", "patch_geometry", patch_geometry, GEOMETRIES)
         require_choice("HCFormer", "window_geometry", window_geometry, GEOMETRIES)
         require_choice("HCFormer", "assignment", assignment, ASSIGNMENTS)
+        require_choice("HCFormer", "norm", norm, NORMS)
+        require_choice("HCFormer", "convs", convs, CONVS)
         depths, dims = _per_stage("depths", depths), _per_stage("dims", dims)
         num_heads = _per_stage("num_heads", num_heads)
         head_dims = [head_dim] * NUM_STAGES if isinstance(head_dim, int) else _per_stage("head_dim", head_dim)
@@ -184,6 +235,7 @@ class HCFormer(nn.Module):
         if learnable_curvature and "hyperbolic" not in (patch_geometry, window_geometry):
             raise ValueError("HCFormer: learnable_curvature needs a hyperbolic level; set window_geometry='hyperbolic'")
         factory = {"device": device, "dtype": dtype}
+        map_norm: type[nn.Module] = MapNorm if norm == "group" else MapBatchNorm
         self.num_classes, self.in_chans = num_classes, in_chans
         self.num_features = self.head_hidden_size = dims[-1]
         self.drop_rate = drop_rate
@@ -219,13 +271,18 @@ class HCFormer(nn.Module):
                     **factory,
                 )
                 ratio, rate = mlp_ratios[stage], rates.pop(0)
-                blocks.append(
-                    Block(dim, mixer, ratio, input_norm, layer_scale, act_layer, proj_drop_rate, rate, **factory)
-                )
-            first = Stem(in_chans, dim, **factory) if stage == 0 else Downsample(dims[stage - 1], dim, **factory)
+                options = (ratio, input_norm, layer_scale, act_layer, proj_drop_rate, rate)
+                blocks.append(Block(dim, mixer, map_norm, *options, **factory))
+            first: nn.Module
+            if convs == "plain":
+                first = Stem(in_chans, dim, **factory) if stage == 0 else Downsample(dims[stage - 1], dim, **factory)
+            elif stage == 0:
+                first = ConvStem(in_chans, dim, map_norm, **factory)
+            else:
+                first = NormedDownsample(dims[stage - 1], dim, map_norm, **factory)
             self.stages.append(Stage(first, blocks))
             self.feature_info.append({"num_chs": dim, "reduction": 4 * 2**stage, "module": f"stages.{stage}"})
-        self.norm: nn.Module = MapNorm(dims[-1], **factory)
+        self.norm: nn.Module = map_norm(dims[-1], **factory)
         _check_pool(global_pool, num_classes)
         self.head = ClassifierHead(dims[-1], num_classes, global_pool, drop_rate, **factory)
         self.global_pool = global_pool
@@ -413,7 +470,7 @@ def _cfg(size: int = 224, **options: Any) -> dict[str, Any]:
 
 default_cfgs = generate_default_cfgs(
     {
-        "hcformer_pico": _cfg(64),
+        "hcformer_pico": _cfg(64, first_conv="stages.0.downsample.conv1"),
         "hcformer_nano": _cfg(),
         "hcformer_tiny": _cfg(),
         "hcformer_small": _cfg(),
@@ -445,7 +502,9 @@ def hcformer_pico(pretrained: bool = False, **options: Any) -> HCFormer:
         "num_heads": (2, 4, 8, 8),
         "head_dim": 8,
         "mlp_ratios": (3, 3, 4, 4),
-        "layer_scale": None,  # made for very deep nets; here it would only delay the start of a short training
+        "norm": "batch",  # this, the convolutions and no layer scale: made for a short training from nothing
+        "convs": "normed",
+        "layer_scale": None,
         "folds": (4, 2, 1, 1),
         "patch_centres": (2, 2, 2, 2),
         "window_centres": (2, 2, 1, 0),
