@@ -36,7 +36,7 @@ def bare(ax: Axes, title: str) -> None:
 
 
 def disk() -> None:
-    """The picture of the README: the tree of ``ramify tree demo``, learned."""
+    """The tree of ``ramify tree demo``, learned."""
     tree = demo.demo_tree()
     points = demo.fit(tree, Lorentz())
     points = lorentz.boost(-points[0], points)
@@ -171,7 +171,14 @@ def cones() -> None:
     save(figure, "cones")
 
 
-FIGURES = {"disk": disk, "models": models, "precision": precision, "cones": cones}
+def world() -> None:
+    """Twenty pictures of the built-in world."""
+    from ramify.data.world.__main__ import main
+
+    main([str(FOLDER / "world.png"), "--split", "val", "--size", "96", "--num-images", "20"])
+
+
+FIGURES = {"disk": disk, "models": models, "precision": precision, "cones": cones, "world": world}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -19,6 +19,7 @@ from ramify.geometry import (
     WrappedNormal,
     curvature_from,
     curvature_parameters,
+    euclidean,
     frechet_mean,
     lorentz,
     manifold_of,
@@ -297,6 +298,22 @@ def test_autocast_does_not_reach_gradients(compiled):
     for grads in (inside, outside):
         for ours, theirs, size in zip(grads, expected, sizes, strict=True):
             assert (ours - theirs).norm() <= 5e-6 * size  # bfloat16 would give 2e-3
+
+
+def test_autocast_does_not_reach_means_and_second_derivatives():
+    x, y = torch.randn(12, 16, requires_grad=True), torch.randn(9, 16)
+
+    def curvature_of_sum():
+        (slope,) = torch.autograd.grad(euclidean.pairwise_dist(x, y).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    def slope_of_mean():
+        return torch.autograd.grad(frechet_mean(x.unsqueeze(0), None, Lorentz(0.7)).square().sum(), x)[0]
+
+    for gradient in (curvature_of_sum, slope_of_mean):
+        expected = gradient()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (gradient() - expected).norm() <= 2e-6 * expected.norm()  # bfloat16 would give 1e-4 and more
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import lorentz, poincare, sphere
 from .debug import can_read_values
 from .manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from .numerics import dot, root, unit, zcot, zcoth
+from .numerics import dot, root, strict_matmul, unit, zcot, zcoth
 from .sets import points_and_weights
 
 _EXACT_SOLVE_UP_TO = 512
@@ -100,7 +100,7 @@ def _hessian(mean: Tensor, points: Tensor, w: Tensor, manifold: Manifold) -> Ten
     along = w * (1 - stretch)  # stretch across the geodesic is y coth y, along it 1
     eye = torch.eye(n, dtype=points.dtype, device=points.device)
     covector = u if isinstance(manifold, Sphere) else u - mean * (dot(mean, u) / _sqtime(mean, manifold))
-    return (w * stretch).sum(-2).unsqueeze(-1) * eye + (along * u).mT @ covector
+    return (w * stretch).sum(-2).unsqueeze(-1) * eye + strict_matmul((along * u).mT, covector)
 
 
 def _sqtime(mean: Tensor, manifold: Manifold) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .numerics import Scalar
+from .numerics import Scalar, strict_matmul
 
 
 def require_shared_curvature(name: str, c: Scalar) -> None:
@@ -71,8 +71,8 @@ class _Steps(torch.autograd.Function):
         ok = d > 0
         inverse = torch.where(ok, 1 / torch.where(ok, d, 1.0), 0.0)
         weight = grad * inverse
-        step = ((cotangent * x).sum(-1, keepdim=True) - cotangent @ y.mT) * inverse
-        return step, weight.sum(-1, keepdim=True) * cotangent, -weight.mT @ cotangent, -step * weight
+        step = ((cotangent * x).sum(-1, keepdim=True) - strict_matmul(cotangent, y.mT)) * inverse
+        return step, weight.sum(-1, keepdim=True) * cotangent, -strict_matmul(weight.mT, cotangent), -step * weight
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:

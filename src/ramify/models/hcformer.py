@@ -258,7 +258,7 @@ class HCFormer(nn.Module):
                     patch_centres[stage],
                     window_centres[stage] if context == "hierarchy" else 0,
                     scaling=scaling,
-                    shifted=context == "shifted" and block % 2 == 1,
+                    shifted=context == "shifted" and (sum(depths[:stage]) + block) % 2 == 1,
                     patch_geometry=patch_geometry,
                     window_geometry=window_geometry,
                     assignment=assignment,
