@@ -63,7 +63,8 @@ def hyperbolic_similarity(centres: Tensor, x: Tensor, manifold: Lorentz, clip: f
     c = manifold.c
     tangent = torch.cat([wide(centres), wide(x)], -2)
     points = lorentz.expmap0(cap_norm(tangent, clip), c)
-    return -lorentz.pairwise_dist(*points.split([centres.shape[-2], x.shape[-2]], -2), c, mode="matmul")
+    of_centres, of_x = points.split([centres.shape[-2], x.shape[-2]], -2)
+    return -lorentz.pairwise_dist(of_centres, of_x, c, mode="matmul")
 
 
 def soft_assignment(logits: Tensor) -> Tensor:
