@@ -7,11 +7,13 @@ import pickle
 from itertools import pairwise
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ramify.geometry import Lorentz
+from ramify.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 from ramify.nn import ClusterMixer
 from ramify.nn.cluster import MapNorm
 from ramify.nn.cluster_level import PositionBias, hyperbolic_similarity
@@ -274,3 +276,36 @@ def test_wrong_maps_are_refused():
     mixer = ClusterMixer(4, 2, 2, (4, 4))
     with pytest.raises(ValueError, match=r"channels last.*\(2, 4, 6, 6\)"):
         mixer(torch.randn(2, 4, 6, 6))
+
+
+# ---------------------------------------------------------------------------------------------------- stems and norms
+
+
+@pytest.mark.parametrize("size", [(64, 64), (61, 50), (5, 9)])
+def test_both_stems_round_up_to_the_same_map(size):
+    x = torch.randn(2, 3, *size)
+    plain, normed = Stem(3, 24)(x), ConvStem(3, 24, MapBatchNorm)(x)
+    assert plain.shape == normed.shape == (2, -(-size[0] // 4), -(-size[1] // 4), 24)
+    smaller = Downsample(24, 32)(plain), NormedDownsample(24, 32, MapNorm)(plain)
+    assert smaller[0].shape == smaller[1].shape == (2, -(-plain.shape[1] // 2), -(-plain.shape[2] // 2), 32)
+
+
+def test_normed_convolutions_are_convolution_norm_gelu():
+    x = torch.randn(3, 6, 5, 8, dtype=torch.float64)
+    layer = NormedDownsample(8, 4, MapBatchNorm, dtype=torch.float64)
+    maps = F.conv2d(x.permute(0, 3, 1, 2), layer.conv.weight, stride=2, padding=1)
+    mean, var = maps.mean((0, 2, 3), keepdim=True), maps.var((0, 2, 3), unbiased=False, keepdim=True)
+    expected = F.gelu((maps - mean) / (var + 1e-5).sqrt()).permute(0, 2, 3, 1)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_batch_norm_leaves_pictures_alone_in_evaluation():
+    model = timm.create_model("hcformer_pico", num_classes=5).eval()
+    x = torch.randn(3, 3, 64, 64)
+    torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "value"), [("convs", "normd"), ("norm", "layer")])
+def test_unknown_convolutions_and_norms_are_one_line(name, value):
+    with pytest.raises(ValueError, match=f"{name} '{value}' is unknown"):
+        timm.create_model("hcformer_pico", **{name: value})

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, DropPath, LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ..nn.cluster import ClusterAssignment, ClusterMixer, MapNorm
 from ..nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
 from ..nn.windows import Size
+from .convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 
 __all__ = ["ClusterAssignment", "HCFormer"]
 
@@ -30,71 +30,6 @@ CONTEXTS = ("hierarchy", "shifted", "none")
 CONVS = ("plain", "normed")
 NORMS = ("group", "batch")
 POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
-
-
-class Stem(nn.Conv2d):
-    """The 4 x 4 convolution with stride 4 as a matrix product: (B, C, H, W) -> (B, H / 4, W / 4, dim), rounded up."""
-
-    def __init__(self, in_chans: int, dim: int, **factory: Any):
-        super().__init__(in_chans, dim, 4, 4, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        below, right = -x.shape[2] % 4, -x.shape[3] % 4
-        if below or right:
-            x = F.pad(x, (0, right, 0, below))
-        x = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, 4, 4)
-        return F.linear(x.flatten(3), self.weight.flatten(1), self.bias)
-
-
-class Downsample(nn.Conv2d):
-    """The 3 x 3 convolution with stride 2 on channels-last maps: (B, H, W, C) -> (B, H / 2, W / 2, dim), rounded up."""
-
-    def __init__(self, dim: int, out_dim: int, bias: bool = True, **factory: Any):
-        super().__init__(dim, out_dim, 3, 2, 1, bias=bias, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-class MapBatchNorm(nn.BatchNorm2d):
-    """Batch normalisation of channels-last maps: (B, H, W, C) -> (B, H, W, C)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-class ConvStem(nn.Module):
-    """Three 3 x 3 convolutions, each normalised: (B, C, H, W) -> (B, H / 4, W / 4, dim), rounded up.
-
-    They see edges across the borders of patches, which a short training from nothing cannot do without.
-    """
-
-    def __init__(self, in_chans: int, dim: int, norm: type[nn.Module], **factory: Any):
-        super().__init__()
-        hidden = max(16, dim // 2)
-        self.conv1 = nn.Conv2d(in_chans, hidden, 3, 2, 1, bias=False, **factory)
-        self.conv2 = nn.Conv2d(hidden, hidden, 3, 1, 1, bias=False, **factory)
-        self.conv3 = nn.Conv2d(hidden, dim, 3, 2, 1, bias=False, **factory)
-        self.norm1, self.norm2 = norm(hidden, **factory), norm(hidden, **factory)
-        self.norm3 = norm(dim, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)  # and so is every map between the convolutions
-        x = F.gelu(self.norm1(self.conv1(x).permute(0, 2, 3, 1)))
-        x = F.gelu(self.norm2(self.conv2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)))
-        return self.norm3(self.conv3(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
-
-
-class NormedDownsample(nn.Module):
-    """:class:`Downsample`, then a norm and an activation."""
-
-    def __init__(self, dim: int, out_dim: int, norm: type[nn.Module], **factory: Any):
-        super().__init__()
-        self.conv = Downsample(dim, out_dim, bias=False, **factory)
-        self.norm = norm(out_dim, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.norm(self.conv(x)))
 
 
 class Block(nn.Module):
