@@ -272,7 +272,7 @@ class ClusterMixer(nn.Module):
             return self.forward(x.unsqueeze(0), record).squeeze(0)
         if x.dim() != 4 or x.shape[-1] != self.dim:
             raise ValueError(
-                f"{type(self).__name__}: expected a map (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
+                f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
             )
         windows = self.windows((x.shape[1], x.shape[2]))
         both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
