@@ -1,7 +1,13 @@
 """Tables: every row with every seed, finished runs kept, the Markdown, and mistakes in one line."""
 
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -79,6 +85,41 @@ def test_mistakes_are_one_line_before_anything_is_trained(table, change, message
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), **change}))
     with pytest.raises(UserError, match=message):
         read_table(table)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
+def test_workers_end_when_the_table_is_killed():
+    code = (
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from ramify.train.table import end_with_parent\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ProcessPoolExecutor(1, multiprocessing.get_context('spawn'), initializer=end_with_parent)\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 60)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    os.kill(worker, 0)  # it is there
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        if not _is_running(worker):
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived the table by ten seconds")
+
+
+def _is_running(pid):
+    try:
+        # One that has ended may stay listed as a zombie where nobody collects it.
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_an_unknown_metric_is_named(table, tmp_path):

@@ -120,7 +120,7 @@ def make_table(
 
         _render_world(settings)  # once, instead of in every process at the same time
         # Fresh processes: a forked one could not use the GPU.
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
             futures = [pool.submit(train_one, settings, row, seed, out) for row, seed in work]
             try:
                 for future in as_completed(futures):
@@ -146,6 +146,25 @@ def train_one(settings: TableSettings, row: str, seed: int, out: Path) -> Outcom
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = max((line["time"] for line in RunFolder(folder).read_metrics()), default=0.0)
     return Outcome(row, seed, result.numbers, parameters, seconds)
+
+
+def end_with_parent() -> None:
+    """Watch the process that started this one, and end when it is gone: a killed table leaves nothing running.
+
+    What was trained is in the run's checkpoint, from which the next call goes on.
+    """
+    import os
+    import threading
+    import time
+
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _render_world(settings: TableSettings) -> None:
