@@ -156,8 +156,6 @@ def test_parameters_with_hcformer_are_near_the_papers_table(name: str, millions:
     """The heads are torchvision's to the last parameter (tested above); the paper's totals are up to 5 % below that."""
     import ramify.models  # noqa: F401
 
-    if not timm.is_model(f"hcformer_{name}"):
-        pytest.skip("hcformer is not there yet")
     backbone = pyramid_backbone(f"hcformer_{name}")
     with torch.device("meta"):  # to count needs no memory
         detector = mask_rcnn(backbone, 80)

@@ -8,6 +8,7 @@ import struct
 import warnings
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ MAX_BYTES = 2**31
 """Pictures of a dataset that take more memory than this are not all held decoded."""
 
 
-class Pictures:
+class Pictures(ABC):
     """A dataset of pictures; subclasses say how picture ``i`` of the files is read.
 
     Args:
@@ -61,8 +62,9 @@ class Pictures:
         if count is not None and count < len(self):
             self._kept = np.sort(np.random.default_rng(seed).permutation(self._kept)[:count])
 
+    @abstractmethod
     def _read(self, i: int) -> Sample:
-        raise NotImplementedError
+        """The picture at place ``i`` of all that are there."""
 
 
 class MemoryPictures(Pictures):

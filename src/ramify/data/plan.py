@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ class Plan:
                 yield share
 
 
-class Loader:
+class Loader(ABC):
     """What both kinds of loader offer; see ``ramify.data.loader``."""
 
     def __init__(self, plan: Plan):
@@ -76,8 +77,9 @@ class Loader:
         """Batches of a whole epoch."""
         return self.plan.num_batches
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """The batches of the epoch, from the start batch on."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most loaders have nothing to end)
         """Ends the workers, if there are any. The loader can still be used: it starts new ones."""
