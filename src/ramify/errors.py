@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -55,3 +55,17 @@ def as_user_error(where: str = "") -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}" if where else str(error)) from error
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """What ``python -m ramify.some.module`` ends with: the command's code, or 2 after one line on a user's mistake.
+
+    For modules that also run where the dependencies of the command line are not installed.
+    """
+    import sys
+
+    try:
+        return command()
+    except UserError as error:
+        print(f"ramify: error: {error}", file=sys.stderr)
+        return 2

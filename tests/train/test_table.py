@@ -14,7 +14,16 @@ import yaml
 
 from ramify.cli.config import to_yaml
 from ramify.errors import UserError
-from ramify.train.table import Outcome, TableSettings, compare, make_table, read_table, to_markdown, write_between_marks
+from ramify.train.table import (
+    Outcome,
+    TableSettings,
+    _main,
+    compare,
+    make_table,
+    read_table,
+    to_markdown,
+    write_between_marks,
+)
 
 from . import tiny
 
@@ -126,3 +135,10 @@ def test_an_unknown_metric_is_named(table, tmp_path):
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "metrics": ["top2"]}))
     with pytest.raises(UserError, match="no 'top2'; did you mean"):
         compare(table, tmp_path / "runs")
+
+
+def test_the_module_runs_without_the_command_line(table, tmp_path, capsys):
+    assert _main([str(table), "--out", str(tmp_path / "runs")]) == 0
+    assert "### Small" in capsys.readouterr().out
+    assert _main([str(tmp_path / "gone.yaml")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

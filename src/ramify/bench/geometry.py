@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
-from ramify.errors import UserError, suggest
+from ramify.errors import UserError, exit_code, suggest
 
 from . import harness, machine, report
 from .cases import COMPILED, OPERATIONS, OURS, C, Maker
@@ -104,11 +104,7 @@ def _run(options: GeometryOptions, names: Sequence[str], stream: TextIO, file: T
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command without the command line's dependencies; a mistake of the user is one line and exit code 2."""
-    try:
-        return run(parse(sys.argv[1:] if argv is None else argv))
-    except UserError as error:
-        print(f"ramify: error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: run(parse(sys.argv[1:] if argv is None else argv)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ramify.errors import UserError
+from ramify.errors import UserError, exit_code
 
 if TYPE_CHECKING:
     import torch
@@ -317,11 +317,7 @@ def parse(argv: Sequence[str]) -> HCFormerOptions:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command without the command line's dependencies; a mistake of the user is one line and exit code 2."""
-    try:
-        return run(parse(sys.argv[1:] if argv is None else argv))
-    except UserError as error:
-        print(f"ramify: error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: run(parse(sys.argv[1:] if argv is None else argv)))
 
 
 if __name__ == "__main__":

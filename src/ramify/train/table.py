@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramify.errors import UserError, suggest
+from ramify.errors import UserError, exit_code, suggest
 from ramify.train.recipe import Recipe
 
 
@@ -257,21 +257,19 @@ def compare(path: Path, out: Path | None = None, results: Path | None = None, jo
 
 def _main(argv: Sequence[str] | None = None) -> int:
     import argparse
-    import sys
 
-    parser = argparse.ArgumentParser(
-        prog="python -m ramify.train.table", description="Train and compare the rows of a table."
-    )
-    parser.add_argument("table", type=Path)
+    parser = argparse.ArgumentParser(prog="python -m ramify.train.table", description=compare.__doc__)
+    parser.add_argument("path", type=Path, metavar="TABLE")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
-    try:
-        print(compare(**{("path" if k == "table" else k): v for k, v in vars(parser.parse_args(argv)).items()}))
-    except UserError as error:
-        print(f"ramify: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options = vars(parser.parse_args(argv))
+
+    def command() -> int:
+        print(compare(**options))
+        return 0
+
+    return exit_code(command)
 
 
 if __name__ == "__main__":
