@@ -11,6 +11,7 @@ from PIL import Image
 from ramify.data import build_dataset, build_loader, eval_transform
 from ramify.data.arrays import ArrayPictures
 from ramify.data.loader import ArrayLoader, SampleLoader
+from ramify.data.pictures import decode_image as decode
 from ramify.data.sample import BadSample
 from ramify.data.settings import DataSettings
 from ramify.errors import UserError
@@ -105,6 +106,39 @@ def test_pictures_of_different_sizes_are_not_stacked(tmp_path, rng):
     path = save(tmp_path / "x.npz", train_jpeg=data, train_offsets=offsets, train_label=np.zeros(2, np.int8))
     dataset = ArrayPictures(path)
     assert dataset.images() is None and dataset[1].image.shape == (3, 16, 18)
+
+
+def test_decoded_pictures_are_kept_for_the_next_run(tmp_path, rng, monkeypatch):
+    data, offsets = pack([pixels(rng, 16, 16) for _ in range(7)])
+    arrays = {"train_offsets": offsets, "train_label": np.arange(7) % 3}
+    path = save(tmp_path / "x.npz", train_jpeg=data, **arrays)
+    settings = DataSettings(name="arrays", root=path, num_train=5, cache=tmp_path / "kept")
+    expected = build_dataset(DataSettings(name="arrays", root=path, num_train=5), "train").images()
+    first = build_dataset(settings, "train").images()
+    assert np.array_equal(first, expected)
+    decoded = []
+    monkeypatch.setattr("ramify.data.pictures.decode_image", lambda data, id: decoded.append(id) or decode(data, id))
+    again = build_dataset(settings, "train")
+    assert np.array_equal(again.images(), expected) and again.images().flags.writeable
+    assert len(decoded) == 1  # the first one, for its size
+    other = build_dataset(DataSettings(name="arrays", root=path, num_train=5, seed=1, cache=tmp_path / "kept"), "train")
+    assert not np.array_equal(other.images(), expected)  # other pictures of the same file
+    assert np.array_equal(other.images()[2], other[2].image.numpy())
+
+
+def test_pictures_that_cannot_be_stacked_are_not_kept(tmp_path, rng):
+    data, offsets = pack([pixels(rng, 16, 16), pixels(rng, 16, 18)])
+    save(tmp_path / "x.npz", train_jpeg=data, train_offsets=offsets, train_label=np.zeros(2, np.int8))
+    kept = tmp_path / "kept"
+    assert build_dataset(DataSettings(name="arrays", root=tmp_path / "x.npz", cache=kept), "train").images() is None
+    data, offsets = pack([pixels(rng, 16, 16) for _ in range(3)])
+    data = data.copy()
+    data[offsets[1] + 2 : offsets[2]] = 0
+    save(tmp_path / "y.npz", train_jpeg=data, train_offsets=offsets, train_label=np.zeros(3, np.int8))
+    damaged = build_dataset(DataSettings(name="arrays", root=tmp_path / "y.npz", cache=kept), "train")
+    with pytest.raises(BadSample, match="y/train/1"):
+        damaged.images()
+    assert list(kept.iterdir()) == []
 
 
 def test_cifar10_is_known_by_its_names(tmp_path, rng):

@@ -47,6 +47,16 @@ def assert_equal(one, other):
             assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
 
 
+def test_batches_from_arrays_are_pinned_when_asked(seed, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self.shape) or self)  # needs no GPU
+    dataset = InArrays(20, seed=seed)
+    plain = list(arrays(dataset))
+    assert pinned == []
+    assert_equal(plain, arrays(dataset, pin_memory=True))
+    assert pinned == [(8, 3, 8, 8)] * 2
+
+
 def test_workers_do_not_change_anything(seed):
     dataset = InMemory(40, seed=seed)
     alone, shared = build(dataset, seed=seed % 1000), build(dataset, seed=seed % 1000, workers=2)

@@ -27,8 +27,10 @@ class ArrayLoader(Loader):
         labels: np.ndarray,
         transform: Transform,
         pack: Callable[[Tensor, Tensor], Any],
+        pin_memory: bool = False,
     ):
         super().__init__(plan)
+        self.pin_memory = pin_memory
         self.images, self.labels = images, torch.as_tensor(labels).long()
         self.transform, self.pack = transform, pack
         self._eraser = random_erasing(1.0)
@@ -38,6 +40,8 @@ class ArrayLoader(Loader):
         for indices in self.plan.batches(epoch, self.start_batch):
             images = self.transform.normalise(torch.from_numpy(self._moved(indices, epoch)))
             self._erase(images, indices, epoch)
+            if self.pin_memory:  # else the copy to the GPU waits until the step before it is done
+                images = images.pin_memory()
             yield self.pack(images, self.labels[torch.from_numpy(indices)])
 
     def _erase(self, images: Tensor, indices: np.ndarray, epoch: int) -> None:

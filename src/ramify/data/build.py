@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from ramify.data.pictures import Pictures
+from ramify.data.pictures import MemoryPictures, Pictures
 from ramify.data.sample import PictureDataset
 from ramify.data.settings import DataSettings
 from ramify.errors import UserError
@@ -40,6 +40,10 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
         reader = cast(Callable[[Path, str], Pictures], getattr(import_module(f"ramify.data.{module}"), name))
         pictures = reader(settings.root.expanduser(), split)
         pictures.limit(limit, settings.seed)
+        if settings.cache and isinstance(pictures, MemoryPictures):
+            from ramify.data.world.store import default_cache
+
+            pictures.store(default_cache().with_name("pixels") if settings.cache is True else settings.cache)
         dataset = pictures
     if len(dataset) == 0:
         raise UserError(f"{settings.root or settings.name}: no pictures in the split {split}")

@@ -76,7 +76,7 @@ def build_loader(
     loader: Loader
     arrays = whole_arrays(dataset, transform) if pack is not None else None
     if arrays is not None and pack is not None and isinstance(transform, Transform):
-        loader = ArrayLoader(plan, *arrays, transform, pack)
+        loader = ArrayLoader(plan, *arrays, transform, pack, pin_memory)
     else:
         loader = SampleLoader(plan, dataset, collate, transform, workers, strict, pin_memory)
     if skipped is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import math
 import os
 import struct
 import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +90,7 @@ class MemoryPictures(Pictures):
     ):
         super().__init__(len(files), classes=classes, tree=tree)
         self._files, self._labels, self._prefix = files, labels.astype(np.int64), prefix
+        self._store: Path | None = None
 
     def _read(self, i: int) -> Sample:
         id = f"{self._prefix}/{i}"
@@ -106,22 +110,48 @@ class MemoryPictures(Pictures):
         """
         return self._decoded
 
+    def store(self, folder: Path) -> None:
+        """Keep the pixels of packed files below ``folder``, where other runs find them instead of decoding again.
+
+        Decodes now what is not there yet. Pictures that ``images`` cannot give stay files.
+        """
+        self._store = folder
+        with contextlib.suppress(BadSample):
+            self.images()
+
     @cached_property
     def _decoded(self) -> np.ndarray | None:
         if isinstance(self._files, np.ndarray):
             return self._files if len(self._kept) == len(self._files) else self._files[self._kept]
         if len(self) == 0:
             return None
-        shape = self[0].image.shape
-        if len(self) * shape.numel() > MAX_BYTES:
+        shape = (len(self), *self[0].image.shape)
+        if math.prod(shape) > MAX_BYTES:
             return None
-        pixels = np.empty((len(self), *shape), np.uint8)
+        try:
+            if self._store is None:
+                pixels = np.empty(shape, np.uint8)
+                for i, image in self._decode_all(shape[1:]):
+                    pixels[i] = image
+                return pixels
+            from ramify.data.world.store import load_or_build
+
+            rows = ((i, {"image": image[None]}) for i, image in self._decode_all(shape[1:]))
+            folder = self._store / f"{self._files.fingerprint(self._kept)}-{len(self)}"
+            return load_or_build(folder, {"image": (shape, "uint8")}, lambda: rows)["image"]
+        except _Uneven:
+            return None
+
+    def _decode_all(self, shape: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
         for i in range(len(self)):
-            image = self[i].image
+            image = self[i].image.numpy()
             if image.shape != shape:
-                return None
-            pixels[i] = image.numpy()
-        return pixels
+                raise _Uneven
+            yield i, image
+
+
+class _Uneven(Exception):
+    """A picture has another size than the first one."""
 
 
 class Packed:
@@ -137,6 +167,13 @@ class Packed:
 
     def __getitem__(self, i: int) -> bytes:
         return self._data[self._offsets[i] : self._offsets[i + 1]].tobytes()
+
+    def fingerprint(self, kept: np.ndarray) -> str:
+        """A name that stands for the content of these files, in this order."""
+        content = hashlib.sha256(self._data.tobytes())
+        for numbers in (self._offsets, kept):
+            content.update(numbers.astype(np.int64).tobytes())
+        return content.hexdigest()[:24]
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding

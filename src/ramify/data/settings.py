@@ -88,7 +88,7 @@ class DataSettings:
     strict: bool = False
     """Stop at the first picture that cannot be read instead of skipping and counting it."""
     cache: bool | Path | None = None
-    """Folder in which the built-in world keeps what it has rendered; true for the usual one, else it keeps nothing."""
+    """Folder that keeps what was rendered (world) or decoded (.npz files) for the next run; true for the usual one."""
     seed: int = 0
     """Seed of the built-in world, and of the choice when num_train or num_val takes only some pictures."""
     crop_pct: float = 1.0
