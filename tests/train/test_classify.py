@@ -341,3 +341,24 @@ def test_models_lists_names_and_parameters(capsys):
 def test_recipes_can_be_read(path):
     recipe = load(Recipe, path)
     assert recipe.data.name == "world"
+
+
+def test_the_recipe_of_three_vits_trains_on_real_pictures(shared_data, tmp_path):
+    from ramify.train.table import compare, read_table, row_recipe
+
+    root = shared_data / "cifar10" / "cifar10_jpeg.npz"
+    if not root.exists():
+        pytest.skip(f"no {root}")
+    path = ROOT / "recipes" / "vit_cifar10_seeds.yaml"
+    settings = read_table(path, [f"data.root={root}"])
+    recipe = row_recipe(settings, "ViT-Ti/2", 2)
+    assert recipe.run.seed == 2 and settings.seeds == [0, 1, 2]
+    model = create_model(recipe.model, num_classes=10)
+    assert model.patch_embed.num_patches == 256 and len(model.blocks) == 12 and model.num_prefix_tokens == 1
+    quick = ["data.num_train=16", "data.num_val=10", "data.batch_size=8", "data.eval_batch_size=10", "schedule.steps=2"]
+    quick += ["schedule.warmup=1", "model.args.depth=1", "run.compile=false", "run.device=cpu", "run.log_steps=1"]
+    text = compare(path, tmp_path, overrides=[f"data.root={root}", f"data.cache={tmp_path / 'kept'}", *quick])
+    assert "| ViT-Ti/2 |" in text and str(root) not in text and "over seeds 0, 1, 2" in text
+    lines = [line for seed in range(3) for line in RunFolder(tmp_path / "vit-ti-2" / f"seed{seed}").read_metrics()]
+    losses = [line["loss"] for line in lines if line["split"] == "train"]
+    assert len(losses) == 6 and len(set(losses)) == 6 and all(1.5 < loss < 4 for loss in losses)

@@ -21,6 +21,7 @@ from ramify.train.table import (
     compare,
     make_table,
     read_table,
+    row_recipe,
     to_markdown,
     write_between_marks,
 )
@@ -59,6 +60,16 @@ def test_writes_the_table_into_a_page_between_its_marks(table, tmp_path):
     assert found.startswith("# Results\n\nbefore\n") and found.endswith("after\n")
     assert (tmp_path / "runs" / "table.md").read_text() == text
     assert "commit" in text and "torch" in text
+
+
+def test_overrides_reach_every_row(table):
+    settings = read_table(table, ["optim.weight_decay=0.25"])
+    found = [row_recipe(settings, row, 3) for row in settings.rows]
+    assert [recipe.optim.weight_decay for recipe in found] == [0.25, 0.25] and found[1].optim.lr == 0.05
+    with pytest.raises(UserError, match=r"looks like schedule.epochs=30, got 'epochs'"):
+        read_table(table, ["epochs"])
+    with pytest.raises(UserError, match=r"optim\.lt"):
+        read_table(table, ["optim.lt=1"])
 
 
 def test_mean_and_spread_over_seeds():

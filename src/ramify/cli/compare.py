@@ -19,10 +19,12 @@ class CompareConfig:
     """Page to write the table into, between marks named after the table, e.g. docs/RESULTS.md."""
     jobs: int = 1
     """Runs at the same time."""
+    overrides: tuple[str, ...] = ()
+    """Keys of the recipe to change in all rows, e.g. data.root=cifar10 schedule.epochs=30."""
 
 
 def run(config: CompareConfig) -> None:
     """Train variants of a recipe over several seeds, all alike, and write the table."""
     from ramify.train.table import compare
 
-    print(compare(config.table, config.out, config.results, config.jobs))
+    print(compare(config.table, config.out, config.results, config.jobs, config.overrides))

@@ -66,11 +66,22 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def read_table(path: Path | str) -> TableSettings:
-    """The settings in a YAML file, its recipe found and every row checked before anything is trained."""
+def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings:
+    """The settings in a YAML file, its recipe found and every row checked before anything is trained.
+
+    Args:
+        overrides: of the recipe, for all rows, e.g. ``data.root=cifar10``; those of the file give way.
+    """
+    import yaml
+
     from ramify.cli.config import load
 
     settings = load(TableSettings, path)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise UserError(f"an override looks like schedule.epochs=30, got {override!r}")
+        settings.overrides[key] = yaml.safe_load(value)
     settings.recipe = Path(path).parent / settings.recipe
     for row in settings.rows:
         row_recipe(settings, row, settings.seeds[0])
@@ -238,14 +249,23 @@ def _spread(values: Sequence[float]) -> str:
 # ------------------------------------------------------------------------------------------------------ without the CLI
 
 
-def compare(path: Path, out: Path | None = None, results: Path | None = None, jobs: int = 1) -> str:
+def compare(
+    path: Path,
+    out: Path | None = None,
+    results: Path | None = None,
+    jobs: int = 1,
+    overrides: Sequence[str] = (),
+) -> str:
     """Everything that ``ramify compare`` does: train, print, and write the table into a page; gives the Markdown."""
     from ramify.bench.machine import describe
 
-    settings = read_table(path)
+    settings = read_table(path, overrides)
     out = out or Path("runs") / path.stem
     outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True))
-    text = to_markdown(settings, outcomes, [*describe(), f"command   ramify compare {path.name}"])
+    # The folder of the data is nobody else's business.
+    given = [word for word in overrides if not word.startswith("data.root=")]
+    command = " ".join(["ramify compare", path.name, *(["--overrides", *given] if given else [])])
+    text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
     from ramify.train.checkpoint import write_text
 
     write_text(out / "table.md", text)
@@ -263,6 +283,7 @@ def _main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--overrides", nargs="+", default=(), metavar="KEY=VALUE")
     options = vars(parser.parse_args(argv))
 
     def command() -> int:
