@@ -1,0 +1,167 @@
+"""Merging tokens: the weighted mean, what it conserves, its gradient, half precision, and the way back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.ops.merge.reference import segment_sum, spread
+from ramify.tokens.merge import compose, merge_weighted, unmerge
+
+
+def random_labels(batch: int, n: int, k: int) -> Tensor:
+    """Labels (B, N) that use each of 0..k-1."""
+    rows = [torch.cat([torch.arange(k), torch.randint(k, (n - k,))])[torch.randperm(n)] for _ in range(batch)]
+    return torch.stack(rows)
+
+
+def merge_loop(x: Tensor, size: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The definition, token by token, in float64."""
+    batch, n, channels = x.shape
+    total, mean = torch.zeros(batch, k, dtype=torch.float64), torch.zeros(batch, k, channels, dtype=torch.float64)
+    for b in range(batch):
+        for i in range(n):
+            total[b, labels[b, i]] += size[b, i].double()
+            mean[b, labels[b, i]] += size[b, i].double() * x[b, i].double()
+    return mean / total.unsqueeze(-1), total
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)],
+)
+def test_merge_is_its_definition(dtype: torch.dtype, tolerance: float) -> None:
+    x = torch.randn(3, 30, 7).to(dtype)
+    size, labels = torch.randint(1, 9, (3, 30)).float(), random_labels(3, 30, 11)
+    merged, sizes = merge_weighted(x, size, labels, 11)
+    expected, expected_sizes = merge_loop(x, size, labels, 11)
+    assert merged.dtype == dtype and sizes.dtype == torch.float32
+    torch.testing.assert_close(merged.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(sizes.double(), expected_sizes)
+
+
+def test_merge_conserves_mass_over_three_layers() -> None:
+    x, size = torch.randn(2, 196, 16), torch.ones(2, 196)
+    mass = x.double().sum(1)
+    for n, k in ((196, 98), (98, 49), (49, 24)):
+        x, size = merge_weighted(x, size, random_labels(2, n, k), k)
+        assert torch.equal(size.sum(1), torch.full((2,), 196.0))
+        now = (x.double() * size.double().unsqueeze(-1)).sum(1)
+        assert float((now - mass).norm() / mass.norm()) < 1e-5
+
+
+def test_as_many_clusters_as_tokens_is_the_identity_and_one_cluster_the_mean() -> None:
+    x = torch.randn(2, 13, 5)
+    for n in (1, 2, 13):
+        merged, size = merge_weighted(x[:, :n], None, torch.arange(n).expand(2, n), n)
+        assert torch.equal(merged, x[:, :n]) and torch.equal(size, torch.ones(2, n))
+    merged, size = merge_weighted(x, None, torch.zeros(2, 13, dtype=torch.int64), 1)
+    torch.testing.assert_close(merged, x.mean(1, keepdim=True), rtol=1e-6, atol=1e-6)
+    assert torch.equal(size, torch.full((2, 1), 13.0))
+
+
+def test_padding_and_empty_clusters_are_zero_not_nan() -> None:
+    x, size, labels = torch.randn(1, 4, 3), torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[0, 0, 2, 2]])
+    x.requires_grad_()
+    merged, sizes = merge_weighted(x, size, labels, 4)  # cluster 1 has no member, 2 only padding, 3 none
+    assert torch.equal(sizes, torch.tensor([[3.0, 0.0, 0.0, 0.0]]))
+    assert torch.equal(merged[0, 1:], torch.zeros(3, 3))
+    (gradient,) = torch.autograd.grad(merged.sum(), x)
+    torch.testing.assert_close(gradient[0, :, 0], torch.tensor([1 / 3, 2 / 3, 0.0, 0.0]))
+
+
+def test_gradients_of_merge_and_unmerge() -> None:
+    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    size, labels = torch.randint(1, 5, (2, 9)).double(), random_labels(2, 9, 4)
+    assert torch.autograd.gradcheck(lambda x: merge_weighted(x, size, labels, 4)[0], x)
+    assert torch.autograd.gradgradcheck(lambda x: merge_weighted(x, size, labels, 4)[0].square(), x)
+    y = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: unmerge(y, labels), y)
+
+
+def test_sum_and_spread_are_each_others_transpose() -> None:
+    x, y, labels = torch.randn(2, 20, 6).double(), torch.randn(2, 8, 6).double(), random_labels(2, 20, 8)
+    torch.testing.assert_close((segment_sum(x, labels, 8) * y).sum(), (x * spread(y, labels)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 40, 8).to(dtype).requires_grad_()
+    size, labels = torch.randint(1, 5, (2, 40)).float(), random_labels(2, 40, 10)
+    plain, _ = merge_weighted(x, size, labels, 10)
+    (plain_gradient,) = torch.autograd.grad(unmerge(plain, labels).float().square().sum(), x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        merged, sizes = merge_weighted(x, size, labels, 10)
+        back = unmerge(merged, labels)
+    (gradient,) = torch.autograd.grad(back.float().square().sum(), x)
+    assert merged.dtype == dtype and sizes.dtype == torch.float32 and gradient.dtype == dtype
+    assert torch.equal(merged, plain) and torch.equal(gradient, plain_gradient)
+
+
+def test_the_indicator_product_of_other_devices_is_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs where there is no cheap ordered addition: asked for here by tensors that say they are elsewhere."""
+    from ramify.ops.merge import reference
+
+    x, labels = torch.randint(-9, 9, (3, 25, 4)).float(), random_labels(3, 25, 6)  # whole numbers: no rounding
+    expected = segment_sum(x, labels, 6)
+    calls = []
+
+    def strict_matmul(a: Tensor, b: Tensor) -> Tensor:
+        calls.append((tuple(a.shape), tuple(b.shape)))
+        return a @ b
+
+    monkeypatch.setattr(reference, "strict_matmul", strict_matmul)
+    monkeypatch.setattr(reference, "_ORDERED", frozenset())
+    assert torch.equal(segment_sum(x, labels, 6), expected)
+    assert calls == [((3, 6, 25), (3, 25, 4))]
+
+
+def test_unmerge_gives_each_token_its_cluster_for_any_number_of_channels() -> None:
+    x, labels = torch.randn(2, 20, 6), random_labels(2, 20, 7)
+    merged, _ = merge_weighted(x, None, labels, 7)
+    back = unmerge(merged, labels)
+    for b in range(2):
+        for i in range(20):
+            members = x[b, labels[b] == labels[b, i]].double().mean(0)
+            torch.testing.assert_close(back[b, i].double(), members, rtol=1e-6, atol=1e-6)
+    for channels in (1, 6, 50):
+        y = torch.randn(2, 7, channels)
+        assert torch.equal(unmerge(y, labels), torch.stack([y[b, labels[b]] for b in range(2)]))
+
+
+def test_composed_labels_are_unmerging_step_by_step() -> None:
+    first, second, third = random_labels(3, 40, 20), random_labels(3, 20, 9), random_labels(3, 9, 4)
+    y = torch.randn(3, 4, 5)
+    step_by_step = unmerge(unmerge(unmerge(y, third), second), first)
+    assert torch.equal(unmerge(y, compose(compose(first, second), third)), step_by_step)
+
+
+def test_merging_twice_is_merging_by_the_composed_labels() -> None:
+    x, first, second = torch.randn(2, 30, 4).double(), random_labels(2, 30, 12), random_labels(2, 12, 5)
+    once = merge_weighted(x, None, compose(first, second), 5)
+    twice = merge_weighted(*merge_weighted(x, None, first, 12), second, 5)
+    torch.testing.assert_close(once[0], twice[0])
+    assert torch.equal(once[1], twice[1])
+
+
+def test_bad_input_is_one_line() -> None:
+    x, labels = torch.randn(2, 6, 3), random_labels(2, 6, 4)
+    with pytest.raises(ValueError, match=r"merge_weighted: labels must lie in 0\.\.2, found 0\.\.3$"):
+        merge_weighted(x, None, labels, 3)
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.3, found -1\.\.2"):
+        merge_weighted(x, None, labels - 1, 4)
+    with pytest.raises(ValueError, match=r"the number of clusters must be at least 1, got 0"):
+        merge_weighted(x, None, labels, 0)
+    with pytest.raises(ValueError, match=r"labels \(2, 5\) do not match tokens \(2, 6, 3\)"):
+        merge_weighted(x, None, labels[:, :5], 4)
+    with pytest.raises(ValueError, match=r"size \(2, 5\) does not match labels \(2, 6\)"):
+        merge_weighted(x, torch.ones(2, 5), labels, 4)
+    with pytest.raises(ValueError, match=r"labels must be int64, got int32"):
+        merge_weighted(x, None, labels.int(), 4)
+    with pytest.raises(ValueError, match=r"unmerge: expected clusters \(B, K, C\), got shape \(2, 6\)"):
+        unmerge(x[..., 0], labels)
+    with pytest.raises(ValueError, match=r"unmerge: labels must lie in 0\.\.2"):
+        unmerge(x[:, :3], labels)
+    with pytest.raises(ValueError, match=r"compose: expected labels .* got \(2, 6\) and \(1, 4\)"):
+        compose(labels, torch.zeros(1, 4, dtype=torch.int64))
