@@ -1,0 +1,81 @@
+"""The toy model by its definition: dense samples, autograd, torch's Adam, one model at a time.
+
+:mod:`ramify.lab.engine` computes the same for a whole grid at once; this is what it is compared with, and the loop that
+``ramify bench lab`` times it against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ramify.lab.grid import Grid, Model, schedule
+
+EPS = 1e-8
+"""Of Adam, and added to the norm in the growth rule."""
+
+
+class ToyModel(nn.Module):
+    """Tied auto-encoder: ``h = Wᵀx``, ``y = relu(W h + b)``.
+
+    Shape:
+        x (B, n) -> y (B, n); W (n, m), b (n).
+    """
+
+    def __init__(self, W: Tensor, b: Tensor):
+        super().__init__()
+        self.W, self.b = nn.Parameter(W.clone()), nn.Parameter(b.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.W @ self.W.T + self.b)
+
+
+def initial(model: Model, bias_init: str = "normal", dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """``W ~ N(0, 1/m)`` (n, m) and ``b ~ N(0, 1)`` or zero (n): from the model's own seed, the same on every device."""
+    generator = torch.Generator().manual_seed(model.init_seed)
+    W = torch.randn(model.n, model.m, generator=generator) / model.m**0.5
+    b = torch.randn(model.n, generator=generator)
+    return W.to(dtype), (b if bias_init == "normal" else torch.zeros_like(b)).to(dtype)
+
+
+def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
+    """Squared error summed over features, mean over samples: the loss that is reported."""
+    return (y - x).square().sum(-1).mean()
+
+
+@torch.no_grad()
+def decay(W: Tensor, gamma: float, lr: float) -> None:
+    """Shrink rows by ``1 - lr gamma`` (gamma >= 0), or pull their norm towards one (gamma < 0); in place.
+
+    The pull is a step of gradient descent on ``|gamma|/2 (|W_i| - 1)^2``.
+    """
+    if gamma >= 0:
+        W.mul_(1 - lr * gamma)
+    else:
+        norm = W.norm(dim=1, keepdim=True) + EPS
+        W.add_(W * (1 / norm - 1), alpha=lr * -gamma)
+
+
+def train(toy: ToyModel, batches: Iterable[Tensor], grid: Grid, gamma: float) -> list[Tensor]:
+    """Train one model in place on dense batches (B, n), one step each; gives the loss of every step.
+
+    The optimised loss is the mean over samples and features. Decay is decoupled: it moves W before Adam does, scaled by
+    the scheduled learning rate, and touches neither the bias nor Adam's moments.
+    """
+    m = toy.W.shape[1]
+    lr_weight, lr_bias = grid.learning_rates(m)
+    groups = [{"params": [toy.W], "lr": lr_weight}, {"params": [toy.b], "lr": lr_bias}]
+    optimizer = torch.optim.Adam(groups, eps=EPS)
+    losses = []
+    for step, x in enumerate(batches):
+        factor = schedule(step, grid.steps, grid.warmup)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = lr_weight * factor, lr_bias * factor
+        loss = reconstruction_loss(toy(x), x)
+        optimizer.zero_grad()
+        (loss / toy.b.numel()).backward()
+        decay(toy.W, gamma, lr_weight * factor)
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses

@@ -1,0 +1,314 @@
+"""Trains a whole grid of toy models at once, without autograd.
+
+All models of one width lie in one tensor ``P`` (G, n, m + 1) whose last column is the bias, so that the bias and its
+gradient ride inside the matrix products. Samples are sparse (about one active feature each), which leaves three
+products per step instead of five: see :func:`gradients`.
+
+What a model computes depends on its own settings alone: its start comes from its own seed, its samples from the data
+seed and the step. On a CPU models are worked on in chunks that share their samples, so the bits are the same whatever
+else is in the grid; on a GPU a chunk holds many groups, and other chunks may round differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.lab.definition import EPS, initial
+from ramify.lab.frequencies import frequencies
+from ramify.lab.grid import Grid, Model, schedule
+from ramify.lab.sample import EVAL, TRAIN, Batch, Sampler
+
+BETAS = (0.9, 0.999)
+
+
+@dataclass
+class Index:
+    """Where the active cells of a batch lie in the flattened tensors of a chunk of G models with R padded rows."""
+
+    num_rows: int
+    """R: the most kept rows of any model of the chunk."""
+    model: Tensor
+    """(T) which model a cell belongs to; cells go by model, then row."""
+    feature: Tensor
+    """(T) row of P.view(G * n, m + 1)."""
+    cell: Tensor
+    """(T) place in Y.view(G * R * n)."""
+    value: Tensor
+    """(T) x at the cell."""
+    row_starts: Tensor
+    """(G * R) where each row's cells begin."""
+    row_by_feature: Tensor
+    """(T) row of H.view(G * R, m + 1), cells ordered by model, then feature."""
+    value_by_feature: Tensor
+    """(T)"""
+    feature_starts: Tensor
+    """(G * n) where each feature's cells begin in that order."""
+    is_row: Tensor
+    """(G, R) one on kept rows, zero on padding."""
+    num_empty: Tensor
+    """(G, 1) samples without an active feature."""
+
+
+def build_index(batch: Batch, groups: Sequence[int], n: int) -> Index:
+    """The index of a chunk whose models see the frequency tables ``groups``."""
+    device, dtype = batch.rows.device, batch.values.dtype
+    G, R = len(groups), max(1, *(batch.num_rows[a] for a in groups))
+    lengths = [batch.starts[a + 1] - batch.starts[a] for a in groups]
+    total = sum(lengths)
+    table = torch.tensor(
+        [[batch.starts[a], length, batch.num_rows[a]] for a, length in zip(groups, lengths, strict=True)]
+    )
+    begin, length, num_rows = table.to(device, non_blocking=True).unbind(1)
+    model = torch.repeat_interleave(torch.arange(G, device=device), length, output_size=total)
+    place = torch.arange(total, device=device) + (begin - (length.cumsum(0) - length))[model]
+    row, feature = model * R + batch.rows[place], model * n + batch.features[place]
+    row_by_feature = model * R + batch.rows_by_feature[place]
+    feature_by_feature = model * n + batch.features_by_feature[place]
+    return Index(
+        num_rows=R,
+        model=model,
+        feature=feature,
+        cell=row * n + batch.features[place],
+        value=batch.values[place],
+        row_starts=torch.searchsorted(row, torch.arange(G * R, device=device)),
+        row_by_feature=row_by_feature,
+        value_by_feature=batch.values_by_feature[place],
+        feature_starts=torch.searchsorted(feature_by_feature, torch.arange(G * n, device=device)),
+        is_row=(torch.arange(R, device=device) < num_rows[:, None]).to(dtype),
+        num_empty=(batch.size - num_rows)[:, None].to(dtype),
+    )
+
+
+def outputs(P: Tensor, index: Index) -> tuple[Tensor, Tensor]:
+    """(H, Y): hidden states with a last column of ones (G, R, m + 1), and ``relu(W h + b)`` (G, R, n)."""
+    G, n, width = P.shape
+    H = F.embedding_bag(
+        index.feature, P.view(G * n, width), index.row_starts, mode="sum", per_sample_weights=index.value
+    ).view(G, index.num_rows, width)
+    H[..., -1] = index.is_row
+    return H, torch.bmm(H, P.transpose(1, 2)).relu_()
+
+
+def to_residual(Y: Tensor, index: Index) -> Tensor:
+    """Turn outputs into ``dL/dz`` (up to ``2 / (B n)``), in place; gives the outputs at the active cells (T).
+
+    Everywhere else the sample is zero, so that ``(y - x) [y > 0]`` is ``y`` itself.
+    """
+    flat = Y.view(-1)
+    y = flat[index.cell]
+    flat[index.cell] = torch.where(y > 0, y - index.value, 0)
+    return y
+
+
+def losses(P: Tensor, residual: Tensor, y: Tensor, index: Index, size: int) -> Tensor:
+    """(G) float64: squared error summed over features, mean over all ``size`` samples.
+
+    The residual misses only active cells whose output is zero (their error is x) and the samples without active cells.
+    """
+    total = torch.linalg.vector_norm(residual, dim=(1, 2)).double().square()
+    missed = torch.where(y > 0, 0, index.value).double().square()
+    total.index_add_(0, index.model, missed)
+    empty = P[..., -1].relu().double().square().sum(1) * index.num_empty[:, 0].double()
+    return (total + empty) / size
+
+
+def gradients(P: Tensor, index: Index, size: int, with_loss: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Gradient of the mean squared error over samples and features (G, n, m + 1); the losses (G) where wanted."""
+    G, n, width = P.shape
+    H, Y = outputs(P, index)
+    y = to_residual(Y, index)
+    loss = losses(P, Y, y, index, size) if with_loss else None
+    grad = torch.bmm(Y.transpose(1, 2), H)  # through the decoder; the column of ones gives the bias
+    dH = torch.bmm(Y, P).view(-1, width)
+    encoder = F.embedding_bag(
+        index.row_by_feature, dH, index.feature_starts, mode="sum", per_sample_weights=index.value_by_feature
+    ).view(G, n, width)
+    encoder[..., -1] = P[..., -1].relu() * index.num_empty  # samples without active cells answer relu(b)
+    return grad.add_(encoder).mul_(2 / (size * n)), loss
+
+
+@dataclass
+class Bucket:
+    """Models of one width (or padded to it) and their Adam moments."""
+
+    models: list[Model]
+    groups: list[int]
+    """(G) frequency table of each model."""
+    P: Tensor
+    first: Tensor
+    second: Tensor
+    gamma: Tensor
+    """(G, 1, 1)"""
+    lr: Tensor
+    """(G, 1, m + 1) peak learning rate: weights, and the bias in the last column."""
+
+    def update(self, part: slice, grad: Tensor, step: int, factor: float) -> None:
+        """Decay and Adam for some of the models, in place; ``factor`` is the schedule's."""
+        P, first, second = self.P[part], self.first[part], self.second[part]
+        lr, gamma = self.lr[part] * factor, self.gamma[part]
+        W, lr_weight = P[..., :-1], lr[..., :1]
+        norm = torch.linalg.vector_norm(W, dim=-1, keepdim=True) + EPS
+        W.mul_(torch.where(gamma < 0, 1 - lr_weight * gamma * (1 / norm - 1), 1 - lr_weight * gamma))
+        first.lerp_(grad, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+        correction1, correction2 = 1 - BETAS[0] ** (step + 1), 1 - BETAS[1] ** (step + 1)
+        move = second.sqrt().div_(correction2**0.5).add_(EPS)
+        torch.div(first, move, out=move)
+        P.addcmul_(move, lr, value=-1 / correction1)
+
+    def weights(self, i: int) -> tuple[Tensor, Tensor]:
+        """W (n, m) and b (n) of one model, without padding."""
+        return self.P[i, :, : self.models[i].m], self.P[i, :, -1]
+
+
+class Engine:
+    """The models of a grid, and how to move them one step.
+
+    Args:
+        device: where to compute.
+        dtype: float32, or float64 to check.
+        chunk: models worked on at once; 0 chooses: few on a CPU (their outputs stay in its cache), many on a GPU.
+        pad: put all widths into one tensor. Exact: columns of zeros stay zero.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        chunk: int = 0,
+        pad: bool = False,
+    ):
+        self.grid, self.device, self.dtype = grid, torch.device(device), dtype
+        self.step = 0
+        tables = grid.groups()
+        p = [torch.from_numpy(frequencies(grid.n, alpha, density, grid.dist)) for alpha, density in tables]
+        self.p = torch.stack(p).to(self.device)  # (A, n)
+        self.sampler = Sampler(self.p, grid.batch, grid.data_seed, dtype)
+        models = grid.models()
+        of_width = [models] if pad else [[model for model in models if model.m == m] for m in grid.m]
+        number = {table: a for a, table in enumerate(tables)}
+        self.buckets = [self._bucket(some, number) for some in of_width]
+        self.chunk = chunk or self._default_chunk()
+        self._parts = [list(self._split(bucket)) for bucket in self.buckets]
+
+    @property
+    def models(self) -> list[Model]:
+        """In the order in which losses are given."""
+        return [model for bucket in self.buckets for model in bucket.models]
+
+    def _bucket(self, models: list[Model], number: dict[tuple[float, float], int]) -> Bucket:
+        # Models that share their samples stand together, so that a chunk needs few tables.
+        models = sorted(models, key=lambda model: (number[model.alpha, model.density], model.m))
+        width = max(model.m for model in models)
+        P = torch.zeros(len(models), self.grid.n, width + 1, dtype=self.dtype)
+        lr = torch.zeros(len(models), 1, width + 1, dtype=self.dtype)
+        for i, model in enumerate(models):
+            P[i, :, : model.m], P[i, :, -1] = initial(model, self.grid.bias_init, self.dtype)
+            lr_weight, lr_bias = self.grid.learning_rates(model.m)
+            lr[i, :, :-1], lr[i, :, -1] = lr_weight, lr_bias
+        P = P.to(self.device)
+        gamma = torch.tensor([model.gamma for model in models], dtype=self.dtype, device=self.device)
+        return Bucket(
+            models,
+            [number[model.alpha, model.density] for model in models],
+            P,
+            torch.zeros_like(P),
+            torch.zeros_like(P),
+            gamma.view(-1, 1, 1),
+            lr.to(self.device),
+        )
+
+    def _default_chunk(self) -> int:
+        outputs_of_one = self.grid.batch * self.grid.n * self.p.new_empty(0, dtype=self.dtype).element_size()
+        room = 2**21 if self.device.type == "cpu" else 2**33
+        return max(1, room // outputs_of_one)
+
+    def _split(self, bucket: Bucket) -> Iterator[slice]:
+        """Slices of a bucket; on a CPU all models of a slice share their samples."""
+        start = 0
+        for i in range(1, len(bucket.models) + 1):
+            full = i - start == self.chunk
+            end = i == len(bucket.models)
+            changes = self.device.type == "cpu" and not end and bucket.groups[i] != bucket.groups[start]
+            if full or end or changes:
+                yield slice(start, i)
+                start = i
+
+    def _indexed(self, batch: Batch) -> Iterator[tuple[Bucket, slice, Index]]:
+        """Every chunk with its index; buckets whose chunks see the same tables share one."""
+        known: dict[tuple[int, ...], Index] = {}
+        for bucket, parts in zip(self.buckets, self._parts, strict=True):
+            for part in parts:
+                key = tuple(bucket.groups[part])
+                if key not in known:
+                    known[key] = build_index(batch, key, self.grid.n)
+                yield bucket, part, known[key]
+
+    @torch.no_grad()
+    def advance(self, with_loss: bool = False) -> Tensor | None:
+        """One step of every model; gives the losses before it (float64, one per model) where wanted."""
+        batch = self.sampler.draw(self.step, TRAIN)
+        factor = schedule(self.step, self.grid.steps, self.grid.warmup)
+        found = []
+        with exact_products(self.device):
+            for bucket, part, index in self._indexed(batch):
+                grad, loss = gradients(bucket.P[part], index, batch.size, with_loss)
+                bucket.update(part, grad, self.step, factor)
+                found.append(loss)
+        self.step += 1
+        return torch.cat([loss for loss in found if loss is not None]) if with_loss else None
+
+    @torch.no_grad()
+    def evaluate(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Mean loss over at least ``samples`` fresh samples and its standard error, float64, one per model."""
+        rounds = max(2, -(-samples // self.grid.batch))
+        found = []
+        with exact_products(self.device):
+            for i in range(rounds):
+                batch = self.sampler.draw(i, EVAL)
+                now = []
+                for bucket, part, index in self._indexed(batch):
+                    P = bucket.P[part]
+                    _, Y = outputs(P, index)
+                    y = to_residual(Y, index)
+                    now.append(losses(P, Y, y, index, batch.size))
+                found.append(torch.cat(now))
+        each = torch.stack(found)  # (rounds, models)
+        return each.mean(0), each.std(0) / rounds**0.5
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that changes while training, by name."""
+        return {
+            f"{i}.{name}": getattr(bucket, name)
+            for i, bucket in enumerate(self.buckets)
+            for name in ("P", "first", "second")
+        }
+
+    def load_state(self, state: dict[str, Tensor], step: int) -> None:
+        """Go on from what :meth:`state` gave after ``step`` steps."""
+        for name, tensor in self.state().items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise ValueError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}")
+            tensor.copy_(state[name])
+        self.step = step
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in full float32 whatever the program set: TF32's ten bits change small losses."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cpu" or before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
