@@ -1,0 +1,91 @@
+"""What the weights of a toy model show: how many features are represented, and how much they overlap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.lab.theory import welch_bound
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Overlaps ``u_i · u_j`` of the directions of rows, over all pairs; rows of zeros are left out."""
+
+    num: int
+    """Rows that count."""
+    mean_square: float
+    """Mean of the squared overlap; NaN with fewer than two rows."""
+    signed_mean: float
+    """Mean of the overlap itself: a direction that all rows share shows here."""
+    variance: float
+    """Variance of the squared overlap."""
+    largest: float
+    """Largest size of an overlap."""
+    welch: float
+    """The least that ``largest`` can be."""
+
+
+def mean_square_overlap(U: Tensor) -> float:
+    """Mean of ``(u_i · u_j)^2`` over pairs of unit rows (num, m): ``(|UᵀU|^2 - num) / (num (num - 1))``.
+
+    Needs m x m numbers instead of num x num, in float64: the sum is close to ``num`` where overlaps are small.
+    """
+    num = len(U)
+    if num < 2:
+        return math.nan
+    gram = U.double().T @ U.double()
+    return max(0.0, (gram.square().sum().item() - num) / (num * (num - 1)))
+
+
+def overlap(W: Tensor, block: int = 2048) -> Overlap:
+    """Overlaps of the rows of ``W`` (n, m), exact, with at most ``block`` rows of the pairs' matrix in memory."""
+    norm = torch.linalg.vector_norm(W.double(), dim=1)
+    kept = norm > 0
+    U = W.double()[kept] / norm[kept, None]
+    num, m = U.shape
+    if num < 2:
+        return Overlap(num, math.nan, math.nan, math.nan, math.nan, welch_bound(num, m))
+    fourth = largest = 0.0
+    for start in range(0, num, block):
+        square = (U[start : start + block] @ U.T).square_()
+        square.diagonal(start).zero_()
+        fourth += square.square().sum().item()
+        largest = max(largest, square.max().item()) if torch.isfinite(square).all() else math.nan
+    pairs = num * (num - 1)
+    mean = mean_square_overlap(U)
+    signed = (U.sum(0).square().sum().item() - num) / pairs
+    return Overlap(num, mean, signed, max(0.0, fourth / pairs - mean**2), math.sqrt(largest), welch_bound(num, m))
+
+
+def regime(phi_half: float, n: int, m: int) -> str:
+    """``weak`` where at most ``2 m`` features are represented, ``strong`` where 95 % are, else ``mixed``."""
+    if phi_half >= 0.95:
+        return "strong"
+    return "weak" if phi_half * n <= 2 * m else "mixed"
+
+
+def measure(W: Tensor) -> dict[str, float | str]:
+    """The numbers of one model's weights (n, m), by the names they have in the table of runs.
+
+    Weights that are not finite give NaN everywhere and the regime ``diverged``.
+    """
+    n, m = W.shape
+    norm = torch.linalg.vector_norm(W.double(), dim=1)
+    if not torch.isfinite(norm).all():
+        names = ("phi_half", "phi_one", "mso_all", "mso_strong", "max_overlap", "welch")
+        return {**dict.fromkeys(names, math.nan), "regime": "diverged"}
+    every, strong = overlap(W), overlap(W[norm > 1])
+    phi_half = (norm > 0.5).double().mean().item()
+    return {
+        "phi_half": phi_half,
+        "phi_one": (norm > 1).double().mean().item(),
+        "mso_all": every.mean_square,
+        "mso_strong": strong.mean_square,
+        "max_overlap": every.largest,
+        "welch": every.welch,
+        "regime": regime(phi_half, n, m),
+    }
