@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ramify.errors import UserError
 from ramify.ops.merge.reference import segment_sum, spread
-from ramify.tokens.merge import compose, merge_weighted, unmerge
+from ramify.tokens.merge import MERGING, compose, matcher, merge_weighted, unmerge
 
 
 def random_labels(batch: int, n: int, k: int) -> Tensor:
@@ -165,3 +166,71 @@ def test_bad_input_is_one_line() -> None:
         unmerge(x[:, :3], labels)
     with pytest.raises(ValueError, match=r"compose: expected labels .* got \(2, 6\) and \(1, 4\)"):
         compose(labels, torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("method", MERGING)
+@pytest.mark.parametrize("protected", [0, 1, 5])
+def test_matcher_leaves_protected_tokens_alone_and_merges_the_rest(method: str, protected: int) -> None:
+    features = torch.randn(3, protected + 24, 8)
+    merge, back = matcher(features, 10, method, protected=protected)
+    tokens = torch.arange(24.0).repeat(3, 1).unsqueeze(-1)
+    number = torch.cat([torch.full((3, protected, 1), -1.0), tokens], 1)
+    last_first = merge(23 - number, "amax")  # 23 less the smallest member of each cluster
+    first = 23 - last_first[:, protected:, 0]
+    assert torch.equal(first, first.sort().values) and len(set(first[0].tolist())) == 10
+
+    x = torch.randn(3, protected + 24, 5)
+    same = back(last_first).squeeze(-1)[:, protected:]  # equal within a cluster only
+    for mode in ("sum", "mean", "amax"):
+        merged = merge(x, mode)  # type: ignore[arg-type]
+        full = back(merged)
+        assert merged.shape == (3, protected + 10, 5) and full.shape == x.shape
+        front = x[:, :protected]
+        assert torch.equal(merged[:, :protected], front) and torch.equal(full[:, :protected], front)
+        for b in range(3):
+            for i in range(24):
+                members = x[b, protected:][same[b] == same[b, i]].double()
+                expected = members.amax(0) if mode == "amax" else getattr(members, mode)(0)
+                torch.testing.assert_close(full[b, protected + i].double(), expected, rtol=1e-5, atol=1e-6)
+    sizes = merge(torch.ones(3, protected + 24, 1), "sum")[:, protected:]
+    assert torch.equal(sizes.sum((1, 2)), torch.full((3,), 24.0)) and float(sizes.min()) >= 1
+
+
+def test_matcher_of_all_tokens_is_the_identity_and_of_one_the_mean() -> None:
+    features, x = torch.randn(2, 9, 4), torch.randn(2, 9, 3)
+    for k in (8, 50):
+        merge, back = matcher(features, k)
+        assert all(torch.equal(merge(x, mode), x) for mode in ("sum", "mean", "amax"))  # type: ignore[arg-type]
+        assert torch.equal(back(x), x)
+    merge, back = matcher(features, 1)
+    torch.testing.assert_close(merge(x)[:, 1:], x[:, 1:].mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "amax"])
+def test_gradients_of_the_matcher(mode: str) -> None:
+    features = torch.randn(2, 9, 4, requires_grad=True)
+    merge, back = matcher(features, 3, "tome", protected=2)
+    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: back(merge(x, mode)), x)  # type: ignore[arg-type]
+    half = x.detach().to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert merge(half, mode).dtype == torch.bfloat16  # type: ignore[arg-type]
+
+
+def test_matcher_explains_bad_input_in_one_line() -> None:
+    features = torch.randn(1, 6, 3)
+    with pytest.raises(UserError, match=r"^matcher: method 'topk' does not give clusters; use one of atc, tome, .*$"):
+        matcher(features, 2, "topk")
+    with pytest.raises(UserError, match=r"method 'tone' does not give clusters; did you mean 'tome'\?"):
+        matcher(features, 2, "tone")
+    with pytest.raises(ValueError, match=r"more than protected = 6 tokens, got \(1, 6, 3\)"):
+        matcher(features, 2, protected=6)
+    with pytest.raises(ValueError, match=r"matcher: k must be at least 1, got 0"):
+        matcher(features, 0)
+    merge, back = matcher(features, 2, "tome")
+    with pytest.raises(ValueError, match=r"merge: expected tokens \(B, 6, C\), got \(1, 5, 3\)"):
+        merge(features[:, :5])
+    with pytest.raises(ValueError, match=r"unmerge: expected tokens \(B, 3, C\), got \(1, 6, 3\)"):
+        back(features)
+    with pytest.raises(ValueError, match=r"mode must be 'sum', 'mean' or 'amax', got 'max'"):
+        merge(features, "max")  # type: ignore[arg-type]
