@@ -52,6 +52,7 @@ VERBS: dict[str, str] = {
     "eval": "numbers of a trained run",
     "compare": "train variants of a recipe alike and write the table",
     "explain": "show what a model clustered, on a page or in numbers",
+    "reduce": "measure and draw a vision transformer with fewer tokens",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
     "tree": "embed a hierarchy in hyperbolic space, measure embeddings",

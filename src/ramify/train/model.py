@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ramify.errors import UserError, as_user_error, suggest
 
 if TYPE_CHECKING:
-    from ramify.train.recipe import ModelSettings
+    from ramify.train.recipe import ModelSettings, TokenSettings
 
 
 def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
@@ -38,6 +38,27 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
             raise
         raise UserError(f"model {name}: {str(error).split('() ')[-1]}; see model.args in the recipe") from error
     assert isinstance(model, nn.Module)
+    return model
+
+
+def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
+    """The model itself, patched to keep a share of its tokens; untouched when it keeps all.
+
+    The hooks are no part of the weights: a run that was trained with a reduction can be used without it, and the other
+    way round.
+    """
+    if settings.keep < 1:
+        from ramify.tokens.patch import patch
+
+        with as_user_error("tokens"):
+            patch(
+                model,
+                settings.method,
+                keep=settings.keep,
+                layers=settings.layers or None,
+                linkage=settings.linkage,
+                prop_attn=settings.prop_attn,
+            )
     return model
 
 

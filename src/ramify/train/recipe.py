@@ -33,6 +33,26 @@ class ModelSettings:
 
 
 @dataclass
+class TokenSettings:
+    """A vision transformer with fewer tokens, in training and in evaluation (``ramify.tokens.patch``)."""
+
+    keep: float = 1.0
+    """Share of the tokens that is kept at each of the layers; 1 leaves the model as it is."""
+    method: str = "atc"
+    """How they are reduced: atc, tome, kmeans, kmedoids, dpcknn, topk, evit or random."""
+    layers: tuple[int, ...] = ()
+    """Blocks that reduce, from 0; by default those after each quarter of the depth."""
+    linkage: Literal["average", "complete", "single"] = "average"
+    """Of atc."""
+    prop_attn: bool = True
+    """Tokens attract attention in proportion to the patches they stand for."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep must be in (0, 1], got {self.keep:g}; 1 keeps all tokens")
+
+
+@dataclass
 class LossSettings:
     """What the loss does to its targets."""
 
@@ -152,6 +172,8 @@ class Recipe:
     """Where the samples come from, and how they are augmented."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    """How many of its tokens a vision transformer keeps."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -162,6 +184,8 @@ class Recipe:
     """Precision, files, processes."""
 
     def __post_init__(self) -> None:
+        if self.tokens.keep < 1 and self.task != "classify":
+            raise ValueError(f"tokens.keep below 1 is for the task classify, the task is {self.task}")
         if self.data.batch_size % self.run.accumulate:
             raise ValueError(
                 f"data.batch_size {self.data.batch_size} must be a multiple of run.accumulate {self.run.accumulate}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -72,3 +73,71 @@ class EmbedSettings:
             raise ValueError("loss cones needs a hyperbolic manifold, got euclidean; use lorentz or poincare")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+
+
+@dataclass(kw_only=True)
+class ReduceSettings:
+    """Which model is measured with fewer tokens, on what, and how."""
+
+    model: str
+    """Name of a model that timm knows, or a folder that ramify train wrote."""
+    data: str | None = None
+    """Pictures to be right about: world, a folder with one folder per class, a .npz file, or NAME:ROOT as in recipes
+    (pets:DIR, tiny-imagenet:DIR, ...). A run brings its own; none to leave accuracy out."""
+    split: Literal["train", "val", "test"] = "val"
+    """Which part of the data."""
+    keep: tuple[float, ...] = (0.9, 0.7, 0.5, 0.25)
+    """Shares of the tokens that are kept, at each of the layers."""
+    method: tuple[str, ...] = ("atc", "tome", "kmedoids", "dpcknn", "topk", "random")
+    """Ways to reduce them, one after the other."""
+    linkage: tuple[Literal["average", "complete", "single"], ...] = ("average",)
+    """Linkages of atc."""
+    layers: tuple[int, ...] = ()
+    """Blocks that reduce, from 0; by default those at a quarter, a half and three quarters of the depth."""
+    image: tuple[Path, ...] = ()
+    """Pictures whose merged patches are drawn, layer by layer."""
+    pretrained: bool = False
+    """Take the weights that timm downloads for this name."""
+    weights: Path | None = None
+    """Take these weights: a run, or a .safetensors file."""
+    size: int | None = None
+    """Pixels of the model's input; by default what it was made for."""
+    num_val: int | None = None
+    """Use only so many pictures of the data."""
+    workers: int = 0
+    """Processes that read pictures."""
+    batch_size: int | None = None
+    """Pictures at once; by default 256 on a GPU, 16 on a CPU."""
+    repeats: int = 9
+    """Timed rounds; each times the reduced and the plain model, and the medians are taken."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products in bfloat16 (autocast)."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
+    threads: int | None = None
+    """CPU threads; by default torch decides."""
+    seed: int = 0
+    """Of fresh weights, of the pictures that are timed, and of the method random."""
+    out: Path = Path("runs/reduce")
+    """Folder for results.json, results.csv, pareto.png and index.html."""
+    fresh: bool = False
+    """Measure again what the folder already has."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "method", "linkage"):
+            given = getattr(self, name)
+            if not given or len(set(given)) != len(given):
+                raise ValueError(f"--{name} must be different values, at least one, got {' '.join(map(str, given))}")
+        for keep in self.keep:
+            if not 0 < keep <= 1:
+                raise ValueError(f"--keep must be in (0, 1], got {keep:g}; 1 keeps all tokens")
+        if any(layer < 0 for layer in self.layers) or len(set(self.layers)) != len(self.layers):
+            raise ValueError(f"--layers must be different numbers from 0 on, got {' '.join(map(str, self.layers))}")
+        for name in ("size", "num_val", "batch_size", "repeats", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"--seed must be from 0 to 2^31 - 1, got {self.seed}")

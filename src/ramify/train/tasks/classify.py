@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ramify.data.sample import Sample
 from ramify.errors import UserError
-from ramify.train.model import create_model
+from ramify.train.model import create_model, reduce_tokens
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.tree import Tree
@@ -53,7 +53,7 @@ class Classify(Task):
 
             smoothing = self.recipe.loss.label_smoothing
             self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
-        return create_model(self.recipe.model, num_classes=num_classes)
+        return reduce_tokens(create_model(self.recipe.model, num_classes=num_classes), self.recipe.tokens)
 
     def transform(self, train: bool) -> Callable[..., Any]:
         from ramify.data.transforms import eval_transform, train_transform
