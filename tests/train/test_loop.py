@@ -247,6 +247,21 @@ def test_what_cannot_be_trained_is_said_before_anything_is_written(tmp_path, ove
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("eval_every", "expected"), [("0", {True}), ("1", {True, False})])
+def test_a_single_evaluation_is_not_compiled(tmp_path, monkeypatch, eval_every, expected):
+    training, compile_module = [], torch.nn.Module.compile
+
+    def backend(graph, inputs):
+        training.append(torch.is_grad_enabled())
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_module(self, backend=backend))
+    torch.compiler.reset()
+    fit(tiny.recipe("run.compile=true", f"run.eval_every={eval_every}"), tmp_path / "run", quiet=True)
+    torch.compiler.reset()
+    assert set(training) == expected
+
+
 @pytest.mark.slow
 def test_compiled_model_gives_the_same_numbers(tmp_path):
     for flag in ("false", "true"):

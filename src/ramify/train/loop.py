@@ -238,7 +238,11 @@ class Trainer:
         self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
         began = time.perf_counter()
         weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
-        with weights, self.processes.evaluating(self.model):
+        run = self.recipe.run
+        # Compiling the model once more, for evaluation, pays off only if it is evaluated again and again.
+        once = run.compile and run.eval_every == 0
+        eager = torch.compiler.set_stance("force_eager") if once else contextlib.nullcontext()
+        with weights, eager, self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
             found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
         self._numbers = found
