@@ -56,6 +56,7 @@ VERBS: dict[str, str] = {
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
     "tree": "embed a hierarchy in hyperbolic space, measure embeddings",
+    "lab": "superposition: train grids of toy models, fit how loss falls with width",
     "bench": "time and check the library against its rivals in one run",
 }
 

@@ -33,10 +33,8 @@ class Index:
 
     num_rows: int
     """R: the most kept rows of any model of the chunk."""
-    model: Tensor
-    """(T) which model a cell belongs to; cells go by model, then row."""
     feature: Tensor
-    """(T) row of P.view(G * n, m + 1)."""
+    """(T) row of P.view(G * n, m + 1); cells go by model, then row."""
     cell: Tensor
     """(T) place in Y.view(G * R * n)."""
     value: Tensor
@@ -72,7 +70,6 @@ def build_index(batch: Batch, groups: Sequence[int], n: int) -> Index:
     feature_by_feature = model * n + batch.features_by_feature[place]
     return Index(
         num_rows=R,
-        model=model,
         feature=feature,
         cell=row * n + batch.features[place],
         value=batch.values[place],
@@ -95,37 +92,31 @@ def outputs(P: Tensor, index: Index) -> tuple[Tensor, Tensor]:
     return H, torch.bmm(H, P.transpose(1, 2)).relu_()
 
 
-def to_residual(Y: Tensor, index: Index) -> Tensor:
-    """Turn outputs into ``dL/dz`` (up to ``2 / (B n)``), in place; gives the outputs at the active cells (T).
-
-    Everywhere else the sample is zero, so that ``(y - x) [y > 0]`` is ``y`` itself.
-    """
-    flat = Y.view(-1)
-    y = flat[index.cell]
-    flat[index.cell] = torch.where(y > 0, y - index.value, 0)
-    return y
-
-
-def losses(P: Tensor, residual: Tensor, y: Tensor, index: Index, size: int) -> Tensor:
+def losses(P: Tensor, Y: Tensor, index: Index, size: int) -> Tensor:
     """(G) float64: squared error summed over features, mean over all ``size`` samples.
 
-    The residual misses only active cells whose output is zero (their error is x) and the samples without active cells.
+    Turns the outputs at active cells into errors ``y - x``, in place; elsewhere the sample is zero.
     """
-    total = torch.linalg.vector_norm(residual, dim=(1, 2)).double().square()
-    missed = torch.where(y > 0, 0, index.value).double().square()
-    total.index_add_(0, index.model, missed)
+    Y.view(-1)[index.cell] -= index.value
+    kept = torch.linalg.vector_norm(Y, dim=(1, 2)).double().square()
     empty = P[..., -1].relu().double().square().sum(1) * index.num_empty[:, 0].double()
-    return (total + empty) / size
+    return (kept + empty) / size
 
 
 def gradients(P: Tensor, index: Index, size: int, with_loss: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Gradient of the mean squared error over samples and features (G, n, m + 1); the losses (G) where wanted."""
+    """Gradient of the mean squared error over samples and features (G, n, m + 1); the losses (G) where wanted.
+
+    No operation sums in an order that could change from run to run, on a GPU either.
+    """
     G, n, width = P.shape
     H, Y = outputs(P, index)
-    y = to_residual(Y, index)
-    loss = losses(P, Y, y, index, size) if with_loss else None
-    grad = torch.bmm(Y.transpose(1, 2), H)  # through the decoder; the column of ones gives the bias
-    dH = torch.bmm(Y, P).view(-1, width)
+    y = Y.view(-1)[index.cell]
+    loss = losses(P, Y, index, size) if with_loss else None
+    # dL/dz is (y - x) [y > 0] up to a factor. Where x is zero that is y, so only active cells change.
+    dZ = Y
+    dZ.view(-1)[index.cell] = torch.where(y > 0, y - index.value, 0)
+    grad = torch.bmm(dZ.transpose(1, 2), H)  # through the decoder; the column of ones gives the bias
+    dH = torch.bmm(dZ, P).view(-1, width)
     encoder = F.embedding_bag(
         index.row_by_feature, dH, index.feature_starts, mode="sum", per_sample_weights=index.value_by_feature
     ).view(G, n, width)
@@ -277,8 +268,7 @@ class Engine:
                 for bucket, part, index in self._indexed(batch):
                     P = bucket.P[part]
                     _, Y = outputs(P, index)
-                    y = to_residual(Y, index)
-                    now.append(losses(P, Y, y, index, batch.size))
+                    now.append(losses(P, Y, index, batch.size))
                 found.append(torch.cat(now))
         each = torch.stack(found)  # (rounds, models)
         return each.mean(0), each.std(0) / rounds**0.5

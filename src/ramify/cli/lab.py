@@ -1,0 +1,278 @@
+"""``ramify lab``: train grids of toy models, fit their exponents, draw them, ask the theory."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from ramify.errors import UserError
+from ramify.lab.grid import Grid
+
+if TYPE_CHECKING:
+    from ramify.lab.sweep import Progress
+
+
+@dataclass
+class SweepConfig:
+    """``ramify lab sweep``; a setting that is not given is the preset's, or the default without one."""
+
+    preset: str | None = None
+    """smoke (about 30 s of CPU), quick (4 minutes), paper-grid, paper-density, paper-wide (these for a GPU)."""
+    n: int | None = None
+    """Features. [256]"""
+    m: tuple[int, ...] | None = None
+    """Widths. [5 8 12 18 28 44]"""
+    dist: str | None = None
+    """Shape of the feature frequencies: power, exponential or linear. [power]"""
+    alpha: tuple[float, ...] | None = None
+    """Exponents of the feature frequencies, for the shape power. [0 1 2]"""
+    gamma: tuple[float, ...] | None = None
+    """Decay of rows: positive shrinks them, negative pulls their norm to one. [-1 0.2]"""
+    density: tuple[float, ...] | None = None
+    """Expected active features per sample. [1]"""
+    seeds: int | None = None
+    """Starts per setting. [1]"""
+    seed: int | None = None
+    """First seed. [0]"""
+    data_seed: int | None = None
+    """Seed of the samples, which all models share. [0]"""
+    batch: int | None = None
+    """Samples per step. [256]"""
+    steps: int | None = None
+    """Steps of Adam. [1600]"""
+    lr: float | None = None
+    """Learning rate at its peak. [0.02]"""
+    lr_rule: Literal["flat", "width"] | None = None
+    """flat: lr for all. width: lr (8/m)^(1/4) for weights and 2/m for biases. [flat]"""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate rises. [0.1]"""
+    bias_init: Literal["normal", "zero"] | None = None
+    """Where biases start. [normal]"""
+    eval_samples: int | None = None
+    """Fresh samples for the final loss. [65536]"""
+    device: str = "cpu"
+    """cpu, cuda, ..."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """float64 only to check; fewer bits than float32 give other results."""
+    threads: int = 0
+    """CPU threads; 0 for torch's choice."""
+    chunk: int = 0
+    """Models worked on at once; 0 chooses."""
+    pad: bool = False
+    """Put all widths into one tensor, for a GPU that many small products do not fill."""
+    out: Path = Path("runs/lab")
+    """Folder for the sweep."""
+    resume: bool = False
+    """Go on from the checkpoint in the folder."""
+    overwrite: bool = False
+    """Replace a sweep that is already in the folder."""
+    checkpoint_seconds: float = 60.0
+    """Time between checkpoints."""
+    keep_weights: bool = False
+    """Also write the weights of every model."""
+    dry_run: bool = False
+    """Only say what would be trained and what it would cost."""
+    quiet: bool = False
+    """No line of progress."""
+    json: bool = False
+    """Print the fits as JSON."""
+
+    def parts(self) -> list[Grid]:
+        """The preset's parts, or one, with what was given put in."""
+        from ramify.lab.presets import preset
+
+        given = {field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None}
+        return [replace(grid, **given) for grid in (preset(self.preset) if self.preset else (Grid(),))]
+
+
+@dataclass
+class FitConfig:
+    """``ramify lab fit``."""
+
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    """Folder of a sweep, or its table of runs."""
+    drop_small: int = 0
+    """Leave out so many of the smallest widths."""
+    loss: Literal["eval", "train"] = "eval"
+    """Fresh samples, or the mean of the last 5 % of training."""
+    out: Path | None = None
+    """CSV to write; by default fits.csv in the folder."""
+    json: bool = False
+    """Print the fits as JSON."""
+
+
+@dataclass
+class TheoryConfig:
+    """``ramify lab theory``."""
+
+    n: int = 1000
+    """Features."""
+    m: tuple[int, ...] = (10, 15, 25, 39, 63, 100)
+    """Widths."""
+    alpha: tuple[float, ...] = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0)
+    """Exponents of the feature frequencies."""
+    density: float = 1.0
+    """Expected active features per sample."""
+    json: bool = False
+    """Print JSON."""
+
+
+FIT_COLUMNS = {
+    "part": "{part}",
+    "dist": "{dist}",
+    "alpha": "{alpha:g}",
+    "density": "{density:g}",
+    "gamma": "{gamma:g}",
+    "regime": "{regime}",
+    "kept n/m": "{kept_low:.2f}-{kept_high:.2f}",
+    "exponent": "{exponent:.3f}",
+    "± error": "{error:.3f}",
+    "95 %": "{low:.2f}..{high:.2f}",
+    "seeds 95 %": "{boot_low:.2f}..{boot_high:.2f}",
+    "R2": "{r2:.3f}",
+    "finite-n": "{theory_finite:.3f}",
+    "weak": "{theory_weak:.3f}",
+    "strong": "{theory_strong:.3f}",
+    "models": "{num_models}",
+    "diverged": "{num_diverged}",
+}
+
+
+def sweep(config: SweepConfig) -> None:
+    """Train a grid of toy models at once and fit loss against width.
+
+    Ctrl-C writes a checkpoint; the same command with --resume goes on bit for bit.
+    """
+    parts = config.parts()
+    if config.threads < 0:
+        raise UserError(f"threads must be 0 (torch's choice) or more, got {config.threads}")
+    import torch
+
+    from ramify.lab.fits import fit_runs
+    from ramify.lab.sweep import sweep as run
+    from ramify.train.embedder import find_device
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device, dtype = find_device(config.device), getattr(torch, config.dtype)
+    if config.dry_run:
+        from ramify.lab.cost import cost, describe
+
+        print("\n".join(describe([cost(grid, device, dtype) for grid in parts])))
+        return
+    with _progress(config.quiet) as show:
+        rows = run(
+            parts,
+            config.out,
+            device=device,
+            dtype=dtype,
+            chunk=config.chunk,
+            pad=config.pad,
+            resume=config.resume,
+            overwrite=config.overwrite,
+            checkpoint_seconds=config.checkpoint_seconds,
+            keep_weights=config.keep_weights,
+            show=show,
+            say=_say,
+        )
+    _report(fit_runs(rows), config.json)
+    _say(f"sweep in {config.out}")
+
+
+def fit(config: FitConfig) -> None:
+    """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
+    from ramify.lab.fits import fit_runs
+    from ramify.lab.table import read_runs, to_csv
+    from ramify.train.checkpoint import write_text
+
+    lines = fit_runs(read_runs(config.runs), config.drop_small, f"loss_{config.loss}")
+    folder = config.runs if config.runs.is_dir() else config.runs.parent
+    write_text(config.out or folder / "fits.csv", to_csv(lines))
+    _report(lines, config.json)
+
+
+def theory(config: TheoryConfig) -> None:
+    """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
+    from ramify.lab.frequencies import frequencies
+    from ramify.lab.table import show
+    from ramify.lab.theory import finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+
+    grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,))  # checks what was given
+    if len(grid.m) < 2 or max(grid.m) >= grid.n:
+        raise UserError(f"an exponent needs two widths below n = {grid.n}, got {' '.join(map(str, grid.m))}")
+    lines = []
+    for alpha in config.alpha:
+        p = frequencies(config.n, alpha, config.density)
+        lines.append(
+            {
+                "alpha": alpha,
+                "weak_finite": finite_exponent(p, config.m),
+                "weak": weak_exponent(alpha),
+                "strong": strong_exponent(alpha),
+                **{f"loss_{m}": float(unlearned_loss(p, m)) for m in config.m},
+            }
+        )
+    if config.json:
+        print(json.dumps(lines))
+        return
+    columns = {
+        "alpha": "{alpha:g}",
+        "finite-n": "{weak_finite:.3f}",
+        "weak": "{weak:.3f}",
+        "strong": "{strong:.3f}",
+    }
+    print("\n".join(show(lines, columns | {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m})))
+
+
+SUBVERBS = {"sweep": sweep, "fit": fit, "theory": theory}
+
+
+def _report(lines: list[dict[str, Any]], as_json: bool) -> None:
+    """Fits to the output; exponents whose models are not all weak or all strong carry no such label."""
+    if as_json:
+        plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
+        print(json.dumps(plain))
+        return
+    from ramify.lab.table import show
+
+    print("\n".join(show(lines, FIT_COLUMNS)))
+    if lost := sum(line["num_diverged"] for line in lines):
+        print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
+
+
+def _say(text: str) -> None:
+    """To people, not into the output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """One line that is written over on a terminal, else a line now and then."""
+    if quiet:
+        yield None
+        return
+    on_terminal = sys.stderr.isatty()
+    last = time.monotonic()
+
+    def show(p: Progress) -> None:
+        nonlocal last
+        text = (
+            f"{p.part}  step {p.step}/{p.steps}  {p.num_models} models  {p.rate:,.0f} model-steps/s  "
+            f"median loss {p.median_loss:.4g}  left {p.seconds_left:.0f} s"
+        )
+        if on_terminal:
+            print(f"\r\x1b[K{text}", end="\n" if p.step == p.steps else "", file=sys.stderr, flush=True)
+        elif p.step == p.steps or time.monotonic() - last >= 30:
+            last = time.monotonic()
+            _say(text)
+
+    yield show
