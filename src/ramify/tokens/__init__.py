@@ -1,1 +1,51 @@
-"""Token reduction for vision transformers: patch a model, read what was merged, take the patch away again."""
+"""Token reduction for vision transformers: patch a model, read what was merged, take the patch away again.
+
+from ramify import tokens
+
+handle = tokens.patch(model, keep=0.5)      # any ViT of timm or transformers
+logits = model(images)
+handle.num_tokens                           # [98, 49, 24]
+handle.unpatch()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramify.tokens.family import UnsupportedModel
+from ramify.tokens.handle import Handle
+from ramify.tokens.merge import compose, merge_weighted, unmerge
+from ramify.tokens.methods import METHODS
+from ramify.tokens.patch import handle_of, patch, patched
+
+__all__ = [
+    "METHODS",
+    "Handle",
+    "UnsupportedModel",
+    "agglomerate",
+    "compose",
+    "draw",
+    "handle_of",
+    "matcher",
+    "merge_weighted",
+    "patch",
+    "patched",
+    "unmerge",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Pictures and the clustering itself are imported when they are used.
+    if name == "agglomerate":
+        from ramify.cluster import agglomerate
+
+        return agglomerate
+    if name == "matcher":
+        from ramify.tokens.merge import matcher
+
+        return matcher
+    if name == "draw":
+        from ramify.tokens.draw import draw
+
+        return draw
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,11 +86,12 @@ class FamilyAdapter:
         return projected
 
     def with_bias(
-        self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], bias: Tensor
+        self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], bias: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a block's attention with ``bias`` (B, 1, 1, N) added to the logits, by key.
 
-        ``bias`` has the dtype of the queries. The default fills or extends the keyword ``attn_mask``.
+        ``bias`` has the dtype of the queries; with ``prop_attn="channel"`` it is a ``SizeMask``, which acts like one in
+        ``F.scaled_dot_product_attention`` and in sums. The default fills or extends the keyword ``attn_mask``.
         """
         return args, {**kwargs, "attn_mask": join_masks(kwargs.get("attn_mask"), bias)}
 
@@ -103,7 +104,7 @@ class FamilyAdapter:
         return ()
 
 
-def join_masks(mask: Tensor | None, bias: Tensor) -> Tensor:
+def join_masks(mask: Tensor | None, bias: Any) -> Any:
     """An attention mask and an additive bias as one additive bias; a boolean mask keeps what is True."""
     if mask is None:
         return bias

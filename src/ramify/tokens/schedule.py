@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ramify.errors import UserError
 
@@ -35,9 +35,19 @@ def check_layers(layers: Sequence[int], depth: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """Which blocks reduce. Subclasses say to how many tokens."""
+    """Which blocks reduce. Subclasses say to how many tokens.
+
+    Attributes:
+        layers: 0-based blocks, ascending.
+        spelled: the numbers of the schedule as text. Compilers take text for what it is, but turn a number that has
+            changed once into a variable, and shapes that depend on it with it.
+    """
 
     layers: tuple[int, ...]
+    spelled: str = field(init=False, repr=False, compare=False, default="")
+
+    def _spell(self, numbers: Iterable[float]) -> None:
+        object.__setattr__(self, "spelled", " ".join(map(repr, numbers)))
 
     def count(self, layer: int, num_patches: int, num_now: int) -> int:
         """Tokens to keep after this block, at least 1 and at most ``num_now``.
@@ -75,9 +85,11 @@ class KeepRate(Schedule):
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise UserError(f"keep is {self.rate}: give a fraction above 0 and at most 1")
+        self._spell([self.rate])
 
     def _count(self, stage: int, num_patches: int, num_now: int) -> int:
-        exact = self.rate * num_now if self.relative else num_patches * self.rate ** (stage + 1)
+        rate = float(self.spelled)
+        exact = rate * num_now if self.relative else num_patches * rate ** (stage + 1)
         return int(exact + 1e-9)  # 100 * 0.7^2 is 48.999999999999993 in floating point, 49 in truth
 
 
@@ -95,9 +107,10 @@ class Counts(Schedule):
             )
         if any(number < 1 for number in self.num_tokens):
             raise UserError(f"counts {self.num_tokens} keeps no token in a layer: give numbers from 1 on")
+        self._spell(self.num_tokens)
 
     def _count(self, stage: int, num_patches: int, num_now: int) -> int:
-        return self.num_tokens[stage]
+        return int(self.spelled.split()[stage])
 
 
 @dataclass(frozen=True)
@@ -106,8 +119,11 @@ class Remove(Schedule):
 
     num_removed: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        self._spell(self.num_removed)
+
     def _count(self, stage: int, num_patches: int, num_now: int) -> int:
-        return num_now - self.num_removed[stage]
+        return num_now - int(self.spelled.split()[stage])
 
 
 @dataclass(frozen=True)

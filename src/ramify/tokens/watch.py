@@ -1,0 +1,70 @@
+"""Finds NaN and infinity in the features that are clustered, without making a GPU wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ramify.errors import UserError
+
+
+class FiniteWatch:
+    """Looks at every reducing layer of a forward pass and names the first one that is not finite.
+
+    On the CPU it raises where it looks. On CUDA a look would stop the host until the device has caught up, so the
+    flags of a pass are copied in the background and the error comes with the next pass, or from ``report``.
+    """
+
+    def __init__(self) -> None:
+        self._flags: list[tuple[str, Tensor]] = []
+        self._sent: tuple[list[str], Tensor, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_flags": [], "_sent": None}
+
+    def look(self, features: Tensor, x: Tensor, layer: int, name: str) -> None:
+        """Notes or raises what is wrong with the features of a layer.
+
+        One key that is not a number makes every output of attention one that is none, so on CUDA a single token tells.
+        """
+        if torch.compiler.is_compiling():
+            return
+        where = f"layer {layer} ({name})"
+        if not x.is_cuda:
+            from ramify.cluster.distance import check_finite
+
+            check_finite(features, where)
+        elif not torch.cuda.is_current_stream_capturing():
+            self._flags.append((where, x[:, 0].detach().sum(dtype=torch.float32)))
+
+    def send(self) -> None:
+        """At the end of a pass: starts to copy its flags to the host."""
+        if not self._flags:
+            return
+        names = [where for where, _ in self._flags]
+        flags = torch.stack([flag for _, flag in self._flags])
+        host = torch.empty(flags.shape, pin_memory=True).copy_(flags, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._flags, self._sent = [], (names, host, event)
+
+    def report(self, wait: bool = True) -> None:
+        """Raises if the last pass was not finite; without ``wait`` only if that is known already."""
+        if wait:
+            self.send()
+        if self._sent is None:
+            return
+        names, host, event = self._sent
+        if wait:
+            event.synchronize()
+        elif not event.query():
+            return
+        self._sent = None
+        bad = (~torch.isfinite(host)).nonzero().flatten().tolist()
+        if bad:
+            raise UserError(
+                f"{names[bad[0]]}: NaN or infinity in the tokens of the last forward pass; they cannot be compared: "
+                "look for it in the input and the weights before this place"
+            )
