@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from ramify.cluster.bipartite import bipartite_match, bipartite_rounds, propose
+from ramify.cluster.centres import kmeans, kmedoids
+from ramify.cluster.density import density_peaks
 from ramify.cluster.distance import cosine_distance, unit_features
 from ramify.cluster.labels import best_member, number_by_first_member
+from ramify.cluster.select import top_k
 from ramify.tokens.merge import merge_weighted, unmerge
 
 from . import loops
@@ -94,6 +97,50 @@ def test_numbers_follow_first_members_and_skip_empty_groups() -> None:
 def test_best_member_is_the_first_of_least_cost() -> None:
     groups = torch.tensor([[0, 1, 0, 1, 1, 2]])
     assert best_member(torch.tensor([[2.0, 3.0, 2.0, 1.0, 1.0, 9.0]]), groups, 3).tolist() == [[0, 3, 5]]
+
+
+def all_labels(features: Tensor, k: int) -> dict[str, Tensor]:
+    """What every rival makes of these features."""
+    D, scores = cosine_distance(features), features[..., 0]
+    return {
+        "tome": bipartite_match(features, k),
+        "kmeans": kmeans(features, k, start=scores),
+        "kmedoids": kmedoids(D, k, start=scores),
+        "dpcknn": density_peaks(D, k),
+        "topk": top_k(scores, k),
+    }
+
+
+def test_every_rival_compiles_without_a_break() -> None:
+    features = torch.randn(2, 20, 6)
+    torch.compiler.reset()
+    compiled = torch.compile(all_labels, fullgraph=True, backend="aot_eager")(features, 6)
+    for name, labels in all_labels(features, 6).items():
+        assert torch.equal(compiled[name], labels), name
+
+
+def test_labels_do_not_depend_on_the_number_of_threads() -> None:
+    features = torch.randn(6, 150, 16)
+    one_thread = all_labels(features, 30)
+    torch.set_num_threads(3)
+    for name, labels in all_labels(features, 30).items():
+        assert torch.equal(one_thread[name], labels), name
+
+
+@pytest.mark.gpu
+def test_no_rival_waits_for_the_gpu_and_labels_are_those_of_the_cpu() -> None:
+    features = torch.randn(4, 64, 16, dtype=torch.float64)  # products differ far below any decision
+    on_gpu = features.cuda()
+    all_labels(on_gpu, 20)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = all_labels(on_gpu, 20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    scored = torch.randn(4, 64).cuda()
+    assert torch.equal(top_k(scored, 9).cpu(), top_k(scored.cpu(), 9))
+    for name, labels in all_labels(features, 20).items():
+        assert torch.equal(found[name].cpu(), labels), name
 
 
 def patches_of_pictures(shared_data: Path, num_pictures: int) -> Tensor:

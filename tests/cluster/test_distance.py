@@ -127,6 +127,14 @@ def test_default_scale_keeps_keys_from_saturating() -> None:
     assert 1 < float(D.max()) < 8
 
 
+def test_the_faster_mode_gives_the_distances_of_tokens_that_differ() -> None:
+    features = torch.randn(2, 40, 32)
+    for manifold in (Lorentz(c=1.5), Euclidean()):
+        D = manifold_distance(features, manifold, mode="matmul")
+        assert torch.equal(D, D.mT)
+        torch.testing.assert_close(D, manifold_distance(features, manifold), rtol=2e-6, atol=2e-6)
+
+
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"cosine_distance: expected floating-point features .* got int64"):
         cosine_distance(torch.ones(2, 3, 4, dtype=torch.int64))

@@ -234,3 +234,37 @@ def test_matcher_explains_bad_input_in_one_line() -> None:
         back(features)
     with pytest.raises(ValueError, match=r"mode must be 'sum', 'mean' or 'amax', got 'max'"):
         merge(features, "max")  # type: ignore[arg-type]
+
+
+def test_merge_and_unmerge_compile_without_a_break() -> None:
+    x, labels = torch.randn(2, 12, 4, requires_grad=True), random_labels(2, 12, 5)
+
+    def there_and_back(x: Tensor) -> Tensor:
+        return unmerge(merge_weighted(x, None, labels, 5)[0], labels).square().sum()
+
+    torch.compiler.reset()
+    value = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")(x)
+    expected = there_and_back(x)
+    assert torch.equal(value, expected)
+    assert torch.equal(*(torch.autograd.grad(result, x)[0] for result in (value, expected)))
+
+
+@pytest.mark.gpu
+def test_merge_on_a_gpu_repeats_bit_for_bit_and_does_not_wait() -> None:
+    x = torch.randn(16, 196, 384, device="cuda", requires_grad=True)
+    size, labels = torch.randint(1, 5, (16, 196), device="cuda").float(), random_labels(16, 196, 24).cuda()
+    up = torch.randn(16, 196, 384, device="cuda")
+
+    def run() -> tuple[Tensor, Tensor]:
+        merged, _ = merge_weighted(x, size, labels, 24)
+        return merged, torch.autograd.grad(unmerge(merged, labels), x, up)[0]
+
+    first = run()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        others = [run() for _ in range(20)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    expected, _ = merge_loop(x.detach().cpu()[:2], size.cpu()[:2], labels.cpu()[:2], 24)
+    torch.testing.assert_close(first[0][:2].double().cpu(), expected, rtol=2e-6, atol=2e-6)

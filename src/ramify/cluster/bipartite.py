@@ -7,6 +7,8 @@ of the same half never meet, and one matching removes at most half of the tokens
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -31,13 +33,14 @@ def bipartite_match(features: Tensor, k: int) -> Tensor:
     _require_features(features, "bipartite_match")
     batch, num_tokens, _ = features.shape
     rounds = bipartite_rounds(num_tokens, k)
-    labels = torch.arange(num_tokens, device=features.device).repeat(batch, 1)
-    size = torch.ones(batch, num_tokens, device=features.device)
-    for i, count in enumerate(rounds):
+    if not rounds:
+        return torch.arange(num_tokens, device=features.device).repeat(batch, 1)
+    labels = _match_labels(features, rounds[0])
+    step, size = labels, torch.ones(batch, num_tokens, device=features.device)
+    for previous, count in pairwise(rounds):
+        features, size = merge_mean(features, size, step, previous)
         step = _match_labels(features, count)
-        labels = step if i == 0 else step.gather(1, labels)
-        if i + 1 < len(rounds):
-            features, size = merge_mean(features, size, step, count)
+        labels = step.gather(1, labels)
     return labels
 
 
