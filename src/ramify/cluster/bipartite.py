@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..geometry.numerics import strict_matmul
 from ..ops.merge.reference import merge_mean
-from .distance import unit_features
+from .distance import unit_features, wide_features
 from .labels import clip_k, number_by_first_member
 
 
@@ -31,6 +31,7 @@ def bipartite_match(features: Tensor, k: int) -> Tensor:
         k: number of clusters; more than N is N.
     """
     _require_features(features, "bipartite_match")
+    features = wide_features(features)
     batch, num_tokens, _ = features.shape
     rounds = bipartite_rounds(num_tokens, k)
     if not rounds:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..geometry.numerics import strict_matmul
 from ..ops.merge.reference import merge_mean
-from .distance import unit_features
+from .distance import unit_features, wide_features
 from .labels import best_member, clip_k, number_by_first_member
 from .select import top_k
 
@@ -43,11 +43,7 @@ def kmeans(
     batch, num_tokens, _ = features.shape
     k = clip_k(k, num_tokens, "kmeans")
     own = _start_index(batch, num_tokens, k, start, features.device, "kmeans")  # (B, K) a token that stays
-    points = (
-        unit_features(features)
-        if metric == "cosine"
-        else features.to(torch.promote_types(features.dtype, torch.float32))
-    )
+    points = unit_features(features) if metric == "cosine" else wide_features(features)
     points = points - points.mean(1, keepdim=True)  # a shift changes no distance, and products keep their digits
     one = torch.ones(batch, num_tokens, device=features.device)
     cost = _cost_of(points, points.gather(1, own.unsqueeze(-1).expand(-1, -1, points.shape[-1])))

@@ -27,7 +27,7 @@ GRID = 2.0**24
 @torch.no_grad()
 def unit_features(features: Tensor) -> Tensor:
     """Features divided by their length, in float32 (float64 stays): (..., D) -> (..., D); zero features stay zero."""
-    wide = _wide(features)
+    wide = wide_features(features)
     return wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
@@ -76,7 +76,7 @@ def manifold_distance(
         raise ValueError(f"manifold_distance: scale must be positive and finite, got {scale}")
     # Outside autocast: the exact distance takes differences that a half-precision product would lose.
     with torch.autocast(features.device.type, enabled=False):
-        points = manifold.expmap0(_wide(features) * scale)
+        points = manifold.expmap0(wide_features(features) * scale)
         D = manifold.pairwise_dist(points, points, mode=mode).clamp_min(0)
     if D.dtype == torch.float32:
         D = (D * GRID).round_() / GRID
@@ -117,7 +117,8 @@ def check_finite(features: Tensor, where: str) -> None:
     )
 
 
-def _wide(features: Tensor) -> Tensor:
+def wide_features(features: Tensor) -> Tensor:
+    """Features in float32, or float64 if they are."""
     return features if features.dtype == torch.float64 else features.float()
 
 
