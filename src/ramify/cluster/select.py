@@ -1,4 +1,4 @@
-"""Choose tokens instead of clustering them: the most attended, random ones, and one token for those left out."""
+"""Choose tokens instead of clustering them: the most attended ones, or random ones."""
 
 from __future__ import annotations
 
@@ -33,26 +33,3 @@ def random_tokens(
     k = clip_k(k, num_tokens, "random_tokens")
     draw = torch.rand(batch, num_tokens, generator=generator, device=generator.device)
     return top_k(draw, k).to(device or generator.device)
-
-
-def fuse_dropped(x: Tensor, scores: Tensor, keep_index: Tensor) -> Tensor:
-    """One token for all that were not kept, their mean weighted by score (EViT, arXiv 2202.07800): -> (B, 1, C).
-
-    Summed in float32 (float64 for float64), differentiable in ``x``. Zero where every token was kept; the plain mean
-    where all scores of the others are zero.
-
-    Args:
-        x: (B, N, C) tokens. scores: (B, N) >= 0, attention received. keep_index: (B, K) from :func:`top_k`.
-    """
-    if x.dim() != 3 or scores.shape != x.shape[:2] or keep_index.dim() != 2 or len(keep_index) != len(x):
-        raise ValueError(
-            f"fuse_dropped: expected tokens (B, N, C), scores (B, N), index (B, K), got {tuple(x.shape)}, "
-            f"{tuple(scores.shape)}, {tuple(keep_index.shape)}"
-        )
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    is_dropped = torch.ones(scores.shape, dtype=wide, device=x.device).scatter(1, keep_index, 0.0)
-    weight = scores.detach().to(wide) * is_dropped
-    weight = torch.where(weight.sum(-1, keepdim=True) > 0, weight, is_dropped)
-    total = weight.sum(-1, keepdim=True)
-    weight = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-1)  # (B, N, 1)
-    return (x.to(wide) * weight).sum(1, keepdim=True).to(x.dtype)
