@@ -141,7 +141,7 @@ def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
     def said(row: Row) -> str:
         top1 = "" if row.top1 is None else f", top-1 {row.top1:.2%}"
         return (
-            f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.gflops:.2f} GFLOPs, "
+            f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.cost} GFLOPs, "
             f"{row.images_per_second:,.1f} images/s ({row.speedup:.2f}x){top1}"
         )
 

@@ -49,6 +49,11 @@ class Row:
     def name(self) -> str:
         return f"{self.method} {self.linkage}".strip()
 
+    @property
+    def cost(self) -> str:
+        """GFLOPs for people, three digits."""
+        return f"{self.gflops:,.0f}" if self.gflops >= 100 else f"{self.gflops:.3g}"
+
 
 @dataclass
 class Results:

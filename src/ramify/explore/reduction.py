@@ -39,7 +39,7 @@ def table_rows(results: Results) -> tuple[list[str], list[list[str]]]:
         head += ["top-1", "top-5"]
     cells = []
     for row in results.rows:
-        line = [row.name, f"{row.keep:g}", " ".join(map(str, row.tokens)), f"{row.gflops:.2f}"]
+        line = [row.name, f"{row.keep:g}", " ".join(map(str, row.tokens)), row.cost]
         line += [f"{row.images_per_second:,.1f}", f"{row.speedup:.2f}x"]
         if has_accuracy:
             line += ["" if value is None else f"{value:.2%}" for value in (row.top1, row.top5)]
