@@ -124,4 +124,4 @@ def test_loss_without_any_feature_and_by_brute_force() -> None:
 
 def test_strong_theory_bends_at_one_and_a_half() -> None:
     assert [strong_exponent(alpha) for alpha in (0, 1.5, 1.75, 2)] == pytest.approx([1, 1, 1.5, 2])
-    assert weak_exponent(1.75) == 0.75
+    assert [weak_exponent(alpha) for alpha in (0.5, 1, 1.75)] == [0, 0, 0.75]

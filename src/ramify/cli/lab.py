@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -87,11 +87,18 @@ class SweepConfig:
     """Print the fits as JSON."""
 
     def parts(self) -> list[Grid]:
-        """The preset's parts, or one, with what was given put in."""
+        """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
         from ramify.lab.presets import preset
 
         given = {field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None}
-        return [replace(grid, **given) for grid in (preset(self.preset) if self.preset else (Grid(),))]
+        grids: Sequence[Grid] = (Grid(),)
+        if self.preset is not None:
+            grids = preset(self.preset)
+        elif self.resume:
+            from ramify.lab.sweep import stored_parts
+
+            grids = stored_parts(self.out)
+        return [replace(grid, **given) for grid in grids]
 
 
 @dataclass
@@ -150,7 +157,7 @@ FIT_COLUMNS = {
 def sweep(config: SweepConfig) -> None:
     """Train a grid of toy models at once and fit loss against width.
 
-    Ctrl-C writes a checkpoint; the same command with --resume goes on bit for bit.
+    Ctrl-C writes a checkpoint; --resume goes on bit for bit, with the settings that are in the folder.
     """
     parts = config.parts()
     if config.threads < 0:

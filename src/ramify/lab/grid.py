@@ -125,6 +125,12 @@ class Grid:
         """In JSON's types."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Grid:
+        """What :meth:`as_dict` gave."""
+        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**given)
+
 
 def schedule(step: int, steps: int, warmup: float) -> float:
     """Factor on the learning rate at a step counted from 0: linear rise, then half a cosine down to 5 %."""

@@ -30,8 +30,8 @@ def finite_exponent(p: np.ndarray, m: Sequence[int]) -> float:
 
 
 def weak_exponent(alpha: float) -> float:
-    """``alpha - 1``: weak superposition, endless features."""
-    return alpha - 1
+    """``alpha - 1``: weak superposition, endless features. Zero up to alpha 1, where m of them are nothing."""
+    return max(0.0, alpha - 1)
 
 
 def strong_exponent(alpha: float) -> float:

@@ -1,0 +1,123 @@
+"""Tables of runs and fits on disk: Parquet where pyarrow is installed, else CSV; read back with their types."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import UserError
+
+COLUMNS: dict[str, type] = {
+    "part": str,
+    "n": int,
+    "m": int,
+    "dist": str,
+    "alpha": float,
+    "gamma": float,
+    "density": float,
+    "seed": int,
+    "steps": int,
+    "batch": int,
+    "lr": float,
+    "bias_init": str,
+    "loss_train": float,
+    "loss_eval": float,
+    "loss_se": float,
+    "phi_half": float,
+    "phi_one": float,
+    "mso_all": float,
+    "mso_strong": float,
+    "max_overlap": float,
+    "welch": float,
+    "loss_unlearned": float,
+    "regime": str,
+    "diverged": bool,
+}
+"""Of the table of runs, one row per model."""
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV; numbers in full, so that they come back as they were."""
+    stream = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return stream.getvalue()
+
+
+def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the table of runs into a folder, atomically; gives the file."""
+    from ramify.train.checkpoint import write_atomic, write_text
+
+    if find_spec("pyarrow") is None:
+        write_text(folder / "runs.csv", to_csv(rows))
+        return folder / "runs.csv"
+    table = import_module("pyarrow").Table.from_pylist(list(rows))
+    write_atomic(folder / "runs.parquet", lambda path: import_module("pyarrow.parquet").write_table(table, path))
+    return folder / "runs.parquet"
+
+
+def read_runs(path: Path | str) -> list[dict[str, Any]]:
+    """The rows of a table of runs: the file itself, or the folder of a sweep.
+
+    Raises:
+        UserError: no table there, or not one that a sweep wrote.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
+        if not found:
+            unfinished = (path / "config.json").is_file()
+            hint = "the sweep is not finished: go on with --resume" if unfinished else "ramify lab sweep writes one"
+            raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
+        path = found[0]
+    if path.suffix == ".parquet":
+        if find_spec("pyarrow") is None:
+            raise UserError(f"reading {path} needs pyarrow: pip install pyarrow")
+        rows: list[dict[str, Any]] = import_module("pyarrow.parquet").read_table(path).to_pylist()
+        return rows
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(f"{path} is not a table of runs: it has no column {missing[0]!r}")
+            return [_typed(row, path, number) for number, row in enumerate(reader, 2)]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a table of runs: not a text file in UTF-8") from error
+
+
+def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
+    typed: dict[str, Any] = {}
+    for name, kind in COLUMNS.items():
+        text = row[name]
+        try:
+            typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: line {number}: {name} must be a {kind.__name__}, got {text!r}") from error
+    return typed
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """Rows as aligned lines for people.
+
+    Args:
+        columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
+    """
+    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _fill(form: str, row: Mapping[str, Any]) -> str:
+    """A format filled; a dash where its number is missing."""
+    first = form.partition("{")[2].partition(":")[0].partition("}")[0]
+    value = row.get(first)
+    return "-" if isinstance(value, float) and math.isnan(value) else form.format(**row)
