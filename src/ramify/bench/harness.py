@@ -180,6 +180,16 @@ def cuda_sample(run: Run, number: int) -> float:
     return statistics.median(start.elapsed_time(stop) for start, stop in events) / 1e3
 
 
+def synced_sample(run: Run, number: int) -> float:
+    """Time on the clock until a CUDA device is done, launches included: what a user waits for."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(number):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / number
+
+
 class Floor:
     """The least time that data and arithmetic can take on this machine, measured now.
 

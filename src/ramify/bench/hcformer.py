@@ -248,19 +248,8 @@ def _time(runs: Sequence[tuple[str, Callable[[], object]]], options: HCFormerOpt
 
     from . import harness
 
-    def cuda_sample(run: Callable[[], object], number: int) -> float:
-        """Time on the clock, launches included: what a user waits for."""
-
-        def finished() -> None:
-            for _ in range(number):
-                run()
-            torch.cuda.synchronize()
-
-        torch.cuda.synchronize()
-        return harness.wall_sample(finished, 1) / number
-
     clocks: dict[str, harness.Sample] = {"cpu": harness.cpu_sample, "wall": harness.wall_sample}
-    sample = cuda_sample if options.device == "cuda" else clocks[options.clock]
+    sample = harness.synced_sample if options.device == "cuda" else clocks[options.clock]
 
     def contender(name: str, call: Callable[[], object]) -> harness.Contender:
         def build() -> harness.Built:

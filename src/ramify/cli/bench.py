@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ramify.bench.hcformer import HCFormerOptions
 from ramify.bench.options import GeometryOptions
+from ramify.bench.tokens_options import TokensOptions
 
 
 def geometry(config: GeometryOptions) -> int:
@@ -27,4 +28,14 @@ def hcformer(config: HCFormerOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry, "hcformer": hcformer}
+def tokens(config: TokensOptions) -> int:
+    """Time the clustering of tokens on every backend beside its rivals, and whole models with fewer tokens.
+
+    Exit code 1 if labels of ours are wrong or a target of this device is missed.
+    """
+    from ramify.bench import tokens as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens}
