@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramify.bench.hcformer import HCFormerOptions
+from ramify.bench.lab import LabOptions
 from ramify.bench.options import GeometryOptions
 from ramify.bench.tokens_options import TokensOptions
 
@@ -38,4 +39,14 @@ def tokens(config: TokensOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens}
+def lab(config: LabOptions) -> int:
+    """Time the batched engine of the superposition lab against one model at a time by autograd.
+
+    Exit code 1 if they disagree or the engine misses its target: 4 times the loop on a CPU, 50 times on a GPU.
+    """
+    from ramify.bench import lab as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab}

@@ -58,24 +58,35 @@ def decay(W: Tensor, gamma: float, lr: float) -> None:
         W.add_(W * (1 / norm - 1), alpha=lr * -gamma)
 
 
-def train(toy: ToyModel, batches: Iterable[Tensor], grid: Grid, gamma: float) -> list[Tensor]:
-    """Train one model in place on dense batches (B, n), one step each; gives the loss of every step.
+class Loop:
+    """Trains one model, a step at a time.
 
     The optimised loss is the mean over samples and features. Decay is decoupled: it moves W before Adam does, scaled by
     the scheduled learning rate, and touches neither the bias nor Adam's moments.
     """
-    m = toy.W.shape[1]
-    lr_weight, lr_bias = grid.learning_rates(m)
-    groups = [{"params": [toy.W], "lr": lr_weight}, {"params": [toy.b], "lr": lr_bias}]
-    optimizer = torch.optim.Adam(groups, eps=EPS)
-    losses = []
-    for step, x in enumerate(batches):
-        factor = schedule(step, grid.steps, grid.warmup)
-        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = lr_weight * factor, lr_bias * factor
-        loss = reconstruction_loss(toy(x), x)
-        optimizer.zero_grad()
-        (loss / toy.b.numel()).backward()
-        decay(toy.W, gamma, lr_weight * factor)
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
+
+    def __init__(self, toy: ToyModel, grid: Grid, gamma: float):
+        self.toy, self.grid, self.gamma = toy, grid, gamma
+        self.rates = grid.learning_rates(toy.W.shape[1])
+        # One launch for all of Adam: the fastest that torch has for so small a model.
+        self.optimizer = torch.optim.Adam([{"params": [toy.W]}, {"params": [toy.b]}], eps=EPS, fused=True)
+        self.num_steps = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        """Learn from samples (B, n); gives the loss before the step."""
+        factor = schedule(self.num_steps, self.grid.steps, self.grid.warmup)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        loss = reconstruction_loss(self.toy(x), x)
+        self.optimizer.zero_grad()
+        (loss / x.shape[1]).backward()
+        decay(self.toy.W, self.gamma, self.rates[0] * factor)
+        self.optimizer.step()
+        self.num_steps += 1
+        return loss.detach()
+
+
+def train(toy: ToyModel, batches: Iterable[Tensor], grid: Grid, gamma: float) -> list[Tensor]:
+    """Train one model in place on dense batches (B, n), one step each; gives the loss of every step."""
+    loop = Loop(toy, grid, gamma)
+    return [loop.step(x) for x in batches]

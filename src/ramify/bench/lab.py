@@ -1,0 +1,252 @@
+"""``ramify bench lab``: the batched engine of the superposition lab against one model at a time by autograd.
+
+Both train the same kind of models in the same rounds; the numbers are model-steps per second. Before the clock starts,
+both train the same models on the same samples and must agree. ``python -m ramify.bench.lab`` is the same without the
+command line's dependencies. This module imports torch only when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from ramify.errors import UserError, exit_code
+
+if TYPE_CHECKING:
+    from ramify.lab.engine import Engine
+    from ramify.lab.grid import Grid
+
+TARGETS = {"cpu": 4.0, "cuda": 50.0}
+"""How many times the loop's model-steps per second the engine must reach."""
+
+TOLERANCE = 1e-4
+"""Largest relative difference of a loss after the steps that are compared."""
+
+
+@dataclass
+class LabOptions:
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+    n: int = 256
+    """Features."""
+    batch: int = 256
+    """Samples per step."""
+    m: tuple[int, ...] = (5, 8, 18, 28, 44)
+    """Widths."""
+    alpha: tuple[float, ...] = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0)
+    """Exponents of the feature frequencies."""
+    gamma: tuple[float, ...] = (-1.0, 0.2)
+    """Decays."""
+    seeds: int = 2
+    """Starts per setting; with the defaults 140 models."""
+    compared_steps: int = 5
+    """Steps after which engine and loop must agree."""
+    repeats: int = 5
+    """Rounds; in each round both are timed once."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
+    threads: int = 1
+    """CPU threads; 0 for all cores."""
+    json: bool = False
+    """Print JSON lines instead of a table."""
+    out: Path | None = None
+    """File that the JSON lines are appended to, beside what is printed."""
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (("device", self.device, ("cpu", "cuda")), ("clock", self.clock, ("wall", "cpu"))):
+            if value not in choices:
+                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if self.repeats < 2:
+            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
+        if self.clock == "cpu" and self.device == "cuda":
+            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+        if self.threads < 0:
+            raise UserError(f"threads must be 0 (all cores) or more, got {self.threads}")
+        self.grid()
+
+    def grid(self) -> Grid:
+        """What is trained."""
+        from ramify.lab.grid import Grid
+
+        return Grid(
+            n=self.n, m=self.m, alpha=self.alpha, gamma=self.gamma, seeds=self.seeds, batch=self.batch, bias_init="zero"
+        )
+
+
+def run(options: LabOptions, stream: TextIO | None = None) -> int:
+    """Run the benchmark and print it; gives 1 if the engine is wrong or misses its target, else 0."""
+    import os
+
+    import torch
+
+    from . import harness, machine
+
+    stream = stream or sys.stdout
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def emit(line: dict[str, Any], text: Sequence[str]) -> None:
+        as_json = json.dumps(line)
+        print(*([as_json] if options.json else text), sep="\n", file=stream, flush=True)
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                print(as_json, file=file)
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(options.threads or os.cpu_count() or 1)
+        head = machine.header(options.device, ("ramify", "torch"))
+        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
+        grid = options.grid()
+        count = len(grid.models())
+        about = f"{count} models, n {grid.n}, batch {grid.batch}, m {', '.join(map(str, grid.m))}, float32"
+        timing = f"{options.clock} clock, {options.repeats} interleaved rounds after {harness.WARMUP} warm-up calls"
+        emit(
+            {"kind": "header", **head, **settings, "num_models": count},
+            [*machine.machine_lines(head), f"measured  {about}; {timing}"],
+        )
+        return _measure(options, grid, emit)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(options: LabOptions, grid: Grid, emit: Callable[[dict[str, Any], Sequence[str]], None]) -> int:
+    import torch
+
+    from ramify.lab.engine import Engine
+
+    from . import harness
+
+    engine = Engine(grid, options.device)
+    run_loop, loop_steps = _loop(grid, options.device)
+    per_call = {"loop": loop_steps, "engine": len(engine.models)}
+
+    def sample(call: Callable[[], object], number: int) -> float:
+        if options.device == "cpu":
+            return (harness.cpu_sample if options.clock == "cpu" else harness.wall_sample)(call, number)
+
+        def finished() -> None:
+            for _ in range(number):
+                call()
+            torch.cuda.synchronize()
+
+        torch.cuda.synchronize()
+        return harness.wall_sample(finished, 1) / number
+
+    contenders = [
+        harness.Contender("loop", lambda: harness.Built(run_loop, None)),
+        harness.Contender(
+            "engine", lambda: harness.Built(engine.advance, _disagreement(grid, options.device, options.compared_steps))
+        ),
+    ]
+    loop, ours = harness.compare(contenders, sample, options.repeats, TOLERANCE)
+    rates = {r.name: per_call[r.name] / r.median if r.seconds else None for r in (loop, ours)}
+    target = TARGETS[options.device]
+    times = harness.ratio(loop, ours)
+    scale = per_call["engine"] / per_call["loop"]
+    speedup = times.value * scale if times else None
+    met = speedup is not None and speedup >= target
+    lines = ["", "| contender | model-steps per second | loss differs by |", "| --- | --- | --- |"]
+    for result in (loop, ours):
+        rate = rates[result.name]
+        error = "" if result.error is None else f"{result.error:.0e}"
+        lines.append(f"| {result.name} | {f'{rate:,.0f}' if rate else f'{result.status}: {result.note}'} | {error} |")
+    if times and speedup is not None:
+        verdict = f"engine / loop: {speedup:.1f} (quartiles {times.low * scale:.1f} to {times.high * scale:.1f})"
+        lines.append(f"{verdict}, target {target:g}: {'met' if met else 'MISSED'}")
+    emit(
+        {"kind": "result", "model_steps_per_second": rates, "speedup": speedup, "target": target, "met": met}
+        | {"error": ours.error, "status": {r.name: r.status for r in (loop, ours)}},
+        lines,
+    )
+    return 0 if met else 1
+
+
+def _loop(grid: Grid, device: str) -> tuple[Callable[[], object], int]:
+    """A call that trains one model per width for a step, each on samples of its own; and how many models these are."""
+    import torch
+
+    from ramify.lab import definition
+    from ramify.lab.frequencies import frequencies
+
+    models = [model for model in grid.models() if model.seed == grid.seed and model.gamma == grid.gamma[0]]
+    some = [next(model for model in models if model.m == m) for m in grid.m]
+    generator = torch.Generator(device).manual_seed(0)
+    loops = []
+    for model in some:
+        start = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
+        p = torch.from_numpy(frequencies(grid.n, model.alpha, model.density, grid.dist)).float().to(device)
+        loops.append((definition.Loop(definition.ToyModel(*start), grid, model.gamma), p))
+
+    def call() -> None:
+        for loop, p in loops:
+            chance = torch.rand(grid.batch, grid.n, generator=generator, device=device)
+            value = torch.rand(grid.batch, grid.n, generator=generator, device=device)
+            loop.step((chance < p) * value * 2)
+
+    return call, len(loops)
+
+
+def _disagreement(grid: Grid, device: str, steps: int) -> float:
+    """Largest relative difference between the losses of engine and loop over some steps on the same samples."""
+    import torch
+
+    from ramify.lab import definition
+    from ramify.lab.engine import Engine
+
+    from . import harness
+
+    engine: Engine = Engine(grid, device)
+    losses = torch.stack([_wanted(engine.advance(with_loss=True)) for _ in range(steps)])  # (steps, models)
+    worst, place = 0.0, 0
+    for bucket in engine.buckets:
+        for i, model in enumerate(bucket.models):
+            if model.seed == grid.seed:
+                start = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
+                loop = definition.Loop(definition.ToyModel(*start), grid, model.gamma)
+                expected = []
+                for step in range(steps):
+                    x = engine.sampler.draw(step).dense(bucket.groups[i], grid.n)
+                    expected.append(loop.step(torch.cat([x, x.new_zeros(grid.batch - len(x), grid.n)])))
+                worst = max(worst, harness.relative_error(losses[:, place], torch.stack(expected)))
+            place += 1
+    return worst
+
+
+def _wanted(loss: Any) -> Any:
+    assert loss is not None
+    return loss
+
+
+def parse(argv: Sequence[str]) -> LabOptions:
+    """Options from ``--name value ...`` by the standard library alone."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m ramify.bench.lab", description=__doc__)
+    for field in fields(LabOptions):
+        default: Any = field.default
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
+        else:
+            parser.add_argument(flag, type=Path if default is None else type(default), default=default)
+    values: dict[str, Any] = vars(parser.parse_args(list(argv)))
+    given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    return LabOptions(**given)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command without the command line's dependencies; a mistake of the user is one line and exit code 2."""
+    return exit_code(lambda: run(parse(sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
