@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..geometry.numerics import strict_matmul
-from ..ops.merge.reference import merge_mean
+from ..ops.merge import merge_mean
 from .distance import unit_features, wide_features
 from .labels import clip_k, number_by_first_member
 

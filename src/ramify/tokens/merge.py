@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, suggest
-from ..ops.merge.reference import merge_mean, segment_sum, spread
+from ..ops.merge import merge_mean
+from ..ops.merge.reference import segment_sum, spread
 
 if TYPE_CHECKING:
     from ..cluster.distance import Metric
