@@ -178,7 +178,26 @@ def world() -> None:
     main([str(FOLDER / "world.png"), "--split", "val", "--size", "96", "--num-images", "20"])
 
 
-FIGURES = {"disk": disk, "models": models, "precision": precision, "cones": cones, "world": world}
+def tokens() -> None:
+    """A picture of the built-in world and its patches as agglomerative clustering merges them, with fresh weights."""
+    import timm
+
+    from ramify.data import World
+    from ramify.explore.reduced_pictures import Drawing, Shown, strip
+    from ramify.tokens import patched
+
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    image = World("val", num_images=2, size=224)[1].image
+    with torch.no_grad(), patched(model, keep=0.5, trace=True) as handle:
+        model((image[None] / 255 - 0.45) / 0.225)
+    drawing = Drawing("atc average", 0.5, [source[0].numpy() for source in handle.sources])
+    shown = Shown("world", image.permute(1, 2, 0).numpy(), (14, 14), handle.layers, [drawing])
+    picture = strip(shown)
+    picture.resize((picture.width * 2 // 3, picture.height * 2 // 3)).save(FOLDER / "tokens.png", optimize=True)
+
+
+FIGURES = {"disk": disk, "models": models, "precision": precision, "cones": cones, "world": world, "tokens": tokens}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -133,8 +133,8 @@ def vit_flops(adapter: FamilyAdapter, x: Tensor) -> int:
 def speed(model: nn.Module, handle: Any, x: Tensor, repeats: int) -> tuple[float, float]:
     """Images per second with the reduction, and how many times as fast that is as without.
 
-    Both are timed in the same rounds, one after the other, so that whatever else the machine does hits both; medians
-    over the rounds, after a warm-up.
+    Both are timed in every round, one after the other, so that whatever else the machine does hits both; medians over
+    the rounds, after a warm-up. The speed-up is the median of the rounds' own ratios.
     """
     wait = torch.cuda.synchronize if x.is_cuda else lambda: None
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -150,8 +150,8 @@ def speed(model: nn.Module, handle: Any, x: Tensor, repeats: int) -> tuple[float
                     seconds[enabled].append(time.perf_counter() - began)
     finally:
         handle.enabled = True
-    reduced, plain = statistics.median(seconds[True]), statistics.median(seconds[False])
-    return len(x) / reduced, plain / reduced
+    ratios = [plain / reduced for reduced, plain in zip(seconds[True], seconds[False], strict=True)]
+    return len(x) / statistics.median(seconds[True]), statistics.median(ratios)
 
 
 def measure(

@@ -90,7 +90,9 @@ class ReducedModel:
         if self.batches is not None:
             where = self.recipe.data.root or self.recipe.data.name
             data = f"{self.batches.num_samples:,} pictures of {where}, {settings.split}"
-        is_gpu = self.device.type == "cuda"
+        device = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+        if self.device.type == "cuda":
+            device = torch.cuda.get_device_name()
         return {
             "model": self.name,
             "weights": self.fingerprint(),
@@ -99,7 +101,7 @@ class ReducedModel:
             "layers": list(check_layers(settings.layers or default_layers(depth), depth)),
             "batch_size": settings.batch_size,
             "precision": settings.precision,
-            "device": torch.cuda.get_device_name() if is_gpu else f"CPU with {torch.get_num_threads()} threads",
+            "device": device,
             "seed": settings.seed,
             "notes": self.notes,
         }

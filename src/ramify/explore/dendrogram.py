@@ -20,7 +20,8 @@ STYLE = """
 .merge { display: grid; grid-template-columns: 15rem 1fr; gap: 1.2rem; align-items: center; margin: 1rem 0; }
 .merge .seen { position: relative; } .merge .seen img, .merge .seen svg { display: block; width: 100%; }
 .merge .seen svg { position: absolute; inset: 0; height: 100%; }
-.merge .seen rect { fill: transparent; } .merge .seen.lit rect { fill: rgb(255 255 255 / .78); }
+.merge .seen rect { fill: transparent; shape-rendering: crispEdges; }
+.merge .seen.lit rect { fill: rgb(255 255 255 / .78); }
 .merge .seen.lit rect.on { fill: transparent; }
 .merge figcaption { grid-column: 1 / -1; }
 svg.dendrogram { width: 100%; height: auto; } svg.dendrogram path { fill: none; stroke-width: 1.1; }

@@ -84,7 +84,7 @@ def front(rows: Sequence[Row]) -> list[Row]:
 def write_plot(results: Results, path: Path) -> Path:
     """A PNG: accuracy against speed and against FLOPs, one line per method, and the Pareto front.
 
-    Without accuracy: speed against FLOPs.
+    Without accuracy: the speed-up against FLOPs.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def write_plot(results: Results, path: Path) -> Path:
     names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
     groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
     best = front(results.rows)
-    panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "images/s", _gflops, _speed)]
+    panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "times as fast", _gflops, _speedup)]
     if best:
         panels = [("images/s", "top-1", _speed, _top1), ("GFLOPs per picture", "top-1", _gflops, _top1)]
     figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained", facecolor="white")
@@ -126,6 +126,10 @@ def write_plot(results: Results, path: Path) -> Path:
 
 def _speed(row: Row) -> float:
     return row.images_per_second
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup
 
 
 def _gflops(row: Row) -> float:

@@ -42,7 +42,7 @@ class TokenSettings:
     """How they are reduced: atc, tome, kmeans, kmedoids, dpcknn, topk, evit or random."""
     layers: tuple[int, ...] = ()
     """Blocks that reduce, from 0; by default those after each quarter of the depth."""
-    linkage: Literal["average", "complete", "single"] = "average"
+    linkage: Literal["average", "complete", "single", "ward"] = "average"
     """Of atc."""
     prop_attn: bool = True
     """Tokens attract attention in proportion to the patches they stand for."""

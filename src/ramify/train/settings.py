@@ -90,7 +90,7 @@ class ReduceSettings:
     """Shares of the tokens that are kept, at each of the layers."""
     method: tuple[str, ...] = ("atc", "tome", "kmedoids", "dpcknn", "topk", "random")
     """Ways to reduce them, one after the other."""
-    linkage: tuple[Literal["average", "complete", "single"], ...] = ("average",)
+    linkage: tuple[Literal["average", "complete", "single", "ward"], ...] = ("average",)
     """Linkages of atc."""
     layers: tuple[int, ...] = ()
     """Blocks that reduce, from 0; by default those at a quarter, a half and three quarters of the depth."""
