@@ -49,6 +49,7 @@ with patch_unet(unet, keep=1.0) as handle:
     labels = next(iter(handle.labels.values()))  # (2, 256): the cluster of every token in the last step
     print(f"largest cluster of the prompted image: {labels[1].bincount().max().item()} of {labels.shape[1]} tokens")
 
+# Random weights: these figures show that the methods differ, not which one is good.
 for method in ("atc", "tome", "kmedoids"):
     with patch_unet(unet, keep=0.5, method=method):
         print(f"{method}: result off by {((denoise() - plain).norm() / plain.norm()).item():.1%} at keep 0.5")

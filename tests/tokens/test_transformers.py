@@ -40,6 +40,7 @@ def clip_config() -> Any:
         "vocab_size": 50,
         "max_position_embeddings": 8,
         "projection_dim": 16,
+        "bos_token_id": 48,
         "eos_token_id": 49,
     }
     return transformers.CLIPConfig(vision_config=vision, text_config=text, projection_dim=16, num_labels=5)
@@ -553,6 +554,18 @@ def test_bfloat16_keeps_its_type(images: Tensor) -> None:
             with patched(model, keep=0.5):
                 y = run(name, model, images.bfloat16())
             assert y.dtype == torch.bfloat16 and y.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache.-wrapped function")
+@pytest.mark.parametrize("name", ["vit", "dinov2", "clip_vision"])
+def test_compiles_as_one_graph(name: str, images: Tensor) -> None:
+    torch.compiler.reset()
+    model = build(name)
+    with patched(model, keep=0.5):
+        plain = run(name, model, images)
+        graph = torch.compile(model, fullgraph=True, backend="eager")
+        torch.testing.assert_close(run(name, graph, images), plain, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- what is refused
