@@ -1,0 +1,63 @@
+"""Agglomerative clustering of a batch of distance matrices into a fixed number of clusters.
+
+``labels`` is the operation; ``reference`` holds its definition (and whole merge forests), ``triton`` its kernels.
+It is registered as ``ramify::agglomerate``, so a compiled or exported model holds it as one node.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backend import choose, has_triton
+from . import reference
+
+__all__ = ["labels", "reference"]
+
+MAX_TOKENS = 1024  # of the kernels
+
+
+def labels(distance: Tensor, k: int, linkage: str = "average", backend: str = "auto") -> Tensor:
+    """Labels 0..k-1 of every token, clusters numbered by their first member. No gradient, same on every backend.
+
+    Args:
+        distance: (B, N, N) symmetric, not negative.
+        k: number of clusters, 1 to N.
+        linkage: "average", "complete" or "single".
+        backend: "auto", "torch" or "triton" (CUDA, float32, N <= 1024).
+
+    Returns:
+        (B, N) int64.
+    """
+    return _agglomerate(distance.detach(), k, linkage, choose(backend, distance, _misfit(distance, linkage)))
+
+
+def _misfit(distance: Tensor, linkage: str) -> str | None:
+    """Why the kernel cannot take this input, or None."""
+    if distance.dtype != torch.float32:
+        return f"distances are {str(distance.dtype).removeprefix('torch.')}, the kernel needs float32"
+    if distance.shape[-1] > MAX_TOKENS:
+        return f"{distance.shape[-1]} tokens, the kernel takes up to {MAX_TOKENS}"
+    if linkage not in ("average", "complete", "single"):
+        return f"the kernel has no linkage {linkage!r}"
+    return None
+
+
+@torch.library.custom_op("ramify::agglomerate", mutates_args=())
+def _agglomerate(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
+    if backend == "triton":
+        from . import triton
+
+        return triton.labels(distance.contiguous(), k, linkage)
+    N = distance.shape[-1]
+    return reference.cut(reference.grow(distance, linkage, num_merges=N - k), k)
+
+
+@_agglomerate.register_fake
+def _(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
+    return distance.new_empty(distance.shape[:2], dtype=torch.int64)
+
+
+def has_kernel() -> bool:
+    """Whether the kernels can run on this machine."""
+    return has_triton() and torch.cuda.is_available()

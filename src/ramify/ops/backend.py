@@ -1,0 +1,56 @@
+"""Which of an operation's implementations runs: the argument decides, then ``RAMIFY_BACKEND``, then what fits."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from ramify.errors import suggest
+
+BACKENDS = ("auto", "torch", "triton")
+
+
+_HAS_TRITON = find_spec("triton") is not None  # it comes with torch on Linux, not everywhere
+
+
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return _HAS_TRITON
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on any device and slowly: for tests without a GPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def choose(backend: str, x: Tensor, misfit: str | None) -> str:
+    """Give "torch" or "triton".
+
+    Args:
+        backend: "auto" (or None in ``RAMIFY_BACKEND``), "torch" or "triton".
+        x: the input; kernels need a CUDA tensor.
+        misfit: why the kernel cannot take this input, or None.
+
+    Raises:
+        ValueError: The kernel was asked for and cannot run.
+    """
+    if backend not in BACKENDS:
+        hint = suggest(backend, BACKENDS) or f"use one of {', '.join(BACKENDS)}"
+        raise ValueError(f"unknown backend {backend!r}; {hint}")
+    if backend == "auto":
+        backend = os.environ.get("RAMIFY_BACKEND", "auto")
+        if backend not in BACKENDS:
+            raise ValueError(f"RAMIFY_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
+    if backend == "torch":
+        return backend
+    if misfit is None and not has_triton():
+        misfit = "Triton is not installed"
+    if misfit is None and not (x.is_cuda or interpreted()):
+        misfit = f"the input is on {x.device.type}, the kernel needs CUDA"
+    if misfit is None:
+        return "triton"
+    if backend == "triton":
+        raise ValueError(f"backend 'triton' cannot run here: {misfit}; use backend='auto' or 'torch'")
+    return "torch"
