@@ -118,6 +118,18 @@ class FitConfig:
 
 
 @dataclass
+class PlotConfig:
+    """``ramify lab plot``."""
+
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    """Folder of a sweep."""
+    which: tuple[str, ...] = ("all",)
+    """all, or some of loss, represented, exponents, weak, strong, density."""
+    out: Path | None = None
+    """Folder for PNG, SVG and CSV; by default figures in that of the sweep."""
+
+
+@dataclass
 class TheoryConfig:
     """``ramify lab theory``."""
 
@@ -207,6 +219,17 @@ def fit(config: FitConfig) -> None:
     _report(lines, config.json)
 
 
+def plot(config: PlotConfig) -> None:
+    """Draw the figures of a sweep, with the data of each as CSV beside it."""
+    from ramify.lab.plot import plot as draw
+
+    for name, files in draw(config.runs, config.which, config.out).items():
+        if files:
+            print("\n".join(map(str, files)))
+        else:
+            _say(f"no figure {name}: the sweep has no data for it")
+
+
 def theory(config: TheoryConfig) -> None:
     """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
     from ramify.lab.frequencies import frequencies
@@ -240,7 +263,7 @@ def theory(config: TheoryConfig) -> None:
     print("\n".join(show(lines, columns | {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m})))
 
 
-SUBVERBS = {"sweep": sweep, "fit": fit, "theory": theory}
+SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory}
 
 
 def _report(lines: list[dict[str, Any]], as_json: bool) -> None:

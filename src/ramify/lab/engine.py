@@ -218,7 +218,7 @@ class Engine:
 
     def _default_chunk(self) -> int:
         outputs_of_one = self.grid.batch * self.grid.n * self.p.new_empty(0, dtype=self.dtype).element_size()
-        room = 2**21 if self.device.type == "cpu" else 2**33
+        room = 2**21 if self.device.type == "cpu" else 2**32
         return max(1, room // outputs_of_one)
 
     def _split(self, bucket: Bucket) -> Iterator[slice]:
@@ -259,11 +259,13 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, samples: int) -> tuple[Tensor, Tensor]:
         """Mean loss over at least ``samples`` fresh samples and its standard error, float64, one per model."""
-        rounds = max(2, -(-samples // self.grid.batch))
+        size = max(self.grid.batch, min(samples // 32, 2048))  # a few large batches cost less than many small ones
+        rounds = max(2, -(-samples // size))
+        sampler = Sampler(self.p, size, self.grid.data_seed, self.dtype)
         found = []
         with exact_products(self.device):
             for i in range(rounds):
-                batch = self.sampler.draw(i, EVAL)
+                batch = sampler.draw(i, EVAL)
                 now = []
                 for bucket, part, index in self._indexed(batch):
                     P = bucket.P[part]

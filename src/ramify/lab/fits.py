@@ -54,7 +54,8 @@ def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarra
     error = math.sqrt(residual / freedom / spread) if freedom > 0 else math.nan
     half = student_quantile(0.5 + level / 2, freedom) * error if freedom > 0 else math.nan
     r2 = 1 - residual / total if total > 0 else math.nan
-    return PowerFit(-slope, error, -slope - half, -slope + half, math.exp(intercept), r2, len(x))
+    exponent = -float(slope)
+    return PowerFit(exponent, error, exponent - half, exponent + half, math.exp(intercept), float(r2), len(x))
 
 
 def bootstrap_exponent(
