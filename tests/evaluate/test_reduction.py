@@ -232,6 +232,54 @@ def test_pictures_are_drawn_with_their_dendrograms(quick: ReduceSettings, tmp_pa
         assert strip.width == 3 * 336 + 2 * 8
 
 
+def test_what_was_measured_before_a_stop_is_kept(quick: ReduceSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick.data = None
+    measure = reduction.measure
+
+    def until_topk(subject: Any, x: Any, method: str, *args: Any, **options: Any) -> Row:
+        if method == "topk":
+            raise KeyboardInterrupt
+        return measure(subject, x, method, *args, **options)
+
+    monkeypatch.setattr(reduction, "measure", until_topk)
+    with pytest.raises(KeyboardInterrupt):
+        reduce(quick)
+    kept = Results.read(quick.out / "results.json").rows
+    assert [row.method for row in kept] == ["none", "atc"]
+    monkeypatch.setattr(reduction, "measure", lambda *args, **options: measure(*args, **options))
+    assert reduce(quick).rows[:2] == kept
+
+
+def test_weights_of_a_file(quick: ReduceSettings, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(5)
+    whole = small_vit(num_classes=30).state_dict()
+    save_file(whole, tmp_path / "whole.safetensors")
+    quick.weights, quick.method = tmp_path / "whole.safetensors", ("topk",)
+    found = reduce(quick)
+    assert found.about["notes"] == [], "not fresh"
+    quick.weights = None
+    with pytest.raises(UserError, match="holds results with another weights"):
+        reduce(quick)
+    quick.weights, quick.fresh = tmp_path / "part.safetensors", True
+    save_file({name: value for name, value in whole.items() if name != "blocks.1.norm2.bias"}, quick.weights)
+    with pytest.raises(UserError, match=r"lacks blocks.1.norm2.bias of vit_tiny_patch16_224"):
+        reduce(quick)
+
+
+def test_no_network_is_one_line(quick: ReduceSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*args: Any, **options: Any) -> nn.Module:
+        raise FileNotFoundError("An error happened while locating the file. Please check")
+
+    monkeypatch.setattr(timm, "create_model", download)
+    quick.pretrained = True
+    with pytest.raises(
+        UserError, match=r"vit_tiny_patch16_224 cannot be downloaded: An error happened while .* file; give"
+    ):
+        reduce(quick)
+
+
 def test_json_alone_on_the_output(quick: ReduceSettings, capsys: pytest.CaptureFixture[str]) -> None:
     quick.json, quick.data, quick.method = True, None, ("topk",)
     reduce(quick)

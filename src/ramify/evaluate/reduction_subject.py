@@ -111,7 +111,7 @@ class ReducedModel:
         digest = hashlib.sha256()
         for name, value in self.model.state_dict().items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())  # of any dtype
         return digest.hexdigest()[:16]
 
 

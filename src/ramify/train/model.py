@@ -20,7 +20,7 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
         options: what the task decides (``num_classes``, ``features_only``, ...); the recipe's ``args`` win over them.
 
     Raises:
-        UserError: unknown name, or arguments that the model does not take.
+        UserError: unknown name, arguments that the model does not take, or weights that cannot be had.
     """
     import timm
 
@@ -37,6 +37,13 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
         if "unexpected keyword" not in str(error):
             raise
         raise UserError(f"model {name}: {str(error).split('() ')[-1]}; see model.args in the recipe") from error
+    except OSError as error:
+        if not settings.pretrained:
+            raise
+        why = str(error).partition(". ")[0]
+        raise UserError(
+            f"the weights of {name} cannot be downloaded: {why}; give a file or a run as weights"
+        ) from error
     assert isinstance(model, nn.Module)
     return model
 
