@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ramify.cluster import agglomerate
 from ramify.tokens.family import UnsupportedModel
 from ramify.tokens.handle import Handle
-from ramify.tokens.merge import compose, merge_weighted, unmerge
+from ramify.tokens.merge import compose, matcher, merge_weighted, unmerge
 from ramify.tokens.methods import METHODS
 from ramify.tokens.patch import handle_of, patch, patched
 
@@ -35,16 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Pictures and the clustering itself are imported when they are used.
-    if name == "agglomerate":
-        from ramify.cluster import agglomerate
-
-        return agglomerate
-    if name == "matcher":
-        from ramify.tokens.merge import matcher
-
-        return matcher
-    if name == "draw":
+    if name == "draw":  # needs the packages for pictures
         from ramify.tokens.draw import draw
 
         return draw

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ramify.cluster import Dendrogram, dendrogram, pairwise_distance
+from ramify.cluster.distance import Metric
 from ramify.errors import UserError
 from ramify.tokens.family import FamilyAdapter, Override
 from ramify.tokens.flow import ATTRIBUTE, Flow, Record
@@ -28,10 +30,6 @@ from ramify.tokens.schedule import (
     removed_per_layer,
 )
 from ramify.tokens.watch import FiniteWatch
-
-if TYPE_CHECKING:
-    from ramify.cluster.agglomerate import Dendrogram
-    from ramify.cluster.distance import Metric
 
 MODEL_ATTRIBUTE = "_ramify_tokens"
 _NOTHING = "nothing was there"  # a string, because copies of it are equal and even the same
@@ -177,9 +175,6 @@ class Handle:
             layer: a 0-based block, one of ``layers``.
         """
         self._require_trace("dendrogram")
-        from ramify.cluster import dendrogram
-        from ramify.cluster.distance import pairwise_distance
-
         records = {record.layer: record for record in self._last()}
         features = records[layer].features if layer in records else None
         if features is None:
@@ -210,7 +205,7 @@ class Handle:
                 self.watch.report(wait=False)
                 self._step += 1
             flow = Flow(self, x.shape[1] - self.adapter.num_prefix, self._step, {}, x.shape[1])
-        self._records = flow.records
+            self._records = flow.records
         self.pass_on(x, flow)
         return flow
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ramify.ops.merge import merge_mean
 from ramify.tokens.attention import query_dtype
 from ramify.tokens.flow import Flow, Record
 from ramify.tokens.methods import Reduction, Site, merge_below
@@ -203,8 +204,6 @@ class BlockHooks:
 
     def _apply(self, reduction: Reduction, k: int, x: Tensor, flow: Flow) -> tuple[Tensor, Flow]:
         """The reduced tokens and the flow that describes them."""
-        from ramify.ops.merge import merge_mean
-
         num_prefix = self.handle.adapter.num_prefix
         size: Tensor | None
         if reduction.keep is not None:

@@ -9,16 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from ramify.cluster import (
+    agglomerate,
+    bipartite_match,
+    density_peaks,
+    kmeans,
+    kmedoids,
+    pairwise_distance,
+    random_tokens,
+    top_k,
+)
+from ramify.cluster.agglomerate import as_threshold
+from ramify.cluster.distance import Metric
 from ramify.errors import UserError, suggest
+from ramify.ops.agglomerate.reference import Forest, cut_at, grow
 from ramify.tokens.schedule import Threshold
-
-if TYPE_CHECKING:
-    from ramify.cluster.distance import Metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +54,6 @@ class Site:
 
     def distance(self) -> Tensor:
         """(B, N, N) distances between the features."""
-        from ramify.cluster.distance import pairwise_distance
-
         return pairwise_distance(self.features, self.metric)
 
     def required_scores(self) -> Tensor:
@@ -72,50 +80,34 @@ class Reduction:
 
 
 def _atc(site: Site) -> Reduction:
-    if torch.compiler.is_compiling():
-        from ramify.ops.agglomerate import labels as operator  # one node of the graph
-
-        backend = site.backend if site.backend in ("torch", "triton") else "auto"
-        return Reduction(operator(site.distance(), site.k, site.linkage, backend))
-    from ramify.cluster import agglomerate
-
-    return Reduction(agglomerate(site.distance(), site.k, linkage=site.linkage, backend=site.backend))
+    # Our own distances are symmetric, and the features were looked at already.
+    labels = agglomerate(site.distance(), site.k, linkage=site.linkage, backend=site.backend, check=False)
+    # NaN that nobody looked for may leave more clusters than wanted; no label may point outside.
+    return Reduction(cast(Tensor, labels).clamp_max(site.k - 1))
 
 
 def _tome(site: Site) -> Reduction:
-    from ramify.cluster import bipartite_match
-
     return Reduction(bipartite_match(site.features, site.k))
 
 
 def _kmeans(site: Site) -> Reduction:
-    from ramify.cluster import kmeans
-
     return Reduction(kmeans(site.features, site.k, start=site.scores))
 
 
 def _kmedoids(site: Site) -> Reduction:
-    from ramify.cluster import kmedoids
-
     return Reduction(kmedoids(site.distance(), site.k, start=site.scores))
 
 
 def _dpcknn(site: Site) -> Reduction:
-    from ramify.cluster import density_peaks
-
     return Reduction(density_peaks(site.distance(), site.k))
 
 
 def _topk(site: Site) -> Reduction:
-    from ramify.cluster import top_k
-
     return Reduction(keep=top_k(site.required_scores(), site.k))
 
 
 def _evit(site: Site) -> Reduction:
     """The ``k - 1`` most attended tokens, and the others as one mean weighted by their scores."""
-    from ramify.cluster import top_k
-
     scores = site.required_scores()
     num_kept = site.k - 1
     labels = torch.full(scores.shape, num_kept, dtype=torch.int64, device=scores.device)
@@ -128,8 +120,6 @@ def _evit(site: Site) -> Reduction:
 
 
 def _random(site: Site) -> Reduction:
-    from ramify.cluster import random_tokens
-
     num_images, num_tokens = site.features.shape[:2]
     generator = torch.Generator().manual_seed(site.seed)
     return Reduction(keep=random_tokens(num_images, num_tokens, site.k, generator, device=site.features.device))
@@ -176,9 +166,8 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
     Returns:
         The reduction, and the number of tokens to pad to. Padding keeps a label below that number and has no size.
     """
-    from ramify.ops.agglomerate import reference
-
     distance = site.distance()
+    threshold = as_threshold(schedule.distance, distance.dtype)
     num_tokens = distance.shape[-1]
     num_real = torch.full((len(distance),), num_tokens, device=distance.device)
     if is_token is not None:
@@ -186,15 +175,14 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
         distance = distance.masked_fill(~(is_token[:, None] & is_token[:, :, None]), _FAR)
         num_real = is_token.sum(1)
     fewest, most = schedule.bounds(num_patches)
-    if fewest == 1 and most >= num_tokens:
-        forest = reference.grow(distance, site.linkage, threshold=schedule.distance)
-        labels, num = reference.cut_at(forest, schedule.distance)
-        num = num - (num_tokens - num_real)
-    else:
-        forest = reference.grow(distance, site.linkage)
-        below = (forest.height <= schedule.distance).sum(1)
-        num = (num_real - below).clamp(fewest, most).minimum(num_real)
-        labels, _ = reference.cut_at(_first_links(forest, num_real - num), math.inf)
+    is_bounded = fewest > 1 or most < num_tokens
+    forest = grow(distance, site.linkage, threshold=None if is_bounded else threshold)
+    num = num_real - (forest.height <= threshold).sum(1)
+    if is_bounded:
+        num = num.clamp(fewest, most).minimum(num_real)
+        forest = _first_links(forest, num_real - num)
+        threshold = math.inf
+    labels, _ = cut_at(forest, threshold)
     num_padded = int(num.max())
     return Reduction(labels.clamp_max(num_padded - 1), num), num_padded
 
@@ -202,13 +190,13 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
 _FAR = 1e30
 
 
-def _first_links(forest, num_links: Tensor):  # type: ignore[no-untyped-def]
+def _first_links(forest: Forest, num_links: Tensor) -> Forest:
     """The forest with only the ``num_links`` (B,) first links of each image, in the order in which they merge."""
     num_tokens = forest.up.shape[1]
     slot = torch.arange(num_tokens, device=num_links.device)
     if forest.edge is None:
         by_ends = (forest.up * num_tokens + slot).argsort(1)
-        order = by_ends.gather(1, forest.height.gather(1, by_ends).argsort(1, stable=True))
+        order = by_ends.gather(1, forest.height.gather(1, by_ends).argsort(dim=1, stable=True))
         rank = torch.empty_like(order).scatter_(1, order, slot.expand_as(order))
     else:  # its slots are in order already
         rank = slot

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from ramify.cluster.distance import Metric
 from ramify.errors import UserError, suggest
+from ramify.geometry import Manifold
 from ramify.tokens.family import FamilyAdapter, UnsupportedModel
 from ramify.tokens.handle import MODEL_ATTRIBUTE, Handle, Options
 from ramify.tokens.methods import find_method
 from ramify.tokens.schedule import Removal, check_layers
-
-if TYPE_CHECKING:
-    from ramify.cluster.distance import Metric
 
 FAMILIES = {"timm": "ramify.tokens.timm", "transformers": "ramify.tokens.transformers"}
 """Library that defines a model -> module of ours with ``sites(model)``."""
@@ -110,13 +109,12 @@ def patch(
         setattr(handle, name, value)
     before = handle_of(model)
     if before is not None:
-        before.unpatch()
+        before.detach()
     try:
         handle.attach()
     except BaseException:
         if before is not None:
             before.attach()
-            setattr(model, MODEL_ATTRIBUTE, before)
         raise
     setattr(model, MODEL_ATTRIBUTE, handle)
     return handle
@@ -167,7 +165,5 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 
 def _check_metric(metric: object) -> None:
-    from ramify.geometry import Manifold
-
     if metric != "cosine" and not isinstance(metric, Manifold):
         raise UserError(f"metric is {metric!r}; use 'cosine' or a manifold such as ramify.geometry.Lorentz()")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ramify.cluster import check_finite
 from ramify.errors import UserError
 
 
@@ -33,8 +34,6 @@ class FiniteWatch:
             return
         where = f"layer {layer} ({name})"
         if not x.is_cuda:
-            from ramify.cluster.distance import check_finite
-
             check_finite(features, where)
         elif not torch.cuda.is_current_stream_capturing():
             self._flags.append((where, x[:, 0].detach().sum(dtype=torch.float32)))

@@ -1,0 +1,542 @@
+"""Patching: switches at run time, copies, gradient checkpointing, precision, compilers, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from ramify import tokens
+from ramify.cluster import agglomerate, cosine_distance
+from ramify.errors import UserError
+from ramify.geometry import Lorentz
+from ramify.tokens import METHODS, UnsupportedModel
+from ramify.tokens.hooks import BlockHooks
+
+from .small_models import LAYERS, NUM_PATCHES, images, small_model
+
+
+def hooks_of(model: nn.Module) -> list[str]:
+    """Names of the modules that have a hook."""
+    return [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+# ---------------------------------------------------------------------- switches
+def test_switches_act_on_the_next_forward_pass() -> None:
+    model = small_model()
+    x = images()
+    handle = tokens.patch(model, keep=0.5)
+    assert handle.layers == (1, 2, 3)
+    model(x)
+    assert handle.num_tokens == [18, 9, 4]
+    handle.keep = 0.7
+    model(x)
+    assert handle.num_tokens == [25, 17, 12] and handle.keep == 0.7
+    handle.r = 5
+    model(x)
+    assert handle.num_tokens == [31, 26, 21, 16] and handle.r == 5 and handle.keep is None
+    handle.r = (5, -1.0)
+    model(x)
+    assert handle.num_tokens == [26, 20, 17, 17] and handle.r == (5, -1.0)
+    handle.r = [10, 1]
+    model(x)
+    assert handle.num_tokens == [26, 25, 25, 25]
+    handle.counts = (30, 3, 2)
+    model(x)
+    assert handle.num_tokens == [30, 3, 2] and handle.counts == (30, 3, 2) and handle.r is None
+    handle.threshold = 0.3
+    model(x)
+    assert handle.threshold == 0.3 and handle.counts is None
+    assert [number.shape for number in handle.num_tokens] == [(3,)] * 3  # type: ignore[union-attr]
+
+
+def test_a_switched_handle_gives_what_a_new_one_gives() -> None:
+    model = small_model()
+    x = images()
+    handle = tokens.patch(model, r=4)
+    model(x)
+    handle.keep = 0.5
+    switched = model(x)
+    tokens.patch(model, keep=0.5)
+    assert torch.equal(model(x), switched)
+
+
+def test_disabled_handle_is_the_plain_model() -> None:
+    model = small_model("registers_avg")
+    x = images()
+    plain = model(x)
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    reduced = model(x)
+    handle.enabled = False
+    assert torch.equal(model(x), plain)
+    handle.enabled = True
+    assert torch.equal(model(x), reduced) and not torch.equal(reduced, plain)
+
+
+def test_a_refused_value_leaves_the_switch_as_it_was() -> None:
+    model = small_model()
+    handle = tokens.patch(model, "tome", keep=0.5, layers=LAYERS)
+    for name, value in {"keep": 0.0, "r": -1, "counts": (1,), "threshold": 0.3}.items():
+        with pytest.raises(UserError):
+            setattr(handle, name, value)
+    model(images())
+    assert handle.keep == 0.5 and handle.num_tokens == [18, 9]
+
+
+def test_relative_keep_follows_the_tokens_that_are_left() -> None:
+    model = small_model()
+    handle = tokens.patch(model, keep=0.7, relative=True)
+    model(images())
+    assert handle.num_tokens == [25, 17, 11]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (NUM_PATCHES, 2), (1000, 1000)])
+def test_extreme_counts(counts: tuple[int, int]) -> None:
+    model = small_model("registers")
+    x = images()
+    plain = model(x)
+    handle = tokens.patch(model, counts=counts, layers=LAYERS, trace=True)
+    out = model(x)
+    assert handle.num_tokens == [min(counts[0], NUM_PATCHES), min(counts[1], NUM_PATCHES)]
+    assert torch.equal(out, plain) == (counts[1] > NUM_PATCHES)
+    assert out.isfinite().all()
+    if counts[0] == 1:
+        assert torch.equal(handle.sizes[0], torch.full((3, 1), float(NUM_PATCHES)))
+
+
+def test_sources_compose_and_start_from_the_identity() -> None:
+    model = small_model()
+    handle = tokens.patch(model, counts=(NUM_PATCHES, 12, 5), trace=True)
+    model(images())
+    first, second, third = handle.sources
+    assert torch.equal(first, torch.arange(NUM_PATCHES).expand(3, -1))
+    for image in range(3):  # whoever is together stays together
+        for cluster in range(12):
+            assert third[image][second[image] == cluster].unique().numel() == 1
+    labels = torch.stack([second[:, i] for i in range(NUM_PATCHES)], 1)
+    step = torch.stack([third.gather(1, (labels == c).int().argmax(1, keepdim=True)).squeeze(1) for c in range(12)], 1)
+    assert torch.equal(tokens.compose(second, step), third)
+
+
+def test_without_trace_nothing_large_is_kept() -> None:
+    model = small_model()
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    model(images())
+    assert [size.shape for size in handle.sizes] == [(3, 18), (3, 9)]
+    kept = [value for record in handle._records.values() for value in record if isinstance(value, torch.Tensor)]
+    assert sum(value.numel() for value in kept) == 3 * (1 + 18) + 3 * (1 + 9)  # the sizes
+    for hooks in (hook.__self__ for m in model.modules() for hook in m._forward_hooks.values()):
+        assert not getattr(hooks, "_work", None)
+    for what in (lambda: handle.sources, lambda: handle.dendrogram(1)):
+        with pytest.raises(UserError, match="trace=True"):
+            what()
+
+
+def test_dendrogram_cuts_to_the_labels_in_use() -> None:
+    model = small_model()
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS, trace=True, linkage="complete")
+    model(images())
+    hierarchy = handle.dendrogram(1)
+    assert torch.equal(hierarchy.cut(18), handle.sources[0])
+    assert hierarchy.linkage(2).shape == (NUM_PATCHES - 1, 4)
+    with pytest.raises(UserError, match=r"layer 3 reduced no tokens.*\[1, 2\]"):
+        handle.dendrogram(3)
+
+
+def test_hyperbolic_metric_clusters_by_its_distances() -> None:
+    model: Any = small_model()
+    keys: list[torch.Tensor] = []
+    model.blocks[1].attn.k_norm.register_forward_hook(lambda module, args, out: keys.append(out.detach()))
+    handle = tokens.patch(model, counts=(12,), layers=(1,), metric=Lorentz(4.0), trace=True)
+    model(images())
+    from ramify.cluster import manifold_distance
+
+    features = keys[0][:, :, 1:].mean(1)
+    assert torch.equal(agglomerate(manifold_distance(features, Lorentz(4.0)), 12), handle.sources[0])
+
+
+def test_random_draws_anew_in_every_pass_and_the_same_for_a_seed() -> None:
+    x = images()
+    sources = []
+    for _ in range(2):
+        model = small_model()
+        handle = tokens.patch(model, "random", keep=0.5, layers=LAYERS, trace=True, seed=3)
+        for _ in range(2):
+            model(x)
+            sources.append(handle.sources[0])
+    assert torch.equal(sources[0], sources[2]) and torch.equal(sources[1], sources[3])
+    assert not torch.equal(sources[0], sources[1])
+
+
+def test_topk_keeps_what_the_class_token_attends_to() -> None:
+    model: Any = small_model("distilled")
+    seen: dict[str, torch.Tensor] = {}
+    attention = model.blocks[1].attn
+    attention.q_norm.register_forward_hook(lambda module, args, out: seen.update(q=out.detach()))
+    attention.k_norm.register_forward_hook(lambda module, args, out: seen.update(k=out.detach()))
+    handle = tokens.patch(model, "topk", counts=(7,), layers=(1,), trace=True)
+    model(images())
+    scores = (seen["q"] @ seen["k"].mT * attention.scale).softmax(-1)[:, :, 0, 2:].mean(1)
+    for image in range(3):
+        kept = (handle.sources[0][image] >= 0).nonzero().flatten()
+        assert set(kept.tolist()) == set(scores[image].topk(7).indices.tolist())
+
+
+# ---------------------------------------------------------------------- on and off
+def test_patching_twice_replaces() -> None:
+    model = small_model()
+    x = images()
+    plain = model(x)
+    first = tokens.patch(model, keep=0.9)
+    num_hooks = len(hooks_of(model))
+    second = tokens.patch(model, "tome", keep=0.5)
+    assert len(hooks_of(model)) == num_hooks and tokens.handle_of(model) is second
+    model(x)
+    assert second.num_tokens == [18, 9, 4] and not first._records
+    first.unpatch()  # of a patch that is gone
+    assert tokens.handle_of(model) is second and len(hooks_of(model)) == num_hooks
+    second.unpatch()
+    assert torch.equal(model(x), plain) and not hooks_of(model) and tokens.handle_of(model) is None
+
+
+def test_context_unpatches_also_after_an_error() -> None:
+    model = small_model()
+    with tokens.patched(model, keep=0.5):
+        assert hooks_of(model)
+    assert not hooks_of(model)
+    with pytest.raises(ZeroDivisionError), tokens.patched(model, keep=0.5):
+        1 / 0
+    assert not hooks_of(model)
+    with tokens.patch(model, keep=0.5):
+        assert hooks_of(model)
+    assert not hooks_of(model)
+
+
+def test_hooks_of_others_survive() -> None:
+    model: Any = small_model()
+    calls: list[str] = []
+    model.blocks[1].norm2.register_forward_hook(lambda *_: calls.append("norm"))
+    model.register_forward_hook(lambda *_: calls.append("model"))
+    handle = tokens.patch(model, keep=0.5)
+    model(images())
+    handle.unpatch()
+    model(images())
+    assert calls == ["norm", "model"] * 2
+
+
+def test_a_copy_has_a_handle_of_its_own() -> None:
+    model = small_model("registers_avg")
+    x = images()
+    plain = model(x)
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS, trace=True)
+    reduced = model(x)
+    twin = copy.deepcopy(model)
+    own = tokens.handle_of(twin)
+    assert own is not None and own is not handle and own.adapter.model is twin
+    assert torch.equal(twin(x), reduced)
+    own.keep = 0.25
+    twin(x)
+    assert own.num_tokens == [9, 2]
+    own.unpatch()
+    assert torch.equal(twin(x), plain) and not hooks_of(twin)
+    assert torch.equal(model(x), reduced) and handle.num_tokens == [18, 9]
+    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert weight is not other
+
+
+def test_pickling_with_and_without_patch() -> None:
+    model = small_model()
+    x = images()
+    plain = model(x)
+    handle = tokens.patch(model, keep=0.5)
+    reduced = model(x)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), reduced)
+    handle.unpatch()
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loaded(x), plain) and tokens.handle_of(loaded) is None
+
+
+def test_weights_go_to_and_from_a_patched_model() -> None:
+    model, other = small_model(), small_model()
+    tokens.patch(model, keep=0.5)
+    nn.init.normal_(model.get_parameter("head.weight"))
+    other.load_state_dict(model.state_dict())
+    tokens.patch(other, keep=0.5)
+    x = images()
+    assert torch.equal(model(x), other(x))
+
+
+# ---------------------------------------------------------------------- training
+def test_gradient_checkpointing_gives_the_same_gradients() -> None:
+    first, second = images(), images()
+    gradients = []
+    for checkpointing in (False, True):
+        model: Any = small_model("registers_avg").train()
+        model.set_grad_checkpointing(checkpointing)
+        handle = tokens.patch(model, keep=0.5, layers=LAYERS, trace=True)
+        # Two passes in flight: the blocks of the first are computed again after the second one has run.
+        loss = model(first).square().sum() + model(second[:2]).sum()
+        sources = handle.sources
+        loss.backward()
+        assert all(torch.equal(a, b) for a, b in zip(sources, handle.sources, strict=True))
+        gradients.append([weight.grad for weight in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def test_random_tokens_are_the_same_when_computed_again() -> None:
+    gradients = []
+    x = images()
+    for checkpointing in (False, True):
+        model: Any = small_model().train()
+        model.set_grad_checkpointing(checkpointing)
+        tokens.patch(model, "random", keep=0.5, layers=LAYERS)
+        (model(x).square().sum() + model(x + 1).sum()).backward()
+        gradients.append(model.patch_embed.proj.weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_drop_path_and_layer_scale_in_training() -> None:
+    model: Any = small_model("deit3", drop_path_rate=0.5).train()
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    x = images(4)
+    torch.manual_seed(0)
+    one = model(x)
+    torch.manual_seed(1)
+    other = model(x)
+    assert one.isfinite().all() and not torch.equal(one, other)
+    torch.manual_seed(0)
+    assert torch.equal(model(x), one)
+    one.sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+# ---------------------------------------------------------------------- pooling
+@pytest.mark.parametrize("pool_type", ["avg", "avgmax"])
+def test_means_over_tokens_count_patches(pool_type: str) -> None:
+    model: Any = small_model("avg_with_class", global_pool=pool_type)
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    features = model.forward_features(images())
+    patches, size = features[:, 1:], handle.sizes[-1]
+    mean = (patches * size[..., None]).sum(1) / NUM_PATCHES
+    expected = mean if pool_type == "avg" else 0.5 * (mean + patches.amax(1))
+    torch.testing.assert_close(model.pool(features), expected, atol=1e-5, rtol=1e-5)
+    handle.unpatch()
+    plain = tokens.patch(model, keep=0.5, layers=LAYERS, pool="plain")
+    features = model.forward_features(images())
+    assert torch.equal(model.pool(features), type(model).pool(model, features))
+    plain.unpatch()
+
+
+def test_head_on_other_features_pools_plainly() -> None:
+    model: Any = small_model("avg")
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    model(images())
+    features = torch.randn(3, NUM_PATCHES, 48)
+    torch.testing.assert_close(model.pool(features), features.mean(1))
+
+
+# ---------------------------------------------------------------------- precision, compilers
+@pytest.mark.parametrize("prop_attn", ["mask", "channel"])
+def test_autocast_clusters_float32_distances_of_half_precision_keys(prop_attn: str) -> None:
+    model: Any = small_model("qk_norm")
+    keys: dict[int, torch.Tensor] = {}
+    for layer in LAYERS:
+        model.blocks[layer].attn.k_norm.register_forward_hook(
+            lambda module, args, out, layer=layer: keys.__setitem__(layer, out.detach())
+        )
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS, trace=True, prop_attn=prop_attn)
+    x = images()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(x)
+    assert out.isfinite().all()
+    assert keys[1].dtype in (torch.bfloat16, torch.float32)
+    for layer, k in zip(LAYERS, (18, 9), strict=True):
+        features = keys[layer].float()[:, :, 1:].mean(1)
+        labels = agglomerate(cosine_distance(features), k)
+        record = handle._records[layer]
+        assert record.features is not None and torch.equal(record.features, features)
+        if layer == LAYERS[0]:
+            assert torch.equal(record.source, labels)
+
+
+def test_half_precision_weights() -> None:
+    model = small_model().bfloat16()
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    out = model(images().bfloat16())
+    assert out.dtype == torch.bfloat16 and out.isfinite().all()
+    assert all(size.dtype == torch.float32 for size in handle.sizes)
+
+
+TRACED_CACHE = "ignore:Dynamo detected a call to a .functools.lru_cache.-wrapped function"
+
+
+@pytest.mark.filterwarnings(TRACED_CACHE)
+@pytest.mark.parametrize(("kind", "prop_attn"), [("vit", "mask"), ("registers_avg", "channel")])
+def test_compiled_in_one_graph(kind: str, prop_attn: str) -> None:
+    torch._dynamo.reset()
+    model = small_model(kind)
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS, prop_attn=prop_attn)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
+        assert handle.num_tokens == [18, 9]
+        handle.keep = 0.7  # the graph follows the switch
+        torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
+        compiled(x)
+        assert handle.num_tokens == [25, 17]
+        assert torch.equal(handle.sizes[-1].sum(1), torch.full((3,), float(NUM_PATCHES)))
+
+
+@pytest.mark.filterwarnings(TRACED_CACHE)
+def test_compiled_training_has_the_gradients_of_eager() -> None:
+    torch._dynamo.reset()
+    gradients = []
+    x = images()
+    for compiles in (False, True):
+        model: Any = small_model()
+        tokens.patch(model, keep=0.5, layers=LAYERS)
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model
+        run(x).square().sum().backward()
+        gradients.append(model.patch_embed.proj.weight.grad)
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_export_with_fixed_batch() -> None:
+    model = small_model("registers")
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    x = images()
+    program = torch.export.export(model, (x,))
+    # Regions without gradient become graphs inside the graph.
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    called = [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    assert sum("ramify.agglomerate" in name for name in called) == len(LAYERS)
+    fresh = images()
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(fresh), model(fresh), atol=1e-5, rtol=1e-5)
+    assert handle.num_tokens == [18, 9]
+
+
+# ---------------------------------------------------------------------- what is refused
+def tiny(name: str, **options: Any) -> nn.Module:
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "weight_init": "skip"}
+    return timm.create_model(name, **{**size, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiny("vit_relpos_small_patch16_224"), r"blocks\.0 \(RelPosBlock\) has relative positions"),
+        (lambda: tiny("vit_srelpos_small_patch16_224"), r"relative positions"),
+        (
+            lambda: tiny("vit_base_patch16_plus_clip_240", block_fn=_block("ResPostBlock")),
+            r"blocks\.0 \(ResPost.*post-norm",
+        ),
+        (lambda: tiny("vit_tiny_patch16_224", block_fn=_block("ParallelScalingBlock")), r"blocks\.0 .*parallel"),
+        (lambda: tiny("vit_tiny_patch16_224", block_fn=_block("ParallelThingsBlock")), r"blocks\.0 .*parallel"),
+        (lambda: tiny("vit_tiny_patch16_224", attn_layer="diff", num_heads=4), r"blocks\.0\.attn \(DiffAttention\)"),
+        (lambda: timm.create_model("eva02_tiny_patch14_224", depth=2), r"rotary positions"),
+        (
+            lambda: timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=24),
+            r"layers\.0\.blocks\.0\.attn \(WindowAttention\) uses window attention",
+        ),
+        (lambda: timm.create_model("resnet10t"), "ResNet cannot be reduced: it is not timm's VisionTransformer"),
+        (lambda: nn.Linear(3, 3), "neither timm nor transformers"),
+        (lambda: nn.DataParallel(nn.Linear(3, 3)), r"wrapped in DataParallel: patch model\.module"),
+        (lambda: "deit", "got str"),
+    ],
+)
+def test_unsupported_models_name_the_layer(make: Any, message: str) -> None:
+    model = make()
+    with pytest.raises(UnsupportedModel, match=message):
+        tokens.patch(model, keep=0.5)
+    if isinstance(model, nn.Module):
+        assert not hooks_of(model) and tokens.handle_of(model) is None
+
+
+def _block(name: str) -> Any:
+    from timm.models import vision_transformer
+
+    return getattr(vision_transformer, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0.5, "layers": (1, 4)}, "layer 4 does not exist: the model has 4 blocks"),
+        ({"keep": 0.5, "r": 3}, "keep and r are given"),
+        ({"keep": 2.0}, "keep is 2.0"),
+        ({"counts": (3,)}, "1 numbers for the 3 layers"),
+        ({"method": "atk", "keep": 0.5}, "unknown method 'atk'; did you mean 'atc'"),
+        ({"method": "tome", "threshold": 0.5}, "'tome' knows no threshold"),
+        ({"keep": 0.5, "linkage": "averag"}, "linkage is 'averag'; did you mean 'average'"),
+        ({"keep": 0.5, "prop_attn": "chanel"}, "prop_attn is 'chanel'; did you mean 'channel'"),
+        ({"keep": 0.5, "pool": "mean"}, "pool is 'mean'"),
+        ({"keep": 0.5, "backend": "cuda"}, "backend is 'cuda'"),
+        ({"keep": 0.5, "metric": "euclid"}, "metric is 'euclid'"),
+    ],
+)
+def test_wrong_arguments_change_nothing(options: dict[str, Any], message: str) -> None:
+    model = small_model()
+    before = tokens.patch(model, keep=0.9)
+    with pytest.raises(UserError, match=message):
+        tokens.patch(model, **options)
+    assert tokens.handle_of(model) is before
+    before.unpatch()
+    with pytest.raises(UserError, match=message):
+        tokens.patch(model, **options)
+    assert not hooks_of(model)
+
+
+def test_a_family_that_fails_while_attaching_leaves_the_patch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    before = tokens.patch(model, keep=0.5, layers=LAYERS)
+    x = images()
+    expected = model(x)
+    attach = BlockHooks.attach
+
+    def fail_late(self: BlockHooks, *args: bool) -> Any:
+        return attach(self, *args) if self.handle is before or self.index < 2 else 1 / 0
+
+    monkeypatch.setattr(BlockHooks, "attach", fail_late)
+    with pytest.raises(ZeroDivisionError):
+        tokens.patch(model, keep=0.9)
+    assert tokens.handle_of(model) is before and torch.equal(model(x), expected)
+    before.unpatch()
+    with pytest.raises(ZeroDivisionError):
+        tokens.patch(model, keep=0.9)
+    assert tokens.handle_of(model) is None and not hooks_of(model)
+
+
+def test_nan_names_the_layer_where_it_starts() -> None:
+    model: Any = small_model()
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[60, 0] = float("nan")
+    with pytest.raises(UserError, match=r"layer 1 \(blocks\.1\): NaN in the features"):
+        model(images())
+    x = images()
+    x[1, 0, 3, 3] = float("inf")
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[60, 0] = 0.0
+    with pytest.raises(UserError, match=r"layer 1 .*of image 1"):
+        model(x)
+    assert model(images()).isfinite().all()  # an error leaves nothing behind
+    plain = small_model()
+    for method in METHODS:  # without the check, the other images of the batch are not disturbed
+        with tokens.patched(plain, method, keep=0.5, layers=LAYERS, check=False):
+            out = plain(x)
+            assert out[[0, 2]].isfinite().all() and out[1].isnan().all()
+
+
+def test_causal_attention_is_refused() -> None:
+    model: Any = small_model()
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    with pytest.raises(UserError, match=r"blocks\.2: causal attention"):
+        model.forward_features(images(), is_causal=True)
