@@ -15,7 +15,7 @@ from ramify.errors import UserError
 from ramify.lab.figures import FIGURES, means, to_rows
 from ramify.lab.fits import fit_runs
 from ramify.lab.grid import Grid
-from ramify.lab.sweep import sweep
+from ramify.lab.runner import sweep
 from ramify.lab.table import COLUMNS
 from ramify.lab.theory import strong_exponent, welch_bound
 
@@ -112,7 +112,7 @@ def test_files_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_unknown_figures_are_one_line(tmp_path: Path) -> None:
-    from ramify.lab.plot import plot
+    from ramify.lab.drawing import plot
 
     with pytest.raises(UserError, match=r"unknown figure 'weke'; did you mean 'weak'\?"):
         plot(tmp_path, ["weke"])

@@ -17,13 +17,13 @@ import torch
 
 from ramify.cli import main
 from ramify.errors import UserError
-from ramify.lab import sweep as sweeps
+from ramify.lab import runner
 from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
 from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
 from ramify.lab.presets import PRESETS, preset
-from ramify.lab.sweep import Progress, sweep
+from ramify.lab.runner import Progress, sweep
 from ramify.lab.table import COLUMNS, read_runs, to_csv
 from ramify.lab.theory import unlearned_loss
 from ramify.train.checkpoint import load_tensors
@@ -181,7 +181,7 @@ def test_a_changed_configuration_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = sweeps.save_tensors
+    save = runner.save_tensors
     count = 0
 
     def full(path: Path, tensors: dict[str, Any], state: dict[str, Any] | None = None) -> None:
@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: 
             raise OSError(errno.ENOSPC, "No space left on device")
         save(path, tensors, state)
 
-    monkeypatch.setattr(sweeps, "save_tensors", full)
+    monkeypatch.setattr(runner, "save_tensors", full)
     with pytest.raises(UserError, match=r"the disk of .* is full") as found:
         sweep([GRID], tmp_path / "cut", checkpoint_seconds=0)
     assert "\n" not in str(found.value)

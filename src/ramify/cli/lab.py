@@ -18,7 +18,7 @@ from ramify.errors import UserError
 from ramify.lab.grid import Grid
 
 if TYPE_CHECKING:
-    from ramify.lab.sweep import Progress
+    from ramify.lab.runner import Progress
 
 
 @dataclass
@@ -95,7 +95,7 @@ class SweepConfig:
         if self.preset is not None:
             grids = preset(self.preset)
         elif self.resume:
-            from ramify.lab.sweep import stored_parts
+            from ramify.lab.runner import stored_parts
 
             grids = stored_parts(self.out)
         return [replace(grid, **given) for grid in grids]
@@ -177,7 +177,7 @@ def sweep(config: SweepConfig) -> None:
     import torch
 
     from ramify.lab.fits import fit_runs
-    from ramify.lab.sweep import sweep as run
+    from ramify.lab.runner import sweep as run
     from ramify.train.embedder import find_device
 
     if config.threads:
@@ -209,11 +209,11 @@ def sweep(config: SweepConfig) -> None:
 
 def fit(config: FitConfig) -> None:
     """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
-    from ramify.lab.fits import fit_runs
-    from ramify.lab.table import read_runs, to_csv
+    from ramify.lab.fits import fit as fit_sweep
+    from ramify.lab.table import to_csv
     from ramify.train.checkpoint import write_text
 
-    lines = fit_runs(read_runs(config.runs), config.drop_small, f"loss_{config.loss}")
+    lines = fit_sweep(config.runs, config.drop_small, f"loss_{config.loss}")
     folder = config.runs if config.runs.is_dir() else config.runs.parent
     write_text(config.out or folder / "fits.csv", to_csv(lines))
     _report(lines, config.json)
@@ -221,7 +221,7 @@ def fit(config: FitConfig) -> None:
 
 def plot(config: PlotConfig) -> None:
     """Draw the figures of a sweep, with the data of each as CSV beside it."""
-    from ramify.lab.plot import plot as draw
+    from ramify.lab.drawing import plot as draw
 
     for name, files in draw(config.runs, config.which, config.out).items():
         if files:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ramify.errors import UserError
 from ramify.lab.frequencies import frequencies
+from ramify.lab.table import read_runs
 from ramify.lab.theory import finite_exponent, strong_exponent, weak_exponent
 
 SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "steps", "batch")
@@ -73,6 +75,11 @@ def bootstrap_exponent(
         return math.nan, math.nan
     low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
+
+
+def fit(runs: Path | str, drop_small: int = 0, loss: str = "loss_eval") -> list[dict[str, Any]]:
+    """The exponents of a sweep: :func:`fit_runs` on the table in its folder."""
+    return fit_runs(read_runs(runs), drop_small, loss)
 
 
 def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str = "loss_eval") -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
 from ramify.lab.grid import Grid, Model
 from ramify.lab.metrics import measure
+from ramify.lab.presets import preset
 from ramify.lab.table import COLUMNS, to_csv, write_runs
 from ramify.lab.theory import unlearned_loss
 from ramify.train.checkpoint import load_tensors, save_tensors, write_text
@@ -59,7 +60,7 @@ class Progress:
 
 
 def sweep(
-    parts: Sequence[Grid],
+    parts: str | Grid | Sequence[Grid],
     out: Path | str,
     *,
     device: torch.device | str = "cpu",
@@ -76,6 +77,7 @@ def sweep(
     """Train every part, write the tables, and give the rows of the table of runs.
 
     Args:
+        parts: the grids to train one after the other, or the name of a preset.
         out: folder; it must not hold a sweep unless ``resume`` or ``overwrite`` says what to do with it.
         show: called about every two seconds.
         say: called with a line for people where something had to be worked around.
@@ -85,6 +87,10 @@ def sweep(
         KeyboardInterrupt: after Ctrl-C or SIGTERM, when the checkpoint is written.
     """
     out = Path(out)
+    if isinstance(parts, str):
+        parts = preset(parts)
+    elif isinstance(parts, Grid):
+        parts = (parts,)
     names = [grid.name for grid in parts]
     if len(set(names)) != len(names):
         raise UserError(f"parts of a sweep need different names, got {', '.join(names)}")

@@ -1,0 +1,49 @@
+"""The preset smoke shows the physics: bounds that were measured over several seeds before they were fixed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.lab.fits import fit_runs
+from ramify.lab.presets import preset
+from ramify.lab.runner import sweep
+
+pytestmark = pytest.mark.slow
+
+FLAT, SKEWED, WEAK = range(3)
+
+
+def run(part: int, seed: int, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    grid = replace(preset("smoke")[part], seed=seed % 10**6, data_seed=seed // 11 % 10**6)
+    rows = sweep(grid, out)
+    assert not any(row["diverged"] for row in rows)
+    return rows, fit_runs(rows)
+
+
+def test_flat_data_in_strong_superposition_falls_as_one_over_width(seed: int, tmp_path: Path) -> None:
+    rows, fits = run(FLAT, seed, tmp_path)
+    assert [fit["regime"] for fit in fits] == ["strong", "strong"]
+    for fit in fits:
+        assert 0.8 <= fit["exponent"] <= 1.3
+    for row in rows:
+        assert row["phi_half"] == 1
+        assert 0.9 <= row["mso_all"] * row["m"] <= 1.1
+
+
+def test_skewed_data_in_strong_superposition_falls_faster(seed: int, tmp_path: Path) -> None:
+    _, (fit,) = run(SKEWED, seed, tmp_path)
+    assert fit["regime"] == "strong"
+    assert 1.75 <= fit["exponent"] <= 2.5
+
+
+def test_weak_superposition_loses_what_it_drops(seed: int, tmp_path: Path) -> None:
+    rows, fits = run(WEAK, seed, tmp_path)
+    for fit in fits:
+        assert fit["regime"] == "weak"
+        assert abs(fit["exponent"] - fit["theory_finite"]) < 0.3
+    for row in rows:
+        assert 1 <= row["loss_eval"] / row["loss_unlearned"] <= 1.6
