@@ -33,10 +33,13 @@ can only decide between candidates that are nearer to each other than that.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .forest import Forest, Links, cut, cut_at, follow, joined
+
+__all__ = ["LINKAGES", "Forest", "cut", "cut_at", "grow"]
 
 LINKAGES = ("average", "complete", "single", "ward")
 
@@ -46,40 +49,12 @@ _INF = math.inf
 _SLICE_BYTES = 5 * 2**20
 
 
-class Forest(NamedTuple):
-    """The links found so far, one slot per token and image.
-
-    Complete, average, ward: slot i holds the merge that absorbed the cluster represented by token i. ``up[i] < i`` is
-    the representative it went to. Each token is absorbed at most once and token 0 never, so N slots hold every merge.
-    ``edge`` is None.
-
-    Single: slots 0, 1, ... hold edges of the minimum spanning tree in ascending order of (height, smaller end, larger
-    end), at most N - 1 of them. The edge of slot i joins the original tokens ``up[i] < edge[i]``. (Links in such an
-    order and with both ends can come from elsewhere too: :func:`cut` takes the first slots, whatever the order is.)
-
-    Empty slots have ``height`` inf and ``up[i] = i`` (and ``edge[i] = i``). A forest that was grown only as far as
-    needed contains all links up to the cut and perhaps some later ones.
-
-    Attributes:
-        up: (B, N) int64, the smaller end of the link.
-        height: (B, N) distance at which the link joins; float64 for average and ward, else the type of the distances.
-        round: (B, N) int64, the round that found the link, from 1; 0 in empty slots. Says how the algorithm went, takes
-            no part in any decision.
-        edge: (B, N) int64, the larger end of the link; None where that is the slot itself.
-    """
-
-    up: Tensor
-    height: Tensor
-    round: Tensor
-    edge: Tensor | None = None
-
-
 @torch.no_grad()
 def grow(D: Tensor, linkage: str, num_merges: int | None = None, threshold: float | None = None) -> Forest:
     """The links of each image, as many as asked for: the first ``num_merges``, or all up to ``threshold``, or all.
 
-    The only host synchronisation is one per round, to see which images still need one. Where not even that is allowed
-    (CUDA graphs), use the triton backend.
+    The host waits for the device once per round, to see which images need it (again only where distances are tied).
+    Where that is not allowed, as in CUDA graphs, use the triton backend.
 
     Args:
         D: (B, N, N) symmetric finite distances, float32 or float64; the diagonal is not read.
@@ -92,21 +67,17 @@ def grow(D: Tensor, linkage: str, num_merges: int | None = None, threshold: floa
     num_tokens = D.shape[-1]
     wanted = num_tokens - 1 if num_merges is None else min(num_merges, num_tokens - 1)
     if wanted <= 0 or len(D) == 0:
-        return _Links(D, _height_type(D, linkage)).forest(in_order=linkage == "single")
+        return Links(D, _height_type(D, linkage)).forest(in_order=linkage == "single")
     search = _boruvka if linkage == "single" else _reciprocal_rounds
     num_slices = 1
     if D.device.type == "cpu":
         bytes_per_image = num_tokens**2 * _height_type(D, linkage).itemsize
         num_slices = -(-len(D) // max(1, _SLICE_BYTES // bytes_per_image))
-    return _joined([search(part, linkage, wanted, threshold) for part in D.chunk(num_slices)])
+    return joined([search(part, linkage, wanted, threshold) for part in D.chunk(num_slices)])
 
 
-def _joined(forests: list[Forest]) -> Forest:
-    """Forests of parts of a batch as one."""
-    if len(forests) == 1:
-        return forests[0]
-    up, height, round_, edge = zip(*forests, strict=True)
-    return Forest(torch.cat(up), torch.cat(height), torch.cat(round_), None if edge[0] is None else torch.cat(edge))
+def _height_type(D: Tensor, linkage: str) -> torch.dtype:
+    return torch.float64 if linkage in ("average", "ward") else D.dtype
 
 
 # ---------------------------------------------------------------------- complete, average, ward
@@ -123,7 +94,7 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
     """
     num_images, num_tokens = D.shape[:2]
     device = D.device
-    links = _Links(D, _height_type(D, linkage))
+    links = Links(D, _height_type(D, linkage))
     W = _without_diagonal(D)
     image = torch.arange(num_images, device=device)  # (A,) the images at work
     size = torch.full_like(image, num_tokens)  # (A,) clusters of each
@@ -138,27 +109,39 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
             Q = _average(W, count) if linkage == "average" else _ward(W, count, within)
         value, nearest = _row_minimum(Q)  # (A, n)
         slot = torch.arange(n, device=device)
+        is_real = slot < size[:, None]
         is_pair = nearest.gather(1, nearest) == slot
-        is_gone = is_pair & (nearest < slot)
-        is_left = (slot < size[:, None]) & ~is_gone
+        is_leader = is_pair & (slot < nearest)
+        is_gone = is_pair & (slot > nearest)
+        # Others as near to a leader as the one it takes in; greedy steps would turn to them next.
+        is_tied = is_real & ~is_pair & is_leader.gather(1, nearest) & (value == value.gather(1, nearest))
+        is_left = is_real & ~is_gone
         size = is_left.sum(1)
         is_open = links.is_open(image, value.amin(1), wanted, threshold)
-        sizes = torch.where(is_open, size, 0).tolist()  # the one synchronisation of the round
-        at_work = [i for i, left in enumerate(sizes) if left]
-        if not at_work:
+        state = torch.stack([torch.where(is_open, size, 0), is_open & is_tied.any(1)])
+        sizes, tied = state.tolist()  # the one synchronisation of the round
+        work = torch.tensor([i for i, left in enumerate(sizes) if left], device=device)
+        if not len(work):
             break
-        work = torch.tensor(at_work, device=device)
-        if len(at_work) < len(sizes):  # leave the images that are done
-            image, size, rep, count, within, value, nearest, is_pair, is_gone, is_left = (
-                values[work] for values in (image, size, rep, count, within, value, nearest, is_pair, is_gone, is_left)
-            )
+        longest = max(sizes)
+        if any(tied):
+            is_taken = _is_taken_too(Q, value, nearest, is_tied)
+            target = torch.where(is_taken, nearest.gather(1, nearest), slot)  # the one the leader takes in anyway
+            W, count, within = _absorbed(linkage, W, count, within, target)
+            is_gone |= is_taken
+            is_left &= ~is_taken
+            size = is_left.sum(1)
+            longest = int(size[work].max())
+        if len(work) < len(sizes):  # leave the images that are done
+            image, size, rep, count, within = image[work], size[work], rep[work], count[work], within[work]
+            value, nearest, is_leader = value[work], nearest[work], is_leader[work]
+            is_gone, is_left = is_gone[work], is_left[work]
         links.add(image, torch.where(is_gone, rep, num_tokens), rep.gather(1, nearest), value, r)
 
         # Who is left, in ascending order, and whom it takes in: itself where it takes in nobody.
-        longest = max(sizes)
         position = torch.where(is_left, is_left.cumsum(1) - 1, longest)
-        a = position.new_zeros(len(at_work), longest + 1).scatter_(1, position, slot.expand_as(position))[:, :longest]
-        is_leader = (is_pair & ~is_gone).gather(1, a)
+        a = position.new_zeros(len(work), longest + 1).scatter_(1, position, slot.expand_as(position))[:, :longest]
+        is_leader = is_leader.gather(1, a)
         b = torch.where(is_leader, nearest.gather(1, a), a)
         if linkage == "ward":
             between = W[work[:, None], a, b]
@@ -169,6 +152,44 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
         count = torch.where(is_leader, own + count.gather(1, b), own)
         rep = rep.gather(1, a)
     return links.forest()
+
+
+def _absorbed(linkage: str, W: Tensor, count: Tensor, within: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W, count and within after each cluster was put together with the one at ``target``, any number at once.
+
+    What is left at the slots of those put elsewhere means nothing any more.
+    """
+    slot = torch.arange(W.shape[1], device=W.device)
+    if linkage != "complete":
+        W = W.double()
+    if linkage == "ward":
+        is_same = (target[:, :, None] == target[:, None, :]) & (slot != slot[:, None])
+        within = within + torch.where(is_same, W, 0).sum(2) / 2  # every pair is seen from both sides
+        within = torch.zeros_like(within).scatter_add_(1, target, within)
+    count = torch.zeros_like(count).scatter_add_(1, target, count)
+    for dim in (1, 2):
+        index = target.unsqueeze(3 - dim).expand_as(W)
+        if linkage == "complete":
+            W = W.scatter_reduce(dim, index, W, "amax")
+        else:
+            W = torch.zeros_like(W).scatter_add_(dim, index, W)
+    return W, count, within
+
+
+def _is_taken_too(Q: Tensor, value: Tensor, nearest: Tensor, is_tied: Tensor) -> Tensor:
+    """Which of the tied clusters join their leader in this round, (A, n): greedy steps would take them one by one.
+
+    After its nearest a leader takes in, in ascending order, those whose distance from the growing cluster stays what it
+    was. That is certain for a cluster which has this distance also from everybody who comes before it and is as near to
+    the leader, no matter whom of them the leader gets. Flat regions of a picture are such groups.
+    """
+    image, slot = is_tied.nonzero(as_tuple=True)
+    leader = nearest[image, slot]
+    distance = value[image, slot, None]
+    others = torch.arange(Q.shape[1], device=Q.device)
+    is_before = (Q[image, leader] == distance) & (others < slot[:, None])  # the leader itself is at inf
+    is_taken = ~(is_before & (Q[image, slot] != distance)).any(1)
+    return is_tied.index_put((image, slot), is_taken)
 
 
 def _without_diagonal(D: Tensor) -> Tensor:
@@ -235,7 +256,7 @@ def _boruvka(D: Tensor, linkage: str, wanted: int, threshold: float | None) -> F
     """
     num_images, num_tokens = D.shape[:2]
     device = D.device
-    links = _Links(D, _height_type(D, linkage))
+    links = Links(D, _height_type(D, linkage))
     W = _without_diagonal(D)
     image = torch.arange(num_images, device=device)  # (A,) the images at work
     token = torch.arange(num_tokens, device=device)
@@ -267,122 +288,5 @@ def _boruvka(D: Tensor, linkage: str, wanted: int, threshold: float | None) -> F
         is_root = (target.gather(1, target) == token) & (token < target)
         target = torch.where(is_root, token, target)
         links.add(image, torch.where(target != token, token, num_tokens), low, lowest, r, high)
-        component = _roots(target).gather(1, component)
+        component = follow(target).gather(1, component)
     return links.forest(in_order=True)
-
-
-# ---------------------------------------------------------------------- the links
-def _height_type(D: Tensor, linkage: str) -> torch.dtype:
-    return torch.float64 if linkage in ("average", "ward") else D.dtype
-
-
-class _Links:
-    """The forest while it grows: (B, N + 1), the last column takes what is not to be kept."""
-
-    def __init__(self, D: Tensor, dtype: torch.dtype):
-        num_images, num_tokens = D.shape[:2]
-        self.num_tokens = num_tokens
-        self.up = torch.arange(num_tokens + 1, device=D.device).repeat(num_images, 1)
-        self.edge = self.up.clone()
-        self.height = torch.full(self.up.shape, _INF, dtype=dtype, device=D.device)
-        self.round = torch.zeros_like(self.up)
-
-    def is_open(self, image: Tensor, least: Tensor, wanted: int, threshold: float | None) -> Tensor:
-        """Whether each image needs another round: links below ``least``, the lowest still to come, are certain."""
-        num_certain = (self.height[image, : self.num_tokens] < least[:, None]).sum(1)
-        is_open = (num_certain < wanted) & (least < _INF)
-        return is_open if threshold is None else is_open & (least <= threshold)
-
-    def add(
-        self, image: Tensor, slot: Tensor, low: Tensor, height: Tensor, round_: int, high: Tensor | None = None
-    ) -> None:
-        at = image[:, None], slot
-        self.up[at] = low
-        self.height[at] = height.to(self.height.dtype)
-        self.round[at] = round_
-        if high is not None:
-            self.edge[at] = high
-
-    def forest(self, in_order: bool = False) -> Forest:
-        n = self.num_tokens
-        up, height, round_, edge = self.up[:, :n], self.height[:, :n], self.round[:, :n], self.edge[:, :n]
-        if not in_order:
-            return Forest(up, height, round_)
-        order = (up * n + edge).argsort(1)
-        order = order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
-        up, height, round_, edge = (values.gather(1, order) for values in (up, height, round_, edge))
-        slot = torch.arange(n, device=up.device)
-        is_empty = height == _INF
-        return Forest(torch.where(is_empty, slot, up), height, round_, torch.where(is_empty, slot, edge))
-
-
-# ---------------------------------------------------------------------- cuts
-@torch.no_grad()
-def cut(forest: Forest, k: int) -> Tensor:
-    """Labels of exactly k clusters, (B, N) int64: clusters are numbered in ascending order of their smallest token.
-
-    Takes the N - k smallest links by (height, smaller end, larger end). k is clipped to 1 to N; a forest that was not
-    grown that far gives more clusters.
-    """
-    num_tokens = forest.up.shape[1]
-    num_links = min(max(num_tokens - k, 0), num_tokens - 1)
-    height = forest.height
-    if num_links == 0:
-        return torch.arange(num_tokens, device=height.device).repeat(len(height), 1)
-    if forest.edge is not None:  # in order already
-        is_kept = (torch.arange(num_tokens, device=height.device) < num_links) & (height < _INF)
-        return _labels(forest, is_kept)
-    last = height.sort(1).values[:, num_links - 1, None]  # (B, 1) height of the last link that is kept
-    is_below = height < last
-    # Of the links at exactly that height, which may be more than fit, those with the smallest ends.
-    slot = torch.arange(num_tokens, device=height.device)
-    code = torch.where(height == last, forest.up * num_tokens + slot, num_tokens**2)
-    num_more = num_links - is_below.sum(1, keepdim=True)
-    last_code = code.sort(1).values.gather(1, num_more - 1)
-    return _labels(forest, (is_below | (code <= last_code)) & (height < _INF))
-
-
-@torch.no_grad()
-def cut_at(forest: Forest, threshold: float) -> tuple[Tensor, Tensor]:
-    """Labels (B, N) after all merges of height ``<= threshold``, and how many clusters each image then has, (B,)."""
-    is_kept = forest.height <= threshold
-    is_kept &= forest.height < _INF
-    return _labels(forest, is_kept), forest.up.shape[1] - is_kept.sum(1)
-
-
-def _labels(forest: Forest, is_kept: Tensor) -> Tensor:
-    """Numbers of the clusters that the kept links form, (B, N)."""
-    slot = torch.arange(is_kept.shape[1], device=is_kept.device)
-    if forest.edge is None:
-        root = _roots(torch.where(is_kept, forest.up, slot))  # (B, N) smallest token of each cluster
-    else:
-        root = _components(torch.where(is_kept, forest.up, slot), torch.where(is_kept, forest.edge, slot))
-    number = (root == slot).cumsum(1) - 1
-    return number.gather(1, root)
-
-
-def _roots(up: Tensor) -> Tensor:
-    """Follows pointers (B, N) to their roots, by doubling."""
-    for _ in range((up.shape[1] - 1).bit_length()):
-        up = up.gather(1, up)
-    return up
-
-
-def _components(low: Tensor, high: Tensor) -> Tensor:
-    """Smallest token connected to each token by the edges ``low``-``high`` of (B, N) slots, (B, N).
-
-    Components that touch a smaller one hook onto the smallest they touch, then pointers are followed to the root. One
-    that touches only larger ones is joined by its neighbour, at the latest one step after that one has found a smaller
-    name. So two steps at least halve the components that are not finished, and a fixed number of steps is enough.
-    """
-    name = torch.arange(low.shape[1], device=low.device).repeat(len(low), 1)
-    for _ in range(2 * (low.shape[1] - 1).bit_length()):
-        ends = name.gather(1, low), name.gather(1, high)
-        if low.device.type == "cpu" and torch.equal(*ends):  # elsewhere looking costs more than going on
-            break
-        small, large = torch.minimum(*ends), torch.maximum(*ends)
-        hook = (
-            torch.arange(low.shape[1], device=low.device).repeat(len(low), 1).scatter_reduce_(1, large, small, "amin")
-        )
-        name = _roots(hook).gather(1, name)
-    return name
