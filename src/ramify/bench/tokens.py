@@ -80,7 +80,7 @@ def _about(options: TokensOptions, seed: int) -> list[str]:
 
 
 def _sample(options: TokensOptions) -> Sample:
-    """Seconds per call: kernels on a CUDA device by its own clock, whole models by the clock on the wall."""
+    """Seconds per call: kernels on a CUDA device by its own clock, models and libraries by the clock on the wall."""
     from . import harness
     from .tokens_cases import WholeCall
 
@@ -88,7 +88,9 @@ def _sample(options: TokensOptions) -> Sample:
         return harness.cpu_sample if options.clock == "cpu" else harness.wall_sample
 
     def sample(call: harness.Run, number: int) -> float:
-        return (harness.synced_sample if isinstance(call, WholeCall) else harness.cuda_sample)(call, number)
+        if isinstance(call, WholeCall):
+            return harness.synced_sample(call, max(number, call.in_a_row))
+        return harness.cuda_sample(call, number)
 
     return sample
 

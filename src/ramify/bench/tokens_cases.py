@@ -47,13 +47,14 @@ def smooth_features(batch: int, tokens: int, generator: torch.Generator) -> Tens
     return (features + NOISE * torch.randn(features.shape, generator=generator)).contiguous()
 
 
-def smooth_pictures(batch: int, pixels: int, generator: torch.Generator) -> Tensor:
-    """(B, 3, S, S) pictures made in the same way, normalised."""
-    coarse = torch.randn(
-        batch, 3, pixels // (COARSE * PIXELS) + 2, pixels // (COARSE * PIXELS) + 2, generator=generator
-    )
-    smooth = F.interpolate(coarse, size=(pixels, pixels), mode="bilinear", align_corners=True)
-    return smooth + NOISE * torch.randn(smooth.shape, generator=generator)
+def smooth_pictures(batch: int, tokens: int, generator: torch.Generator) -> Tensor:
+    """(B, 3, S, S) normalised pictures of so many patches, made in the same way; from 16 on they come again."""
+    num, pixels = min(batch, 16), PIXELS * math.isqrt(tokens)
+    coarse = pixels // (COARSE * PIXELS) + 2
+    noise = torch.randn(num, 3, coarse, coarse, generator=generator)
+    smooth = F.interpolate(noise, size=(pixels, pixels), mode="bilinear", align_corners=True)
+    pictures = smooth + NOISE * torch.randn(smooth.shape, generator=generator)
+    return pictures.repeat(-(-batch // num), 1, 1, 1)[:batch]
 
 
 def num_kept(tokens: int, keep: float) -> int:
@@ -62,23 +63,25 @@ def num_kept(tokens: int, keep: float) -> int:
 
 
 class WholeCall:
-    """A run whose time on the clock counts, with what the host needs to launch it."""
+    """A run whose time on the clock counts, with what the host needs to launch it.
 
-    def __init__(self, run: Run):
-        self.run = run
+    A model is called several times in a row: while the device works the host launches the next call, as in use.
+    """
+
+    def __init__(self, run: Run, in_a_row: int = 1):
+        self.run, self.in_a_row = run, in_a_row
 
     def __call__(self) -> object:
         return self.run()
 
 
-def too_slow(run_one: Run, batch: int, longest: float, done: Callable[[], None]) -> None:
+def too_slow(run_one: Run, batch: int, longest: float) -> None:
     """Raises ``NotTakingPart`` when one image, times the batch, takes longer than may be."""
     if batch == 1:
         return
     run_one()
     start = time.perf_counter()
     run_one()
-    done()
     about = (time.perf_counter() - start) * batch
     if about > longest:
         raise NotTakingPart("skipped", f"about {about:.3g} s a call, judged by one image")
@@ -94,7 +97,6 @@ def clustering_contenders(options: TokensOptions, batch: int, tokens: int, seed:
     generator = torch.Generator().manual_seed(seed)
     features = smooth_features(batch, tokens, generator).to(options.device)
     distance = cosine_distance(features)
-    sync = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     longest = options.longest("clustering")
     found = _model_parts(options, batch, tokens, seed)
     for keep in options.keeps:
@@ -105,7 +107,7 @@ def clustering_contenders(options: TokensOptions, batch: int, tokens: int, seed:
             for backend in ("torch", "triton"):
                 for start in ("D", "features"):
                     name = cluster_name(linkage, keep, backend, start)
-                    found.append(Contender(name, _ours(*common, backend, start, longest, sync)))
+                    found.append(Contender(name, _ours(*common, backend, start, longest)))
             for rival in RIVALS:
                 found.append(Contender(cluster_name(linkage, keep, rival, "D"), _library(*common, rival, longest)))
     return found
@@ -124,7 +126,6 @@ def _ours(
     backend: str,
     start: str,
     longest: float,
-    sync: Callable[[], None],
 ) -> Callable[[], Built]:
     from ramify.cluster import cosine_distance
 
@@ -136,8 +137,8 @@ def _ours(
     def build() -> Built:
         if backend == "triton" and not features.is_cuda:
             raise NotTakingPart("absent", "needs CUDA")
-        if backend == "torch":
-            too_slow(lambda: labels(features[:1], distance[:1]), len(features), longest, sync)
+        if not features.is_cuda:  # a GPU takes about as long for many images as for one
+            too_slow(lambda: labels(features[:1], distance[:1]), len(features), longest)
         # Distances of another product may differ in their last bits, so each is held against its own.
         own = cosine_distance(features) if start == "features" else distance
         expected = agglomerated(own, k, linkage, "torch")
@@ -158,9 +159,10 @@ def _library(
     def build() -> Built:
         if find_spec(RIVALS[library]) is None:
             raise NotTakingPart("absent", f"{library} is not installed")
-        too_slow(lambda: labels(distance[:1]), len(distance), longest, lambda: None)
+        too_slow(lambda: labels(distance[:1]), len(distance), longest)
         share = differing(labels(distance), agglomerated(distance, k, linkage, "torch"))
-        return Built(lambda: labels(distance), 0.0 if share <= TIES else share)
+        by_ties = max(TIES, 1 / len(distance)) if len(distance) > 8 else 0.0
+        return Built(WholeCall(lambda: labels(distance)), 0.0 if share <= by_ties else share)
 
     return build
 
@@ -218,7 +220,7 @@ def create_vit(options: TokensOptions, tokens: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = create_model(ModelSettings(options.model, args={"img_size": PIXELS * math.isqrt(tokens)}))
-    if not hasattr(model, "blocks") or model.patch_embed.num_patches != tokens:
+    if not hasattr(model, "blocks") or getattr(model.patch_embed, "num_patches", None) != tokens:
         raise UserError(f"{options.model} is no ViT with patches of {PIXELS} pixels; give another --model")
     ready: nn.Module = model.eval().to(options.device)
     return ready
@@ -244,7 +246,7 @@ def _model_parts(options: TokensOptions, batch: int, tokens: int, seed: int) -> 
     model: Any = create_vit(options, tokens, seed)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, tokens + model.num_prefix_tokens, model.embed_dim, generator=generator).to(options.device)
-    pictures = smooth_pictures(batch, PIXELS * math.isqrt(tokens), generator).to(options.device)
+    pictures = smooth_pictures(batch, tokens, generator).to(options.device)
     longest = options.longest("models")
 
     def block() -> Built:
@@ -259,12 +261,12 @@ def _model_parts(options: TokensOptions, batch: int, tokens: int, seed: int) -> 
 
 def _finite(call: Callable[[], Tensor], whole: bool = False) -> Built:
     error = 0.0 if bool(torch.isfinite(call()).all()) else math.inf
-    return Built(WholeCall(call) if whole else call, error)
+    return Built(WholeCall(call, in_a_row=4) if whole else call, error)
 
 
 def _affordable(model: nn.Module, pictures: Tensor, options: TokensOptions, longest: float) -> None:
     if options.device == "cpu":
-        too_slow(inference(model, pictures[:1], options), len(pictures), longest, lambda: None)
+        too_slow(inference(model, pictures[:1], options), len(pictures), longest)
 
 
 def model_contenders(
@@ -277,7 +279,7 @@ def model_contenders(
     """
     model = create_vit(options, tokens, seed)
     generator = torch.Generator().manual_seed(seed)
-    pictures = smooth_pictures(batch, PIXELS * math.isqrt(tokens), generator).to(options.device)
+    pictures = smooth_pictures(batch, tokens, generator).to(options.device)
     reductions: dict[str, dict[str, Any]] = {"plain": {}}
     reductions |= {f"atc {linkage}": {"method": "atc", "linkage": linkage} for linkage in options.linkages}
     reductions["tome"] = {"method": "tome"}
