@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ramify.cli import main
 from ramify.errors import UserError
 from ramify.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
 from ramify.lab.shared_exponent import fit_shared, width_exponent
@@ -171,3 +174,27 @@ def test_shared_exponent_refuses_too_few_points() -> None:
 def test_chinchilla_in_width() -> None:
     exponent, error = width_exponent()
     assert exponent == pytest.approx(0.88, abs=0.005) and error == pytest.approx(0.05, abs=0.005)
+
+
+def test_llm_fit_from_a_table(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    m, loss, group, checkpoint = llm_points(0.05, seed)
+    lines = ["model,family,dataset,m,loss"]
+    for width, value, (family, k), (_, i) in zip(m, loss, group, checkpoint, strict=True):
+        lines.append(f"{family}-{i},{family},{k},{width},{value!r}")
+    table = tmp_path / "losses.csv"
+    table.write_text("\n".join(lines))
+    assert main(["lab", "llm-fit", str(table), "--draws", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exponent"] == pytest.approx(fit_shared(m, loss, group).exponent)
+    assert found["low"] < found["high"] and len(found["offsets"]) == 16
+    assert main(["lab", "llm-fit", str(table), "--draws", "5"]) == 0
+    assert "Chinchilla's exponent in parameters, in width: 0.88 ± 0.05" in capsys.readouterr().out
+    for text, message in (
+        ("model,family\n", "has no column 'dataset'"),
+        ("model,family,dataset,m,loss\na,b,c,x,1\n", "line 2: m and loss must be positive numbers, got 'x', '1'"),
+        ("model,family,dataset,m,loss\na,b,c,5,1\n", "need more than 3 points, got 1"),
+    ):
+        table.write_text(text)
+        assert main(["lab", "llm-fit", str(table)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

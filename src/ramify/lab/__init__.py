@@ -1,7 +1,8 @@
 """Superposition lab: why loss falls as one over width. Toy-model sweeps, metrics, theory and fits.
 
-``sweep("smoke", "runs/lab")`` trains a grid and writes its tables, ``fit`` gives the exponents, ``plot`` the figures;
-:mod:`ramify.lab.theory` says what to expect. Nothing heavy is imported before it is used.
+``sweep("smoke", "runs/lab")`` trains a grid and writes its tables, ``fit`` gives the exponents, ``plot`` the figures,
+``overlap`` the statistics of a real head; :mod:`ramify.lab.theory` says what to expect. Nothing heavy is imported before
+it is used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _WHERE = {
     "fit_power": "ramify.lab.fits",
     "fit_shared": "ramify.lab.shared_exponent",
     "measure": "ramify.lab.metrics",
+    "overlap": "ramify.lab.head_overlap",
     "plot": "ramify.lab.drawing",
     "read_runs": "ramify.lab.table",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "fit_shared",
     "frequencies",
     "measure",
+    "overlap",
     "plot",
     "preset",
     "read_runs",

@@ -7,11 +7,16 @@ checkpoints (a checkpoint's losses on several datasets are not independent).
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from ramify.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,34 @@ def fit_shared(
         low, high = _bootstrap(width, y, place, list(checkpoint or range(len(y))), draws, seed)
     found = dict(zip(names, offsets.tolist(), strict=True))
     return SharedFit(alpha, math.sqrt(max(0.0, variance)), scale, found, rest / len(y), low, high, len(y))
+
+
+def read_losses(path: Path | str) -> list[dict[str, Any]]:
+    """Rows of a CSV with the columns model, family, dataset, m and loss.
+
+    Raises:
+        UserError: a column that is not there, or a number that is none.
+    """
+    path = Path(path)
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [
+            name for name in ("model", "family", "dataset", "m", "loss") if name not in (reader.fieldnames or ())
+        ]
+        if missing:
+            raise UserError(f"{path} has no column {missing[0]!r}; expected model, family, dataset, m, loss")
+        points = []
+        for number, row in enumerate(reader, 2):
+            try:
+                values = {name: float(row[name]) for name in ("m", "loss")}
+            except (TypeError, ValueError):
+                values = {}
+            if not values or not all(0 < value < math.inf for value in values.values()):
+                raise UserError(
+                    f"{path}: line {number}: m and loss must be positive numbers, got {row['m']!r}, {row['loss']!r}"
+                )
+            points.append({**row, **values})
+    return points
 
 
 def _bootstrap(
