@@ -39,7 +39,7 @@ class TokenSettings:
     keep: float = 1.0
     """Share of the tokens that is kept at each of the layers; 1 leaves the model as it is."""
     method: str = "atc"
-    """How they are reduced: atc, tome, kmeans, kmedoids, dpcknn, topk, evit or random."""
+    """How they are reduced: atc, tome, kmeans, kmedoids, dpcknn, topk or evit."""
     layers: tuple[int, ...] = ()
     """Blocks that reduce, from 0; by default those after each quarter of the depth."""
     linkage: Literal["average", "complete", "single", "ward"] = "average"
@@ -50,6 +50,8 @@ class TokenSettings:
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep must be in (0, 1], got {self.keep:g}; 1 keeps all tokens")
+        if self.method == "random":
+            raise ValueError("method random draws anew in every pass, which a resumed run cannot repeat; take another")
 
 
 @dataclass
