@@ -347,6 +347,23 @@ def test_product_is_the_sum_of_its_parts():
         Product([])
 
 
+@pytest.mark.parametrize("c", [0.5, 1.0, torch.tensor(1.7)])
+def test_matmul_mode_is_exact_from_the_origin_and_never_below_the_difference_of_radii(c):
+    """The product cannot tell small radii; there, and wherever it falls below it, the exact bound is the value."""
+    y = torch.cat([torch.randn(20, 6) * 10.0 ** torch.linspace(-12, 1, 20)[:, None], torch.zeros(1, 6)])
+    y.requires_grad_()
+    radius = lorentz.dist0(y, c)
+    from_origin = lorentz.pairwise_dist(torch.zeros(2, 6), y, c, mode="matmul")
+    torch.testing.assert_close(from_origin, radius.expand(2, 21), rtol=1e-6, atol=0.0)
+    (grad,) = torch.autograd.grad(from_origin[0, 10:].sum(), y, retain_graph=True)
+    (expected,) = torch.autograd.grad(radius[10:].sum(), y)
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
+    ray = torch.linspace(0.1, 30.0, 40)[:, None] * torch.nn.functional.normalize(torch.randn(1, 6), dim=-1)
+    pairs = lorentz.pairwise_dist(ray, ray.clone(), c, mode="matmul")
+    radii = lorentz.dist0(ray, c)
+    assert (pairs >= (radii[:, None] - radii).abs() * (1 - 1e-6) - 1e-6).all()
+
+
 def test_compiled_by_inductor_equals_eager():
     """The kernels that users get: real code generation for the hot functions, values and gradients."""
     torch._dynamo.reset()

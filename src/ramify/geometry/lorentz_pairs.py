@@ -12,11 +12,11 @@ from torch import Tensor
 from .numerics import (
     Scalar,
     asinh,
-    quick_log1p,
     root,
     safe_hypot,
     safe_norm,
     safe_sqrt,
+    sqnorm,
     strict_matmul,
     unit,
     wide,
@@ -52,69 +52,95 @@ def exact_distances(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
 
 def matmul_distances(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool) -> Tensor:
     """(..., N, n), (..., M, n) -> (..., N, M) by one product; the diagonal is exactly zero if ``x is y``."""
-    s = root(c)
-    n = x.shape[-1]
-    # Each point is laid out once as [x, t, growth, decay, origin?]: the product reads the first n + 1 entries in place,
-    # and a compiler is not tempted to recompute the others for every pair.
-    left = torch.cat(_lifted(x, s), -1)  # (..., N, n + 4)
-    right = torch.cat([part.mT for part in _lifted(-y, s)], -2)  # (..., n + 4, M), rows of it are read contiguously
-    product = strict_matmul(left[..., : n + 1], right[..., : n + 1, :], allow_low_precision)
-    (px, gx, ox), (py, gy, oy) = left[..., n + 1 :].split(1, -1), right[..., n + 1 :, :].split(1, -2)
-    # cosh(s d) - 1 is at least cosh(a - b) - 1, which points on one ray reach: this removes most of the error that the
-    # product has for close points. An origin is on every ray, so there the bound is the value, to the last digit.
-    bound = (px - py).square() * (gx * gy)
-    reached = ox + oy > 0
-    if x is y:
-        reached = reached | torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-    return _ArcCosh.apply(_Raise.apply(product - 1, bound.detach(), reached)) * (1 / s)
+    if isinstance(c, Tensor):  # as points of curvature 1: the gradient of c is then a sum over rows, not over pairs
+        scaled = root(c) * x
+        return matmul_distances(scaled, scaled if y is x else root(c) * y, 1.0, allow_low_precision) / root(c)
+    (cosh_x, *rows_x), (cosh_y, *rows_y) = _radial(x, c), _radial(y, c)
+    # Laid out in memory, so that a compiler does not evaluate them again for every pair.
+    a, on_x = torch.cat(rows_x, -1).split(1, -1)  # (..., N, 1)
+    b, on_y = torch.cat([row.mT for row in rows_y], -2).split(1, -2)  # (..., 1, M)
+    cosh = _CoshOfDistance.apply(x, y, cosh_x, cosh_y, on_x, on_y, c, allow_low_precision)
+    diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device) if y is x else None
+    return _Distance.apply(cosh, a, b, diagonal, c**-0.5)
 
 
-def _lifted(x: Tensor, s: Scalar) -> list[Tensor]:
-    """``s x``, ``s t``, ``e^a - 1``, ``e^-a / sqrt(2)`` and a 1 where ``x`` is the origin, all on the last axis."""
-    r, growth, decay = _growth(x, s)
-    return [s * x, torch.sqrt(1 + r.square()), growth.detach(), decay.detach() * 0.5**0.5, (r == 0).to(x.dtype)]
+def _radial(x: Tensor, c: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``cosh(a)`` of the radius ``a = asinh(s|x|)``; then, detached, ``a`` and that cosh but 0 at the origin."""
+    square = c * sqnorm(x)
+    cosh = torch.sqrt(1 + square)
+    r = safe_sqrt(square.detach())
+    return cosh, asinh(r), torch.where(r == 0, 0.0, cosh.detach())
 
 
-class _Raise(torch.autograd.Function):
-    """``z`` raised to a lower bound that touches it from below: value of the bound where it is reached, slope of ``z``.
+class _CoshOfDistance(torch.autograd.Function):
+    """``cosh(s d) = cosh_x cosh_y - c x.y`` of all pairs; a number below 1 where one of them is the origin.
 
-    The two have the same gradient where they meet, and that of the bound would cost four more passes over all pairs.
+    The points enter the product as they lie in memory. Their times join it on the way back, where the sums over all
+    pairs that they need come with the product.
+
+    Args:
+        cosh_x, cosh_y: (..., N, 1) and (..., M, 1), for the gradient.
+        on_x, on_y: the same for the value, but 0 at the origin: (..., N, 1) and (..., 1, M).
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, bound: Tensor, reached: Tensor) -> Tensor:
-        return torch.where(reached, bound, torch.maximum(z, bound))
+    def forward(
+        x: Tensor, y: Tensor, cosh_x: Tensor, cosh_y: Tensor, on_x: Tensor, on_y: Tensor, c: float, low: bool
+    ) -> Tensor:
+        return on_x * on_y - c * strict_matmul(x, y.mT, low)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, _, _, ctx.c, ctx.low = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, cosh_x, cosh_y = ctx.saved_tensors
+        to_x = strict_matmul(grad, torch.cat([-ctx.c * y, cosh_y], -1), ctx.low)
+        to_y = strict_matmul(grad.mT, torch.cat([-ctx.c * x, cosh_x], -1), ctx.low)
+        n = x.shape[-1]
+        parts = to_x[..., :n], to_y[..., :n], to_x[..., n:], to_y[..., n:]
+        sums = [part.sum_to_size(t.shape) for part, t in zip(parts, ctx.saved_tensors, strict=True)]
+        return *sums, None, None, None, None
 
 
-class _ArcCosh(torch.autograd.Function):
-    """``acosh(1 + z)`` for ``z >= 0`` by one root and one logarithm; the gradient at 0 is 0."""
+class _Distance(torch.autograd.Function):
+    """``over_s`` times ``acosh(cosh)``, and at least the difference of the radii, which points on one ray reach.
+
+    This bound is exact and removes most of the error that the product has for close points. It applies after the
+    logarithm: so small distances need no care inside it, as where the bound is not reached the product has already lost
+    the digits that ``log1p`` would keep. An origin is on every ray; there ``cosh`` is below 1 and the bound the value.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor) -> Tensor:
-        # z^2 might overflow. Beyond 1e18 the root is z, so the excess is added without one; a mask would cost more.
-        near = z.clamp_max(1e18)
-        return quick_log1p(z + (z - near) + torch.sqrt(near * (near + 2)))
+    def forward(cosh: Tensor, a: Tensor, b: Tensor, diagonal: Tensor | None, over_s: float) -> Tensor:
+        cosh = cosh.clamp_min(1.0)
+        # The square might overflow. Beyond 1e18 sinh is cosh, so the excess is added without one; a mask costs more.
+        near = cosh.clamp_max(1e18)
+        outer = torch.log(cosh + (cosh - near) + torch.sqrt((near - 1) * (near + 1)))
+        inner = (a - b).abs()
+        d = torch.maximum(outer, inner) * over_s
+        return d if diagonal is None else torch.where(diagonal, inner, d)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.over_s = inputs[-1]
+        ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (z,) = ctx.saved_tensors
-        far, zero = z > 1e8, z <= 0
-        near = torch.where(far | zero, 1.0, z)
-        slope = torch.where(far, 1 / (1 + z), torch.rsqrt(near * (near + 2)))
-        return grad * torch.where(zero, 0.0, slope)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The slope is ``over_s / sinh(s d)``, also where the bound is reached: there both have the same gradient."""
+        (d,) = ctx.saved_tensors
+        d = d * (1 / ctx.over_s)
+        # 1 / sinh(d) by one division and, unlike torch.sinh, a cheap exponential. It has no digits for small distances.
+        small, some = d < (0.02 if d.dtype == torch.float64 else 0.5), d != 0
+        square, decay = d * d, torch.exp(-d)
+        series = d + d * (square / 6) * (1 + square / 20 * (1 + square / 42))
+        sinh = torch.where(small, torch.where(some, series, 1.0), 1 - decay * decay)
+        slope = torch.where(small, 1.0, 2 * decay) / sinh
+        return grad * torch.where(some, ctx.over_s * slope, 0.0), None, None, None, None
