@@ -86,6 +86,9 @@ def test_mean_spread_and_paired_differences():
     assert "| ATC, average | +2.00 ± 1.00 | -20.00 ± 10.00 |" in text  # run by run: 1, 2, 3 points
     alone = to_markdown(Settings((Path("a"),), keep=keep, ways=ways), runs[:1])
     assert "| ToMe | 79.00 | **60.00** |" in alone and "| ATC, average | +1.00 | -10.00 |" in alone
+    for run in runs:
+        run.top1[cell("ATC, average", 0.5)] = run.top1[cell("ToMe", 0.5)]
+    assert to_markdown(Settings((Path("a"),), keep=keep, ways=ways), runs).count("**78.00") == 2  # both are the best
 
 
 def test_command_writes_the_table_into_a_page(runs, tmp_path, capsys):

@@ -207,15 +207,17 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
         "| | " + " | ".join(heads) + " |",
         "|---|" + "---|" * len(heads),
     ]
-    best = {
-        keep: max(settings.ways, key=lambda way: _mean([run.top1[cell(way, keep)] for run in runs]))
+    means = {
+        cell(way, keep): _mean([run.top1[cell(way, keep)] for run in runs])
+        for way in settings.ways
         for keep in settings.keep
     }
+    best = {keep: max((means[cell(way, keep)] for way in settings.ways), default=0.0) for keep in settings.keep}
     for way in settings.ways:
         cells = []
         for keep in settings.keep:
             text = _spread([100 * run.top1[cell(way, keep)] for run in runs])
-            cells.append(f"**{text}**" if way == best[keep] else text)
+            cells.append(f"**{text}**" if means[cell(way, keep)] == best[keep] else text)
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     if settings.baseline in settings.ways:
         lines += ["", *_differences(settings, runs, heads)]
