@@ -116,6 +116,8 @@ def patch(
         if before is not None:
             before.attach()
         raise
+    if before is not None:
+        before.unpatch()  # it may belong to a model around this one
     setattr(model, MODEL_ATTRIBUTE, handle)
     return handle
 
