@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 diffusers = pytest.importorskip("diffusers")
 
+from ramify.cluster import agglomerate, cosine_distance, manifold_distance  # noqa: E402
 from ramify.errors import UserError  # noqa: E402
+from ramify.geometry import Lorentz  # noqa: E402
 from ramify.tokens.diffusion import patch_unet  # noqa: E402
 
 FINEST = {
@@ -137,6 +139,30 @@ def test_two_images_are_clustered_each_for_itself(unet: nn.Module) -> None:
             alone = run(unet, (latent[i : i + 1], torch.tensor(3), text[i : i + 1]))
             torch.testing.assert_close(alone[0], both[i], rtol=1e-4, atol=1e-5)
             assert all(torch.equal(handle.labels[name][0], labels[name][i]) for name in FINEST)
+
+
+@pytest.mark.parametrize("linkage", ["average", "complete", "single"])
+def test_clusters_are_those_of_the_input_of_the_block(
+    unet: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], linkage: str
+) -> None:
+    given: dict[str, Tensor] = {}
+    with patch_unet(unet, keep=0.3, linkage=linkage) as handle:
+        for name in FINEST:
+            unet.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: given.update({name: a[0]}))
+        run(unet, inputs)
+    for name in FINEST:
+        expected = agglomerate(cosine_distance(given[name]), 19, linkage=linkage)
+        assert torch.equal(handle.labels[name], expected)
+
+
+def test_clusters_in_hyperbolic_space(unet: nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    name, given = "down_blocks.0.attentions.0.transformer_blocks.0", []
+    unet.get_submodule(name).register_forward_pre_hook(lambda m, a: given.append(a[0]))
+    with patch_unet(unet, keep=0.5, metric=Lorentz()) as handle:
+        run(unet, inputs)
+        hyperbolic = handle.labels[name]
+    assert torch.equal(hyperbolic, agglomerate(manifold_distance(given[0], Lorentz()), 32))
+    assert not torch.equal(hyperbolic, agglomerate(cosine_distance(given[0]), 32))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (8, 12), (16, 4)])
@@ -286,10 +312,13 @@ def test_masks_chunks_and_bad_values_are_refused(unet: nn.Module, inputs: tuple[
             run(unet, inputs, attention_mask=torch.ones(2, 64))
         with pytest.raises(ValueError, match=r"down_blocks.0"):
             run(unet, (inputs[0] * float("nan"), *inputs[1:]))
-    with patch_unet(unet, keep=0.5, mlp=True):
+    plain = run(unet, inputs)
+    with patch_unet(unet, keep=0.5, mlp=True) as handle:
         unet.get_submodule("down_blocks.0.attentions.0.transformer_blocks.0").set_chunk_feed_forward(16, dim=1)
         with pytest.raises(UserError, match=r"\(2, 16\) for clusters of \(2, 64\).*mlp=False"):
             run(unet, inputs)
+        handle.enabled = False  # a forward pass that broke off leaves nothing behind
+        torch.testing.assert_close(run(unet, inputs), plain, rtol=1e-5, atol=1e-6)
 
 
 def test_missing_package_names_its_extra(unet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -536,6 +536,18 @@ def test_copy_of_a_patched_model_has_its_own_patch(images: Tensor) -> None:
         assert torch.equal(run(name, twin, images), plain)
 
 
+def test_subclass_is_what_it_is_made_from(images: Tensor) -> None:
+    class Mine(transformers.Dinov2ForImageClassification):
+        """A user's own class, defined in a module that is not one of transformers."""
+
+    torch.manual_seed(0)
+    mine = shake(Mine(transformers.Dinov2Config(**dino_config())))
+    theirs = build("dinov2")
+    theirs.load_state_dict(mine.state_dict())
+    with patched(mine, keep=0.5), patched(theirs, keep=0.5):
+        assert torch.equal(run("dinov2", mine, images), run("dinov2", theirs, images))
+
+
 def test_other_picture_sizes(images: Tensor) -> None:
     model = build("dinov2")
     with patched(model, keep=0.5) as handle, torch.no_grad():

@@ -88,6 +88,7 @@ GRID_HEADS = {
     "Dinov2Backbone": "encoder",
     "Dinov2WithRegistersBackbone": "encoder",
 }
+KNOWN = {*NUM_PREFIX, *CLASS_HEADS, *MEAN_HEADS, *GRID_HEADS}
 KERNELS_WITH_BIAS = ("sdpa", "eager")
 
 
@@ -101,7 +102,7 @@ def sites(model: nn.Module) -> FamilyAdapter:
         raise UnsupportedModel(f"{type(model).__name__} is not a model of transformers")
     name, tower = _tower(model)
     blocks = [_parts(path, block) for path, block in _blocks(name, tower)]
-    num_prefix = NUM_PREFIX[type(tower).__name__] + getattr(tower.config, "num_register_tokens", 0)
+    num_prefix = NUM_PREFIX[_kind(tower)] + getattr(tower.config, "num_register_tokens", 0)
     return TransformersAdapter(model, tower, blocks, num_prefix)
 
 
@@ -146,7 +147,7 @@ class TransformersAdapter(FamilyAdapter):
         if earlier is not None and earlier is not handle:
             earlier.unpatch()
         hooks = [self.tower.register_forward_pre_hook(self._refuse_mask, with_kwargs=True)]
-        kind = type(self.model).__name__
+        kind = _kind(self.model)
         if kind in MEAN_HEADS:
             hooks.append(self.tower.register_forward_hook(self._keep_last))
             hooks.append(self.model.get_submodule("classifier").register_forward_pre_hook(self._pool))
@@ -176,7 +177,7 @@ class TransformersAdapter(FamilyAdapter):
             return None
         weights = weights[:, self.num_prefix :, None]  # (B, K, 1)
         pooled = ((tokens[:, self.num_prefix :] * weights).sum(1) / weights.sum(1)).to(tokens.dtype)
-        return (torch.cat([tokens[:, 0], pooled], 1) if MEAN_HEADS[type(self.model).__name__] else pooled,)
+        return (torch.cat([tokens[:, 0], pooled], 1) if MEAN_HEADS[_kind(self.model)] else pooled,)
 
     # ------------------------------------------------------------------ heads that need the grid
     def _start_dense(self, model: nn.Module, args: Any) -> None:
@@ -202,23 +203,27 @@ class TransformersAdapter(FamilyAdapter):
         return torch.cat([x[:, : self.num_prefix], _full_map(x[:, self.num_prefix :], source, None)], 1)
 
 
+def _kind(module: nn.Module) -> str:
+    """The name by which the tables above know a module; subclasses are what they are made from."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    return next((name for name in names if name in KNOWN), names[0])
+
+
 def _tower(model: nn.Module) -> tuple[str, nn.Module]:
     """Where the vision tower is in the model, and the tower."""
     towers = {
-        name: module
-        for name, module in model.named_modules()
-        if type(module).__name__ in NUM_PREFIX and _block_list(module)
+        name: module for name, module in model.named_modules() if _kind(module) in NUM_PREFIX and _block_list(module)
     }
     if "" in towers:
         return "", model
-    kind = type(model).__name__
+    kind = _kind(model)
     if not towers:
         raise UnsupportedModel(
             f"{kind} of transformers has no vision tower whose tokens can be merged; "
             "there are ViT, DeiT, DINOv2 (with registers) and CLIP"
         )
     name = next(iter(towers))
-    if kind not in (*CLASS_HEADS, *MEAN_HEADS, *GRID_HEADS, *NUM_PREFIX):
+    if kind not in KNOWN:
         raise UnsupportedModel(
             f"{kind} reads the whole grid of tokens, or is not known here; patch its tower alone, model.{name}, "
             "where shorter outputs are fine"
