@@ -1,6 +1,6 @@
 """Clusters of tokens from distances, features or scores. Labels are (B, N) int64, numbered by their first member.
 
-``agglomerate`` merges bottom-up and is exact, ``dendrogram`` gives the whole hierarchy. Its rivals: ``bipartite_match``,
+``agglomerate`` merges bottom-up and is exact, ``dendrogram`` gives the hierarchy. Its rivals are ``bipartite_match``,
 ``kmeans``, ``kmedoids`` and ``density_peaks``; ``top_k`` and ``random_tokens`` only choose tokens to keep.
 """
 

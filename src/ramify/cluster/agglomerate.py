@@ -15,8 +15,10 @@ from . import libraries
 from .labels import clip_k
 
 BACKENDS = ("auto", "torch", "triton", *libraries.LIBRARIES)
-# "auto" on the CPU, one thread: average linkage of 32 images takes torch 0.8x of fastcluster at N = 196, 2x at N = 576.
-LIBRARY_FROM = 256
+# Measured on one core, keeping 1/2 and 1/4 of the tokens, torch / fastcluster and torch / scipy:
+# single 1.5 1.8 / 1.0 1.7 at N = 196, 1.3 2.2 / 1.3 1.9 at N = 576, 0.8 0.8 / 0.5 0.9 at N = 1024;
+# average 1.5 1.5 / 1.0 1.0 at N = 576, 1.1 1.2 / 0.6 0.8 at N = 1024; complete never more than 1.1 of either.
+LIBRARY_FROM = 256  # tokens, for average linkage; below, equal answers everywhere are worth more than the difference
 
 
 def agglomerate(
@@ -44,8 +46,8 @@ def agglomerate(
         linkage: distance of two clusters: "average", "complete" (largest), "single" (smallest), or "ward".
         backend: "torch" (any device), "triton" (CUDA, float32, N <= 1024, only ``k``; needed for CUDA graphs and
             whenever the host must not wait for the device), "scipy", "fastcluster" (CPU, image by image; ties as they
-            like), or "auto": triton on CUDA where it can, else torch; on the CPU fastcluster or scipy, if installed,
-            for single linkage and for average linkage with N > 256, otherwise torch.
+            like), or "auto": triton on CUDA where it can, else torch; on the CPU, if installed, fastcluster or else
+            scipy for single linkage, fastcluster for average linkage with N > 256, otherwise torch.
         deterministic: leave only torch and triton to "auto", whose answers are the same bit for bit, ties included.
         check: look for NaN, inf and asymmetry. By default on the CPU only, where it does not have to wait for a device,
             and not while compiling.
@@ -90,8 +92,11 @@ def choose_backend(batch: Tensor, linkage: str, backend: str, deterministic: boo
         return backend
     if os.environ.get("RAMIFY_BACKEND", "auto") != "auto":  # ops follows it
         return backend
-    is_better = linkage == "single" or (linkage == "average" and batch.shape[-1] > LIBRARY_FROM)
-    return (libraries.installed() or backend) if is_better else backend
+    if linkage == "single":
+        return libraries.installed() or backend
+    if linkage == "average" and batch.shape[-1] > LIBRARY_FROM and libraries.installed() == "fastcluster":
+        return "fastcluster"
+    return backend
 
 
 def as_threshold(threshold: float, dtype: torch.dtype) -> float:

@@ -87,7 +87,7 @@ class Dendrogram:
         return (labels, num_clusters) if self.has_batch else (labels[0], num_clusters[0])
 
     def merges(self, i: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The merges of image i in order: a token of each cluster, the smaller first, and the distance, (N - 1,) each."""
+        """The merges of image i in order: a token of each cluster, smaller first, and the distance, (N - 1,) each."""
         if not -len(self) <= i < len(self):
             raise UserError(f"there is no image {i} in a dendrogram of {len(self)} images")
         low, height = self.up[i].cpu().numpy(), self.height[i].double().cpu().numpy()

@@ -68,7 +68,7 @@ def _merges(
 
 
 def _forest(merges: np.ndarray, D: Tensor) -> Forest:
-    """The forest of linkage matrices (B, N - 1, 4): clusters go by their smallest token, not by a number of their own."""
+    """The forest of linkage matrices (B, N - 1, 4): clusters go by their smallest token, not by own numbers."""
     num_images, num_tokens = D.shape[:2]
     image = np.arange(num_images)
     smallest = np.tile(np.arange(2 * num_tokens - 1), (num_images, 1))  # (B, 2N - 1) of every cluster
