@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +96,7 @@ class SweepConfig:
         if self.preset is not None:
             grids = preset(self.preset)
         elif self.resume:
-            from ramify.lab.runner import stored_parts
+            from ramify.lab.folder import stored_parts
 
             grids = stored_parts(self.out)
         return [replace(grid, **given) for grid in grids]
@@ -259,6 +260,8 @@ def sweep(config: SweepConfig) -> None:
             show=show,
             say=_say,
         )
+    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
+        return
     _report(fit_runs(rows), config.json)
     _say(f"sweep in {config.out}")
 

@@ -1,7 +1,7 @@
 """Superposition lab: why loss falls as one over width. Toy-model sweeps, metrics, theory and fits.
 
 ``sweep("smoke", "runs/lab")`` trains a grid and writes its tables, ``fit`` gives the exponents, ``plot`` the figures,
-``overlap`` the statistics of a real head; :mod:`ramify.lab.theory` says what to expect. Nothing heavy is imported before
+``overlap`` the statistics of a real head, :mod:`ramify.lab.theory` what to expect. Nothing heavy is imported before
 it is used.
 """
 

@@ -166,6 +166,7 @@ class Engine:
         dtype: float32, or float64 to check.
         chunk: models worked on at once; 0 chooses: few on a CPU (their outputs stay in its cache), many on a GPU.
         pad: put all widths into one tensor. Exact: columns of zeros stay zero.
+        models: which of the grid's models to train; all by default.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class Engine:
         dtype: torch.dtype = torch.float32,
         chunk: int = 0,
         pad: bool = False,
+        models: Sequence[Model] | None = None,
     ):
         self.grid, self.device, self.dtype = grid, torch.device(device), dtype
         self.step = 0
@@ -182,10 +184,10 @@ class Engine:
         p = [torch.from_numpy(frequencies(grid.n, alpha, density, grid.dist)) for alpha, density in tables]
         self.p = torch.stack(p).to(self.device)  # (A, n)
         self.sampler = Sampler(self.p, grid.batch, grid.data_seed, dtype)
-        models = grid.models()
-        of_width = [models] if pad else [[model for model in models if model.m == m] for m in grid.m]
+        chosen = list(grid.models() if models is None else models)
+        of_width = [chosen] if pad else [[model for model in chosen if model.m == m] for m in grid.m]
         number = {table: a for a, table in enumerate(tables)}
-        self.buckets = [self._bucket(some, number) for some in of_width]
+        self.buckets = [self._bucket(some, number) for some in of_width if some]
         self.chunk = chunk or self._default_chunk()
         self._parts = [list(self._split(bucket)) for bucket in self.buckets]
 

@@ -1,7 +1,7 @@
 """Runs a sweep into a folder: training with checkpoints, evaluation, the table of runs, the fits.
 
     config.json            the parts, as they were asked for
-    checkpoints/           state of the part that is being trained, and the one before it
+    checkpoints/           state of the part that is being trained, and the one before it (of every process)
     parts/                 one file per finished part: rows of the table, norms of the features
     weights/               the weights, where they were asked for
     runs.csv, fits.csv     the tables (runs.parquet where pyarrow is installed)
@@ -12,7 +12,6 @@ device with the same number of threads.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -28,9 +27,11 @@ from torch import Tensor
 from ramify.errors import UserError
 from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
+from ramify.lab.folder import open_folder
 from ramify.lab.grid import Grid, Model
 from ramify.lab.metrics import measure
 from ramify.lab.presets import preset
+from ramify.lab.ranks import processes
 from ramify.lab.table import COLUMNS, to_csv, write_runs
 from ramify.lab.theory import unlearned_loss
 from ramify.train.checkpoint import load_tensors, save_tensors, write_text
@@ -76,6 +77,9 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Train every part, write the tables, and give the rows of the table of runs.
 
+    Under torchrun each process trains a share of the models of every width, with the same result; ``out`` must then
+    be a folder that all of them see.
+
     Args:
         parts: the grids to train one after the other, or the name of a preset.
         out: folder; it must not hold a sweep unless ``resume`` or ``overwrite`` says what to do with it.
@@ -94,84 +98,57 @@ def sweep(
     names = [grid.name for grid in parts]
     if len(set(names)) != len(names):
         raise UserError(f"parts of a sweep need different names, got {', '.join(names)}")
-    config = {
-        "dtype": str(dtype).removeprefix("torch."),
-        "pad": pad,
-        "parts": {grid.name: grid.as_dict() for grid in parts},
-    }
-    _open_folder(out, config, resume, overwrite)
     rows: list[dict[str, Any]] = []
-    with full_disk_is_one_line(out), stop_signals(quiet=show is None) as is_asked_to_stop:
-        for grid in parts:
-            done = out / "parts" / f"{grid.name}.safetensors"
-            if not done.is_file():
-                engine = Engine(grid, device, dtype, chunk, pad)
-                run = _Part(engine, out, checkpoint_seconds, show or _nothing, say or _nothing)
+    with processes() as ranks, full_disk_is_one_line(out):
+        config = {
+            "dtype": str(dtype).removeprefix("torch."),
+            "pad": pad,
+            "processes": ranks.size,
+            "parts": {grid.name: grid.as_dict() for grid in parts},
+        }
+        if ranks.is_main:
+            open_folder(out, config, resume, overwrite)
+        ranks.wait()
+        show = show if ranks.is_main else None
+        with stop_signals(quiet=show is None) as is_asked_to_stop:
+            for grid in parts:
+                name = f"{grid.name}{ranks.suffix}"
+                done = out / "parts" / f"{name}.safetensors"
+                if done.is_file():
+                    continue
+                engine = Engine(grid, ranks.device(device), dtype, chunk, pad, ranks.share(grid))
+                run = _Part(name, engine, out, checkpoint_seconds, show or _nothing, say or _nothing)
                 run.train(is_asked_to_stop)
                 run.finish(done, keep_weights)
-            rows += load_tensors(done)[1]["rows"]
-        write_runs(out, rows)
-        write_text(out / "fits.csv", to_csv(fit_runs(rows)))
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        ranks.wait()
+        for grid in parts:
+            if ranks.is_main:
+                _merge(grid, out / "parts", ranks.suffixes)
+            ranks.wait()
+            rows += load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
+        if ranks.is_main:
+            write_runs(out, rows)
+            write_text(out / "fits.csv", to_csv(fit_runs(rows)))
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        ranks.wait()
     return rows
+
+
+def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
+    """One file for a part of which every process wrote some models; in the order of the grid."""
+    whole = folder / f"{grid.name}.safetensors"
+    if whole.is_file():
+        return
+    found = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
+    places = [place for _, state in found for place in state["places"]]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    rows = [row for _, state in found for row in state["rows"]]
+    norms = torch.cat([tensors["norms"] for tensors, _ in found])
+    save_tensors(whole, {"norms": norms[order]}, {"rows": [rows[i] for i in order], "places": sorted(places)})
 
 
 def _nothing(_: Any) -> None:
     """For callers that want to hear nothing."""
-
-
-def _open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Make the folder of a sweep, or check that what is there can go on."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file, expected a folder")
-    written = out / "config.json"
-    if resume:
-        if difference := _difference(_read_config(out), config):
-            raise UserError(f"cannot resume {out}: {difference}; give the same settings, or choose another --out")
-        return
-    if written.is_file():
-        if not overwrite:
-            raise UserError(
-                f"{out} already holds a sweep; continue it with --resume, replace it with --overwrite, or choose --out"
-            )
-        for name in ("checkpoints", "parts", "weights", "figures"):
-            shutil.rmtree(out / name, ignore_errors=True)
-        for name in ("runs.csv", "runs.parquet", "fits.csv"):
-            (out / name).unlink(missing_ok=True)
-    with full_disk_is_one_line(out):
-        for name in ("checkpoints", "parts"):
-            (out / name).mkdir(parents=True, exist_ok=True)
-        write_text(written, json.dumps(config, indent=1) + "\n")
-
-
-def stored_parts(out: Path | str) -> list[Grid]:
-    """The parts that the sweep in a folder was started with."""
-    parts = _read_config(Path(out))["parts"].values()
-    return [Grid.from_dict(part) for part in parts]
-
-
-def _read_config(out: Path) -> dict[str, Any]:
-    written = out / "config.json"
-    if not written.is_file():
-        raise UserError(f"nothing to resume in {out}: it has no config.json; start without --resume")
-    try:
-        found: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{written} is damaged: {error}") from error
-    return found
-
-
-def _difference(before: Any, now: Any, key: str = "") -> str:
-    """The first key in which two configurations differ, with both values; empty if there is none."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            path = f"{key}.{name}" if key else str(name)
-            if name not in before or name not in now:
-                return f"{path} is {'missing there' if name not in before else 'there, but not asked for now'}"
-            if found := _difference(before[name], now[name], path):
-                return found
-        return ""
-    return "" if before == now else f"{key} was {json.dumps(before)} and is now {json.dumps(now)}"
 
 
 class _Part:
@@ -179,6 +156,7 @@ class _Part:
 
     def __init__(
         self,
+        name: str,
         engine: Engine,
         out: Path,
         checkpoint_seconds: float,
@@ -190,7 +168,7 @@ class _Part:
         count = len(engine.models)
         self.first_loss = torch.full((count,), math.nan, dtype=torch.float64, device=engine.device)
         self.tail_sum = torch.zeros_like(self.first_loss)
-        self.last = out / "checkpoints" / f"{self.grid.name}.safetensors"
+        self.last = out / "checkpoints" / f"{name}.safetensors"
         self.previous = self.last.with_suffix(".previous.safetensors")
 
     def train(self, is_asked_to_stop: Callable[[], bool]) -> None:
@@ -261,22 +239,25 @@ class _Part:
         engine, grid = self.engine, self.grid
         loss, error = engine.evaluate(grid.eval_samples)
         train_loss = self.tail_sum / grid.tail
-        rows, norms = [], []
+        number = {model: place for place, model in enumerate(grid.models())}
+        found: dict[int, tuple[dict[str, Any], Tensor]] = {}
         weights: dict[str, Tensor] = {}
-        place = 0
+        k = 0
         for bucket in engine.buckets:
             for i, model in enumerate(bucket.models):
                 W, b = bucket.weights(i)
                 values = {"loss_train": train_loss, "loss_eval": loss, "loss_se": error, "first_loss": self.first_loss}
-                numbers = {name: value[place].item() for name, value in values.items()}
-                rows.append(_row(grid, model, W, engine.p[bucket.groups[i]].cpu().numpy(), numbers))
-                norms.append(W.norm(dim=1))
-                weights |= {f"{place}.W": W, f"{place}.b": b}
-                place += 1
+                numbers = {name: value[k].item() for name, value in values.items()}
+                row = _row(grid, model, W, engine.p[bucket.groups[i]].cpu().numpy(), numbers)
+                found[number[model]] = row, W.norm(dim=1)
+                weights |= {f"{number[model]}.W": W, f"{number[model]}.b": b}
+                k += 1
+        places = sorted(found)
+        norms = torch.stack([found[place][1] for place in places])
         if keep_weights:
             (self.out / "weights").mkdir(exist_ok=True)
             save_tensors(self.out / "weights" / done.name, weights)
-        save_tensors(done, {"norms": torch.stack(norms)}, {"rows": rows})
+        save_tensors(done, {"norms": norms}, {"rows": [found[place][0] for place in places], "places": places})
         for path in (self.last, self.previous, self.last.with_suffix(".new.safetensors")):
             path.unlink(missing_ok=True)
 

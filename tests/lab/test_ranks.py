@@ -1,0 +1,104 @@
+"""Two processes train what one trains, to the bit; each has its own checkpoint."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.errors import UserError
+from ramify.lab.grid import Grid
+from ramify.lab.presets import preset
+from ramify.lab.ranks import Ranks
+from ramify.lab.runner import sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+GRID = Grid(name="a", n=30, m=(3, 5), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), seeds=1, batch=32, steps=25, eval_samples=64)
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from ramify.lab.engine import Engine
+from ramify.lab.grid import Grid
+from ramify.lab.runner import sweep
+from tests.lab.test_ranks import GRID
+out, stop = Path(sys.argv[1]), int(sys.argv[2])
+if stop:
+    advance = Engine.advance
+    def dying(self, with_loss=False):
+        if self.step == stop:
+            raise SystemExit(3)
+        return advance(self, with_loss)
+    Engine.advance = dying
+sweep(GRID, out, checkpoint_seconds=0, resume=out.exists())
+"""
+
+
+def run_two(out: Path, stop: int = 0) -> list[subprocess.CompletedProcess[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    common = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(out), str(stop)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [subprocess.CompletedProcess(p.args, p.wait(100), p.communicate()[0]) for p in started]
+    finally:
+        for p in started:
+            p.kill()
+
+
+def assert_like_one(tmp_path: Path) -> None:
+    sweep(GRID, tmp_path / "one")
+    for name in ("runs.csv", "fits.csv"):
+        assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
+
+
+def test_two_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
+    ended = run_two(tmp_path / "two")
+    assert [p.returncode for p in ended] == [0, 0], ended
+    assert_like_one(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_after_a_kill(tmp_path: Path) -> None:
+    killed = run_two(tmp_path / "two", stop=11)
+    assert [p.returncode for p in killed] == [3, 3], killed
+    found = sorted(path.name for path in (tmp_path / "two" / "checkpoints").iterdir() if "previous" not in path.name)
+    assert found == ["a.0-of-2.safetensors", "a.1-of-2.safetensors"]
+    with pytest.raises(UserError, match="processes was 2 and is now 1"):
+        sweep(GRID, tmp_path / "two", resume=True)
+    ended = run_two(tmp_path / "two")
+    assert [p.returncode for p in ended] == [0, 0], ended
+    assert_like_one(tmp_path)
+
+
+def test_shares_are_even_and_complete() -> None:
+    (grid,) = preset("paper-grid")
+    shares = [Ranks(rank, 8).share(grid) for rank in range(8)]
+    assert sorted(model for share in shares for model in share) == sorted(grid.models())
+    for share in shares:
+        assert all(abs(sum(model.m == m for model in share) - 170 / 8) < 1 for m in grid.m)
+    with pytest.raises(UserError, match="5 processes need 5 models or more of every width, part a has 4"):
+        Ranks(0, 5).share(GRID)
+
+
+def test_devices_by_process() -> None:
+    assert str(Ranks(5, 8, 1).device("cuda")) == "cuda:1"
+    assert str(Ranks(5, 8, 1).device("cpu")) == "cpu"
+    assert str(Ranks().device("cuda")) == "cuda"
