@@ -96,7 +96,7 @@ def sites(model: nn.Module) -> FamilyAdapter:
     """What hooks must know of a vision model of transformers.
 
     Raises:
-        UnsupportedModel: another model, a head that needs the whole grid, or blocks of an unknown layout.
+        UnsupportedModel: another model, one around a tower that is not known, or blocks of an unknown layout.
     """
     if not any(cls.__module__.partition(".")[0] == "transformers" for cls in type(model).__mro__):
         raise UnsupportedModel(f"{type(model).__name__} is not a model of transformers")
