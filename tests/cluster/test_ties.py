@@ -105,3 +105,31 @@ def test_a_later_link_of_equal_height_may_come_first() -> None:
     D[3:, 3:] = 0.25
     for linkage in LINKAGES:
         assert agglomerate(D, 3, linkage=linkage, deterministic=True).tolist() == [0, 0, 0, 1, 2]
+
+
+def test_paths_of_single_linkage_are_followed_to_their_ends(seed: int) -> None:
+    """Tokens on a line, in any order: one component however long its path and however its names alternate."""
+    generator = torch.Generator().manual_seed(seed)
+    zigzag = torch.stack([torch.arange(100), 199 - torch.arange(100)], 1).flatten()
+    bits = torch.tensor([int(f"{i:08b}"[::-1], 2) for i in range(256)])
+    orders = [torch.arange(200), zigzag, torch.randperm(200, generator=generator), bits[bits < 200]]
+    for order in orders:
+        place = order.argsort()  # place[i]: where token i stands on the line
+        D = (place[:, None] - place[None, :]).abs().float()
+        D += 0.5 * ((place[:, None] // 50) != (place[None, :] // 50))  # four pieces
+        labels = agglomerate(D, 4, linkage="single", backend="torch")
+        assert labels.tolist() == naive.renumbered((place // 50).tolist())
+        assert not agglomerate(D, 1, linkage="single", backend="torch").any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("linkage", LINKAGES)
+@pytest.mark.parametrize("kind", TIES)
+def test_the_same_forest_on_the_gpu(kind: str, linkage: str, seed: int) -> None:
+    D = tied(kind, 8, 60, seed)
+    on_gpu = reference.grow(D.cuda(), linkage)
+    for here, there in zip(reference.grow(D, linkage), on_gpu, strict=True):
+        assert here is there or torch.equal(here, there.cpu())
+    for k in (48, 30, 7):
+        assert torch.equal(reference.cut(on_gpu, k).cpu(), agglomerate(D, k, linkage=linkage, backend="torch"))
+        assert torch.equal(agglomerate(D.cuda(), k, linkage=linkage).cpu(), reference.cut(on_gpu, k).cpu())

@@ -146,14 +146,11 @@ def _components(low: Tensor, high: Tensor) -> Tensor:
     that touches only larger ones is joined by its neighbour, at the latest one step after that one has found a smaller
     name. So two steps at least halve the components that are not finished, and a fixed number of steps is enough.
     """
-    name = torch.arange(low.shape[1], device=low.device).repeat(len(low), 1)
+    name = token = torch.arange(low.shape[1], device=low.device).repeat(len(low), 1)
     for _ in range(2 * (low.shape[1] - 1).bit_length()):
         ends = name.gather(1, low), name.gather(1, high)
         if low.device.type == "cpu" and torch.equal(*ends):  # elsewhere looking costs more than going on
             break
         small, large = torch.minimum(*ends), torch.maximum(*ends)
-        hook = (
-            torch.arange(low.shape[1], device=low.device).repeat(len(low), 1).scatter_reduce_(1, large, small, "amin")
-        )
-        name = follow(hook).gather(1, name)
+        name = follow(token.scatter_reduce(1, large, small, "amin")).gather(1, name)
     return name
