@@ -59,14 +59,18 @@ def test_whole_trainings_equal_autograd_one_model_at_a_time(seed: int, dtype: to
             torch.testing.assert_close(mine, torch.stack(expected), rtol=limit_loss, atol=0)
 
 
+@pytest.mark.parametrize("piece", [0, 64, 25])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool) -> None:
-    """In float64, also where models of a chunk see different tables (padded rows)."""
+def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int) -> None:
+    """In float64, also where models of a chunk see different tables (padded rows), and batches in pieces."""
     engine = Engine(fresh(seed, density=(1.0, 2.2)), dtype=torch.float64)
-    bucket, batch = engine.buckets[1], engine.sampler.draw(3)
+    sampler = Sampler(engine.p, 64, seed, torch.float64, piece)
+    bucket, batch = engine.buckets[1], sampler.draw(3)
+    assert batch.sizes == ([22, 22, 20] if piece == 25 else [64])
     groups = bucket.groups if mixed else [2] * len(bucket.groups)
     assert len(set(batch.num_rows)) > 1
-    found, loss = gradients(bucket.P, build_index(batch, groups, 40), batch.size, with_loss=True)
+    pieces = [build_index(batch, groups, 40, k) for k in range(len(batch.sizes))]
+    found, loss = gradients(bucket.P, pieces, batch.size, with_loss=True)
     assert loss is not None
     for i, group in enumerate(groups):
         x = batch.dense(group, 40)
@@ -219,6 +223,19 @@ def test_wrong_grids_are_one_line(changes: dict[str, object], message: str) -> N
     with pytest.raises(UserError, match=message.replace("?", r"\?")) as found:
         fresh(0, **changes)
     assert "\n" not in str(found.value)
+
+
+def test_large_batches_are_worked_on_in_pieces(seed: int) -> None:
+    """Of at least 128 rows on a CPU; the training is the same."""
+    grid = fresh(seed, n=3000, m=(2,), alpha=(1.0,), gamma=(-1.0,), seeds=1, batch=300, steps=2)
+    engine, found = run(grid, dtype=torch.float64)
+    assert engine.sampler.sizes == [100, 100, 100]
+    toy = definition.ToyModel(*definition.initial(engine.models[0], dtype=torch.float64))
+    expected = definition.train(toy, dense_batches(engine, 0, 2), grid, -1.0)
+    torch.testing.assert_close(found[:, 0], torch.stack(expected), rtol=1e-10, atol=0)
+    torch.testing.assert_close(engine.buckets[0].weights(0)[0], toy.W.detach(), rtol=0, atol=1e-10)
+    mean, _ = engine.evaluate(600)
+    assert mean[0].item() == pytest.approx(found[-1, 0].item(), rel=0.1)
 
 
 def test_streams_of_training_and_evaluation_differ(seed: int) -> None:

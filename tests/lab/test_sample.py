@@ -79,6 +79,15 @@ def test_tables_share_their_random_numbers(seed: int) -> None:
         assert torch.equal(alone.draw(step).dense(0, 20), batch.dense(1, 20))
 
 
+def test_pieces_hold_the_same_samples(seed: int) -> None:
+    p = torch.stack([torch.full((20,), 0.05), torch.full((20,), 0.3)])
+    whole, pieces = Sampler(p, 50, seed).draw(4), Sampler(p, 50, seed, piece=20).draw(4)
+    assert whole.sizes == [50] and pieces.sizes == [17, 17, 16]
+    assert len(pieces.num_rows) == 6 and sum(pieces.num_rows[:3]) == whole.num_rows[0]
+    for table in range(2):
+        assert torch.equal(whole.dense(table, 20), pieces.dense(table, 20))
+
+
 def test_steps_can_be_drawn_in_any_order(seed: int) -> None:
     sampler = Sampler(torch.full((1, 33), 0.1), 7, seed)
     forward = [sampler.draw(step).dense(0, 33) for step in range(4)]

@@ -53,9 +53,10 @@ class Index:
     """(G, 1) samples without an active feature."""
 
 
-def build_index(batch: Batch, groups: Sequence[int], n: int) -> Index:
-    """The index of a chunk whose models see the frequency tables ``groups``."""
-    device, dtype = batch.rows.device, batch.values.dtype
+def build_index(batch: Batch, groups: Sequence[int], n: int, piece: int = 0) -> Index:
+    """The index of a chunk whose models see a piece of the frequency tables ``groups``."""
+    device, dtype, size = batch.rows.device, batch.values.dtype, batch.sizes[piece]
+    groups = [a * len(batch.sizes) + piece for a in groups]
     G, R = len(groups), max(1, *(batch.num_rows[a] for a in groups))
     lengths = [batch.starts[a + 1] - batch.starts[a] for a in groups]
     total = sum(lengths)
@@ -78,7 +79,7 @@ def build_index(batch: Batch, groups: Sequence[int], n: int) -> Index:
         value_by_feature=batch.values_by_feature[place],
         feature_starts=torch.searchsorted(feature_by_feature, torch.arange(G * n, device=device)),
         is_row=(torch.arange(R, device=device) < num_rows[:, None]).to(dtype),
-        num_empty=(batch.size - num_rows)[:, None].to(dtype),
+        num_empty=(size - num_rows)[:, None].to(dtype),
     )
 
 
@@ -103,25 +104,33 @@ def losses(P: Tensor, Y: Tensor, index: Index, size: int) -> Tensor:
     return (kept + empty) / size
 
 
-def gradients(P: Tensor, index: Index, size: int, with_loss: bool = False) -> tuple[Tensor, Tensor | None]:
+def gradients(P: Tensor, pieces: Sequence[Index], size: int, with_loss: bool = False) -> tuple[Tensor, Tensor | None]:
     """Gradient of the mean squared error over samples and features (G, n, m + 1); the losses (G) where wanted.
 
-    No operation sums in an order that could change from run to run, on a GPU either.
+    The batch comes in pieces whose outputs fit a CPU's cache. No operation sums in an order that could change from run
+    to run, on a GPU either.
     """
     G, n, width = P.shape
-    H, Y = outputs(P, index)
-    y = Y.view(-1)[index.cell]
-    loss = losses(P, Y, index, size) if with_loss else None
-    # dL/dz is (y - x) [y > 0] up to a factor. Where x is zero that is y, so only active cells change.
-    dZ = Y
-    dZ.view(-1)[index.cell] = torch.where(y > 0, y - index.value, 0)
-    grad = torch.bmm(dZ.transpose(1, 2), H)  # through the decoder; the column of ones gives the bias
-    dH = torch.bmm(dZ, P).view(-1, width)
-    encoder = F.embedding_bag(
-        index.row_by_feature, dH, index.feature_starts, mode="sum", per_sample_weights=index.value_by_feature
-    ).view(G, n, width)
-    encoder[..., -1] = P[..., -1].relu() * index.num_empty  # samples without active cells answer relu(b)
-    return grad.add_(encoder).mul_(2 / (size * n)), loss
+    grad = P.new_empty(0)
+    loss: Tensor | None = None
+    for k, index in enumerate(pieces):
+        H, Y = outputs(P, index)
+        y = Y.view(-1)[index.cell]
+        if with_loss:
+            now = losses(P, Y, index, size)
+            loss = now if loss is None else loss + now
+        # dL/dz is (y - x) [y > 0] up to a factor. Where x is zero that is y, so only active cells change.
+        dZ = Y
+        dZ.view(-1)[index.cell] = torch.where(y > 0, y - index.value, 0)
+        # Through the decoder; the column of ones gives the bias.
+        grad = grad.baddbmm_(dZ.transpose(1, 2), H) if k else torch.bmm(dZ.transpose(1, 2), H)
+        dH = torch.bmm(dZ, P).view(-1, width)
+        encoder = F.embedding_bag(
+            index.row_by_feature, dH, index.feature_starts, mode="sum", per_sample_weights=index.value_by_feature
+        ).view(G, n, width)
+        encoder[..., -1] = P[..., -1].relu() * index.num_empty  # samples without active cells answer relu(b)
+        grad += encoder
+    return grad.mul_(2 / (size * n)), loss
 
 
 @dataclass
@@ -183,7 +192,8 @@ class Engine:
         tables = grid.groups()
         p = [torch.from_numpy(frequencies(grid.n, alpha, density, grid.dist)) for alpha, density in tables]
         self.p = torch.stack(p).to(self.device)  # (A, n)
-        self.sampler = Sampler(self.p, grid.batch, grid.data_seed, dtype)
+        self.piece = self._piece()
+        self.sampler = Sampler(self.p, grid.batch, grid.data_seed, dtype, self.piece)
         chosen = list(grid.models() if models is None else models)
         of_width = [chosen] if pad else [[model for model in chosen if model.m == m] for m in grid.m]
         number = {table: a for a, table in enumerate(tables)}
@@ -218,8 +228,14 @@ class Engine:
             lr.to(self.device),
         )
 
+    def _piece(self) -> int:
+        """Most samples worked on at once: on a CPU so many that the outputs of a model take a megabyte."""
+        if self.device.type != "cpu":
+            return self.grid.batch
+        return max(128, 2**20 // (4 * self.grid.n))
+
     def _default_chunk(self) -> int:
-        outputs_of_one = self.grid.batch * self.grid.n * self.p.new_empty(0, dtype=self.dtype).element_size()
+        outputs_of_one = 4 * min(self.piece, self.grid.batch) * self.grid.n
         room = 2**21 if self.device.type == "cpu" else 2**32
         return max(1, room // outputs_of_one)
 
@@ -234,14 +250,14 @@ class Engine:
                 yield slice(start, i)
                 start = i
 
-    def _indexed(self, batch: Batch) -> Iterator[tuple[Bucket, slice, Index]]:
-        """Every chunk with its index; buckets whose chunks see the same tables share one."""
-        known: dict[tuple[int, ...], Index] = {}
+    def _indexed(self, batch: Batch) -> Iterator[tuple[Bucket, slice, list[Index]]]:
+        """Every chunk with the index of each piece; buckets whose chunks see the same tables share them."""
+        known: dict[tuple[int, ...], list[Index]] = {}
         for bucket, parts in zip(self.buckets, self._parts, strict=True):
             for part in parts:
                 key = tuple(bucket.groups[part])
                 if key not in known:
-                    known[key] = build_index(batch, key, self.grid.n)
+                    known[key] = [build_index(batch, key, self.grid.n, piece) for piece in range(len(batch.sizes))]
                 yield bucket, part, known[key]
 
     @torch.no_grad()
@@ -251,8 +267,8 @@ class Engine:
         factor = schedule(self.step, self.grid.steps, self.grid.warmup)
         found = []
         with exact_products(self.device):
-            for bucket, part, index in self._indexed(batch):
-                grad, loss = gradients(bucket.P[part], index, batch.size, with_loss)
+            for bucket, part, pieces in self._indexed(batch):
+                grad, loss = gradients(bucket.P[part], pieces, batch.size, with_loss)
                 bucket.update(part, grad, self.step, factor)
                 found.append(loss)
         self.step += 1
@@ -263,16 +279,16 @@ class Engine:
         """Mean loss over at least ``samples`` fresh samples and its standard error, float64, one per model."""
         size = max(self.grid.batch, min(samples // 32, 2048))  # a few large batches cost less than many small ones
         rounds = max(2, -(-samples // size))
-        sampler = Sampler(self.p, size, self.grid.data_seed, self.dtype)
+        sampler = Sampler(self.p, size, self.grid.data_seed, self.dtype, self.piece)
         found = []
         with exact_products(self.device):
             for i in range(rounds):
                 batch = sampler.draw(i, EVAL)
                 now = []
-                for bucket, part, index in self._indexed(batch):
+                for bucket, part, pieces in self._indexed(batch):
                     P = bucket.P[part]
-                    _, Y = outputs(P, index)
-                    now.append(losses(P, Y, index, batch.size))
+                    each_piece = [losses(P, outputs(P, index)[1], index, batch.size) for index in pieces]
+                    now.append(torch.stack(each_piece).sum(0))
                 found.append(torch.cat(now))
         each = torch.stack(found)  # (rounds, models)
         return each.mean(0), each.std(0) / rounds**0.5

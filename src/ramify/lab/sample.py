@@ -31,16 +31,19 @@ _VALUE_BITS = 64 - _FINE_BITS
 class Batch:
     """The active cells of a batch for A frequency tables, one table after the other; rows without any are left out.
 
-    ``rows`` count from 0 within each table, over the kept rows only. The second triple holds the same cells ordered by
+    Each table may be split into S pieces of neighbouring rows; piece ``s`` of table ``a`` is number ``a S + s``.
+    ``rows`` count from 0 within each piece, over the kept rows only. The second triple holds the same cells ordered by
     feature instead of row.
     """
 
     size: int
     """Samples, those without an active feature included."""
+    sizes: list[int]
+    """(S) samples of each piece."""
     starts: list[int]
-    """(A + 1) where the cells of each table begin."""
+    """(A S + 1) where the cells of each piece begin."""
     num_rows: list[int]
-    """(A) samples with an active feature."""
+    """(A S) samples with an active feature."""
     rows: Tensor
     features: Tensor
     values: Tensor
@@ -50,10 +53,13 @@ class Batch:
 
     def dense(self, table: int, n: int) -> Tensor:
         """(num_rows, n) the kept samples of one table, for definitions that want whole vectors."""
-        part = slice(self.starts[table], self.starts[table + 1])
-        x = self.values.new_zeros(self.num_rows[table], n)
-        x[self.rows[part], self.features[part]] = self.values[part]
-        return x
+        pieces = []
+        for piece in range(table * len(self.sizes), (table + 1) * len(self.sizes)):
+            part = slice(self.starts[piece], self.starts[piece + 1])
+            x = self.values.new_zeros(self.num_rows[piece], n)
+            x[self.rows[part], self.features[part]] = self.values[part]
+            pieces.append(x)
+        return torch.cat(pieces)
 
 
 class Sampler:
@@ -64,10 +70,14 @@ class Sampler:
         batch: samples per batch.
         seed: data seed.
         dtype: of the values.
+        piece: most rows of a piece of a table; 0 for whole tables. Which samples are drawn does not depend on it.
     """
 
-    def __init__(self, p: Tensor, batch: int, seed: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, p: Tensor, batch: int, seed: int, dtype: torch.dtype = torch.float32, piece: int = 0):
         self.p, self.batch, self.seed, self.dtype = p.double(), batch, seed, dtype
+        count = -(-batch // (piece or batch))
+        self.piece = -(-batch // count)
+        self.sizes = [min(self.piece, batch - start) for start in range(0, batch, self.piece)]
         # Cells whose 16 bits are at most this may lie below the largest chance of their feature.
         limit = torch.ceil(self.p.amax(0) * _COARSE) - 1 - _COARSE // 2
         self._limit = limit.to(torch.int16)  # (n,)
@@ -90,19 +100,29 @@ class Sampler:
         active = u < self.p[:, feature]  # (A, C)
         table, pick = active.nonzero(as_tuple=True)  # by table, then row, then feature
         row, feature, value = row[pick], feature[pick], v[pick].to(self.dtype)
+        piece = table * len(self.sizes) + row // self.piece
+        num_pieces = len(self.p) * len(self.sizes)
         key = table * self.batch + row
-        is_new = torch.ones_like(key, dtype=torch.bool)
+        is_new = torch.ones_like(key)
         is_new[1:] = key[1:] != key[:-1]
-        kept = (is_new.cumsum(0) - 1).long()  # rows with an active feature, counted over all tables
-        num_rows = torch.zeros(len(self.p), dtype=torch.int64, device=device).index_add_(0, table, is_new.long())
-        first_row = num_rows.cumsum(0) - num_rows
-        local = kept - first_row[table]
-        order = torch.argsort(table * n + feature, stable=True)
-        counts = torch.stack([active.sum(1), num_rows]).tolist()  # the one wait for the device
-        starts = np.concatenate([[0], np.cumsum(counts[0])]).tolist()
+        counts = torch.zeros(2, num_pieces, dtype=torch.int64, device=device)
+        counts.index_add_(1, piece, torch.stack([torch.ones_like(piece), is_new]))  # cells and kept rows
+        first_row = counts[1].cumsum(0) - counts[1]
+        local = is_new.cumsum(0) - 1 - first_row[piece]
+        order = torch.argsort(piece * n + feature, stable=True)
+        num_cells, num_rows = counts.tolist()  # the one wait for the device
         return Batch(
-            self.batch, starts, counts[1], local, feature, value, local[order], feature[order], value[order]
-        )  # fmt: skip
+            size=self.batch,
+            sizes=self.sizes,
+            starts=np.concatenate([[0], np.cumsum(num_cells)]).tolist(),
+            num_rows=num_rows,
+            rows=local,
+            features=feature,
+            values=value,
+            rows_by_feature=local[order],
+            features_by_feature=feature[order],
+            values_by_feature=value[order],
+        )
 
 
 def _nonzero(mask: Tensor) -> Tensor:
