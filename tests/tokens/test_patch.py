@@ -1,4 +1,4 @@
-"""Patching: switches at run time, copies, gradient checkpointing, precision, compilers, and what is refused."""
+"""Patching: switches at run time, copies, gradient checkpointing, precision, and what is refused."""
 
 from __future__ import annotations
 
@@ -271,6 +271,32 @@ def test_weights_go_to_and_from_a_patched_model() -> None:
     assert torch.equal(model(x), other(x))
 
 
+def replica_of(model: Any, factor: float) -> Any:
+    """A replica as DataParallel makes them: shallow copies of all modules, with weights of their own (here scaled)."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = None if child is None else replicas[child]
+        for name, weight in module._parameters.items():
+            setattr(replica, name, None if weight is None else weight.detach() * factor)
+    return replicas[model]
+
+
+@pytest.mark.parametrize("kind", ["vit", "registers_avg", "attention_pool"])
+def test_replicas_compute_with_their_own_weights(kind: str) -> None:
+    model = small_model(kind)
+    x = images()
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    before = model(x)
+    out = replica_of(model, 1.25)(x)
+    scaled = small_model(kind)
+    for weight in scaled.parameters():
+        weight.data *= 1.25
+    tokens.patch(scaled, keep=0.5, layers=LAYERS)
+    assert torch.equal(out, scaled(x)) and not torch.equal(out, before)
+    assert torch.equal(model(x), before)
+
+
 # ---------------------------------------------------------------------- training
 def test_gradient_checkpointing_gives_the_same_gradients() -> None:
     first, second = images(), images()
@@ -341,7 +367,7 @@ def test_head_on_other_features_pools_plainly() -> None:
     torch.testing.assert_close(model.pool(features), features.mean(1))
 
 
-# ---------------------------------------------------------------------- precision, compilers
+# ---------------------------------------------------------------------- precision
 @pytest.mark.parametrize("prop_attn", ["mask", "channel"])
 def test_autocast_clusters_float32_distances_of_half_precision_keys(prop_attn: str) -> None:
     model: Any = small_model("qk_norm")
@@ -371,56 +397,6 @@ def test_half_precision_weights() -> None:
     out = model(images().bfloat16())
     assert out.dtype == torch.bfloat16 and out.isfinite().all()
     assert all(size.dtype == torch.float32 for size in handle.sizes)
-
-
-TRACED_CACHE = "ignore:Dynamo detected a call to a .functools.lru_cache.-wrapped function"
-
-
-@pytest.mark.filterwarnings(TRACED_CACHE)
-@pytest.mark.parametrize(("kind", "prop_attn"), [("vit", "mask"), ("registers_avg", "channel")])
-def test_compiled_in_one_graph(kind: str, prop_attn: str) -> None:
-    torch._dynamo.reset()
-    model = small_model(kind)
-    handle = tokens.patch(model, keep=0.5, layers=LAYERS, prop_attn=prop_attn)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    x = images()
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
-        assert handle.num_tokens == [18, 9]
-        handle.keep = 0.7  # the graph follows the switch
-        torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
-        compiled(x)
-        assert handle.num_tokens == [25, 17]
-        assert torch.equal(handle.sizes[-1].sum(1), torch.full((3,), float(NUM_PATCHES)))
-
-
-@pytest.mark.filterwarnings(TRACED_CACHE)
-def test_compiled_training_has_the_gradients_of_eager() -> None:
-    torch._dynamo.reset()
-    gradients = []
-    x = images()
-    for compiles in (False, True):
-        model: Any = small_model()
-        tokens.patch(model, keep=0.5, layers=LAYERS)
-        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model
-        run(x).square().sum().backward()
-        gradients.append(model.patch_embed.proj.weight.grad)
-    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
-
-
-def test_export_with_fixed_batch() -> None:
-    model = small_model("registers")
-    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
-    x = images()
-    program = torch.export.export(model, (x,))
-    # Regions without gradient become graphs inside the graph.
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    called = [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    assert sum("ramify.agglomerate" in name for name in called) == len(LAYERS)
-    fresh = images()
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(fresh), model(fresh), atol=1e-5, rtol=1e-5)
-    assert handle.num_tokens == [18, 9]
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -82,11 +82,12 @@ class Handle:
         self._dense = 0
         self._step = 0
         self._running: dict[torch.device, Flow] = {}  # of the last block that ran, by device for DataParallel
+        self._compiled: Flow | None = None  # the same for compiled blocks, if they were the last
         self._records: dict[int, Record] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tensors of the last pass belong to that pass, and those with gradients cannot be copied.
-        return {**self.__dict__, "_running": {}, "_records": {}}
+        return {**self.__dict__, "_running": {}, "_compiled": None, "_records": {}}
 
     # ------------------------------------------------------------------ switches
     @property
@@ -199,12 +200,14 @@ class Handle:
     # ------------------------------------------------------------------ for hooks and adapters
     def start(self, x: Tensor) -> Flow:
         """A new forward pass begins with these tokens at the first block that reduces."""
-        flow = None if torch.compiler.is_compiling() else getattr(x, ATTRIBUTE, None)
+        is_compiling = torch.compiler.is_compiling()
+        flow = None if is_compiling else getattr(x, ATTRIBUTE, None)
         if flow is None or flow.owner is not self:  # not a block that is computed again for its gradient
-            if not torch.compiler.is_compiling():
+            if not is_compiling:
                 self.watch.report(wait=False)
                 self._step += 1
-            flow = Flow(self, x.shape[1] - self.adapter.num_prefix, self._step, {}, x.shape[1])
+            step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
+            flow = Flow(self, x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])
             self._records = flow.records
         self.pass_on(x, flow)
         return flow
@@ -218,19 +221,26 @@ class Handle:
         """
         if not self.enabled:
             return None
+        flow = self._compiled
         if not torch.compiler.is_compiling():
-            flow = getattr(x, ATTRIBUTE, None)
-            if flow is not None and flow.owner is self:
-                return flow
-        flow = self._running.get(x.device)
+            own = getattr(x, ATTRIBUTE, None)
+            if own is not None and own.owner is self:
+                return own
+            flow = flow or self._running.get(x.device)
         if flow is None or flow.length != x.shape[1] + num_cut or (flow.size is not None and len(flow.size) != len(x)):
             return None
         return flow
 
     def pass_on(self, x: Tensor, flow: Flow) -> None:
-        """Notes that the flow describes these tokens."""
-        self._running[x.device] = flow
-        if not torch.compiler.is_compiling():
+        """Notes that the flow describes these tokens.
+
+        A compiled graph only ever overwrites what is noted: it would be compiled again for whatever it reads.
+        """
+        if torch.compiler.is_compiling():
+            self._compiled = flow
+        else:
+            self._compiled = None
+            self._running[x.device] = flow
             setattr(x, ATTRIBUTE, flow)
 
     def carry(self, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -283,6 +293,7 @@ class Handle:
             raise UserError(
                 f"the blocks lie on several devices ({', '.join(sorted(devices))}): patch a model on one device"
             )
+        _forget_graphs()
         try:
             self._is_attached = True
             for index in range(layers[0], len(self.adapter.blocks)):
@@ -298,6 +309,7 @@ class Handle:
 
     def detach(self) -> None:
         """Takes everything away that ``attach`` put on the model."""
+        _forget_graphs()
         for hook in self._hooks:
             hook.remove()
         for override, before in reversed(self._overrides):
@@ -307,7 +319,7 @@ class Handle:
                 setattr(override.module, override.name, before)
         self._hooks, self._overrides = [], []
         self._is_attached = False
-        self._running = {}
+        self._running, self._compiled = {}, None
 
     def unpatch(self) -> None:
         """Makes the model what it was before: no hooks, its own methods. The last results can still be read."""
@@ -320,3 +332,14 @@ class Handle:
 
     def __exit__(self, *error: object) -> None:
         self.unpatch()
+
+
+def _forget_graphs() -> None:
+    """Makes compiled models look at hooks: graphs of before would go on without ours, or with those that are gone.
+
+    By default a graph is used again for every module of the same class, whatever hooks that one has.
+    """
+    import torch._dynamo  # late: a compiler is no part of importing a model
+
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    torch._dynamo.reset()

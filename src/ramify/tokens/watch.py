@@ -58,7 +58,7 @@ class FiniteWatch:
         names, host, event = self._sent
         if wait:
             event.synchronize()
-        elif not event.query():
+        elif torch.cuda.is_current_stream_capturing() or not event.query():
             return
         self._sent = None
         bad = (~torch.isfinite(host)).nonzero().flatten().tolist()
