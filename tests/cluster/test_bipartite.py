@@ -11,9 +11,10 @@ from torch import Tensor
 from ramify.cluster.bipartite import bipartite_match, bipartite_rounds, propose
 from ramify.cluster.centres import kmeans, kmedoids
 from ramify.cluster.density import density_peaks
-from ramify.cluster.distance import cosine_distance, unit_features
+from ramify.cluster.distance import cosine_distance
 from ramify.cluster.labels import best_member, number_by_first_member
 from ramify.cluster.select import top_k
+from ramify.ops.cosine.reference import unit_features
 from ramify.tokens.merge import merge_weighted, unmerge
 
 from . import loops

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ramify.cluster.centres import kmeans, kmedoids
-from ramify.cluster.distance import cosine_distance, unit_features
+from ramify.cluster.distance import cosine_distance
+from ramify.ops.cosine.reference import unit_features
 
 from . import loops
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..geometry.numerics import strict_matmul
+from ..ops.cosine.reference import unit_features
 from ..ops.merge import merge_mean
-from .distance import unit_features, wide_features
+from .distance import wide_features
 from .labels import best_member, clip_k, number_by_first_member
 from .select import top_k
 

@@ -14,35 +14,24 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..geometry import Manifold
-from ..geometry.numerics import strict_matmul
+from ..ops import cosine as ops
 
 Metric = Literal["cosine"] | Manifold
 """How far apart two features are: the angle between them, or the distance on a manifold they are lifted to."""
 
-SMALLEST_NORM = 1e-12
 GRID = 2.0**24
 """Distances in float32 are whole multiples of ``1 / GRID``: their sums in float64 are exact, in any order."""
 
 
-@torch.no_grad()
-def unit_features(features: Tensor) -> Tensor:
-    """Features divided by their length, in float32 (float64 stays): (..., D) -> (..., D); zero features stay zero."""
-    wide = wide_features(features)
-    return wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
-
-
-@torch.no_grad()
-def cosine_distance(features: Tensor) -> Tensor:
+def cosine_distance(features: Tensor, backend: str = "auto") -> Tensor:
     """``1 - cos`` of the angle between any two tokens of an image: (..., N, D) -> (..., N, N) in [0, 2].
 
     float32 for every input but float64. In float32 each value is a whole multiple of 2^-24, so that float64 sums of
-    them (average linkage) are exact. A zero feature has distance 1 to all others.
+    them (average linkage) are exact. A zero feature has distance 1 to all others. ``backend`` as in
+    ``ramify.ops.cosine``.
     """
     _require_features(features, "cosine_distance")
-    unit = unit_features(features)
-    cosine = strict_matmul(unit, unit.mT)
-    # The larger of both cosines gives the smaller distance: rounding keeps order.
-    return _zero_diagonal((1 - torch.maximum(cosine, cosine.mT)).clamp_(0, 2))
+    return ops.cosine_distance(features, backend)
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ def choose(backend: str, x: Tensor, misfit: str | None) -> str:
         return backend
     if misfit is None and not has_triton():
         misfit = "Triton is not installed"
-    if misfit is None and not (x.is_cuda or interpreted()):
+    if misfit is None and not x.is_cuda and not (backend == "triton" and interpreted()):
         misfit = f"the input is on {x.device.type}, the kernel needs CUDA"
     if misfit is None:
         return "triton"

@@ -1,10 +1,10 @@
 """Agglomerative clustering on the GPU: one program per image, from distances to labels in one launch.
 
 Average and complete linkage run the rounds of ``reference.grow``: every reciprocal nearest pair merges at once, so a
-few sweeps over a shrinking matrix replace one step per merge. A round writes the combined matrix into the other half of
-a scratch buffer and finds each cluster's nearest neighbour on the way. The matrix is symmetric, so a thread owns a
-cluster and walks down its column while its neighbours walk down theirs: loads are coalesced and nobody has to exchange
-anything to find a minimum.
+few rounds replace one step per merge. A cluster is known by its smallest token and nothing moves. A round writes one
+row for each new cluster, and looks again for the nearest neighbour of only those clusters whose neighbour was merged:
+by reducibility everybody else keeps theirs. Between two clusters the row of whichever merged last is right; a stamp per
+cluster tells, so no column has to be written, and tokens that never merged are read from the distances as given.
 
 Average linkage compares sums ``S(i, j) / count_j`` of one cluster i by multiplying crosswise, which is exact: with
 distances that are multiples of 2^-24 up to 2, ``S(i, j) count_k`` has at most 25 + 3 log2(N / 3) bits, 51 for N = 1024.
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_TOKENS = 1024
-_STEP, _LANES, _WARPS = 8, 32, 8
+_STEP, _LANES, _WARPS = 16, 32, 8
 _UNROLL = 8
 
 
@@ -44,7 +44,7 @@ def _first_smaller_mean(total, count, at, other_total, other_count, other_at):
 
 @triton.jit
 def _between(distance, sums, i, j, stamp_i, stamp_j, mask, N, wide: tl.constexpr):
-    """What is known between clusters i and j: the given distance of two tokens, or the sum (maximum) kept for larger ones.
+    """What is known between clusters i and j: the distance of two tokens, or the sum (maximum) kept for larger ones.
 
     The row of whichever merged last holds it. Masked elements are 0: neutral for sums and, as distances are never
     negative, for maxima.
@@ -60,8 +60,8 @@ def _between(distance, sums, i, j, stamp_i, stamp_j, mask, N, wide: tl.constexpr
 def _nearest_given(distance, value, nearest, N, slot, STEP: tl.constexpr):
     """Each token's nearest other token (the first, where several are) in the distances as given.
 
-    The matrix is symmetric: a thread owns a token and walks down its column, so loads are coalesced and no thread has to
-    ask another.
+    The matrix is symmetric: a thread owns a token and walks down its column, so loads are coalesced and no thread has
+    to ask another.
     """
     is_token = slot < N
     best = tl.full(slot.shape, float("inf"), tl.float32)
@@ -244,10 +244,11 @@ def _rounds_kernel(distance, sums, vectors, values, labels, N, K, AVERAGE: tl.co
         tl.debug_barrier()
         alive = stays
         turn += 1
-        # No later merge can be lower than the smallest distance now, so links up to it are final.
+        # No later merge can be lower than the smallest distance now, so links below it are final. One of equal height
+        # may still come in before them.
         smallest = tl.min(tl.load(value + token, mask=alive, other=float("inf")), axis=0)
         heights = tl.load(height + token, mask=is_token, other=float("inf"))
-        final = tl.sum((is_token & (heights <= smallest) & (heights < float("inf"))).to(tl.int32), axis=0)
+        final = tl.sum((is_token & (heights < smallest)).to(tl.int32), axis=0)
         going = (final < wanted) & (num_left > 1)
 
     # Keep the N - K first links by (height, upper end, lower end): the rank of each is the number of links before it.
@@ -286,7 +287,7 @@ def _single_kernel(distance, vectors, labels, N, K, BLOCK: tl.constexpr, UNROLL:
     parent = tl.zeros((BLOCK,), tl.int32)
     outside = is_token & (token > 0)
     new = 0
-    for _ in range(0, N - 1):
+    for _ in range(N - 1):
         d = (
             tl.load(distance + new * N + token, mask=outside, other=0.0) + 0.0
         )  # -0.0 would sort as the smallest integer

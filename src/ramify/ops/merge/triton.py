@@ -90,10 +90,10 @@ def _spread_kernel(grad, size, labels, out_size, out, N, K, C, PREFIX, BLOCK_C: 
         cluster = PREFIX + tl.load(labels + image * N + row - PREFIX).to(tl.int32)
         s = tl.load(size + image * (PREFIX + N) + row)
         total = tl.load(out_size + image * (PREFIX + K) + cluster)
-        share = s / tl.where(total > 0, total, 1.0)
         g = tl.load(grad + cluster * C + channel, mask=is_channel)
         wide = tl.float64 if g.dtype == tl.float64 else tl.float32
-        tl.store(out, (g.to(wide) * share.to(wide)).to(out.dtype.element_ty), mask=is_channel)
+        share = s.to(wide) / tl.where(total > 0, total, 1.0).to(wide)
+        tl.store(out, (g.to(wide) * share).to(out.dtype.element_ty), mask=is_channel)
 
 
 def _channel_block(C: int) -> int:
