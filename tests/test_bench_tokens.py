@@ -112,7 +112,7 @@ def test_what_takes_too_long_is_skipped_and_said(monkeypatch: pytest.MonkeyPatch
     (skipped,) = [line for line in lines if line["kind"] == "skipped"]
     assert skipped["batch"] == 3 and "too many for a CPU" in skipped["why"]
     with pytest.raises(NotTakingPart, match=r"about .* s a call, judged by one image"):
-        cases.too_slow(lambda: None, 1000, 1e-9)
+        cases.too_slow(lambda: None, 1000, TokensOptions(), 1e-9)
     note = Result("x", "skipped", "about 12.5 s a call, judged by one image")
     assert bench._milliseconds(note) == "~12.5 s"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.bench.harness import Built, Contender, NotTakingPart, Run
-from ramify.bench.tokens_options import TokensOptions
+from ramify.bench.harness import Built, Contender, NotTakingPart, Run, cpu_sample, wall_sample
+from ramify.bench.tokens_options import Table, TokensOptions
 from ramify.errors import UserError
 
 COARSE = 4
@@ -75,14 +74,13 @@ class WholeCall:
         return self.run()
 
 
-def too_slow(run_one: Run, batch: int, longest: float) -> None:
+def too_slow(run_one: Run, batch: int, options: TokensOptions, longest: float) -> None:
     """Raises ``NotTakingPart`` when one image, times the batch, takes longer than may be."""
     if batch == 1:
         return
+    sample = cpu_sample if options.clock == "cpu" else wall_sample
     run_one()
-    start = time.perf_counter()
-    run_one()
-    about = (time.perf_counter() - start) * batch
+    about = min(sample(run_one, 1) for _ in range(3)) * batch
     if about > longest:
         raise NotTakingPart("skipped", f"about {about:.3g} s a call, judged by one image")
 
@@ -97,19 +95,18 @@ def clustering_contenders(options: TokensOptions, batch: int, tokens: int, seed:
     generator = torch.Generator().manual_seed(seed)
     features = smooth_features(batch, tokens, generator).to(options.device)
     distance = cosine_distance(features)
-    longest = options.longest("clustering")
     found = _model_parts(options, batch, tokens, seed)
     for keep in options.keeps:
         k = num_kept(tokens, keep)
         found.append(Contender(f"tome {keep:g}", _matching(bipartite_match, features, k)))
         for linkage in options.linkages:
-            common = (features, distance, k, linkage)
+            common = (options, features, distance, k, linkage)
             for backend in ("torch", "triton"):
                 for start in ("D", "features"):
                     name = cluster_name(linkage, keep, backend, start)
-                    found.append(Contender(name, _ours(*common, backend, start, longest)))
+                    found.append(Contender(name, _ours(*common, backend, start)))
             for rival in RIVALS:
-                found.append(Contender(cluster_name(linkage, keep, rival, "D"), _library(*common, rival, longest)))
+                found.append(Contender(cluster_name(linkage, keep, rival, "D"), _library(*common, rival)))
     return found
 
 
@@ -119,13 +116,13 @@ def cluster_name(linkage: str, keep: float, who: str, start: str) -> str:
 
 
 def _ours(
+    options: TokensOptions,
     features: Tensor,
     distance: Tensor,
     k: int,
     linkage: str,
     backend: str,
     start: str,
-    longest: float,
 ) -> Callable[[], Built]:
     from ramify.cluster import cosine_distance
 
@@ -138,7 +135,7 @@ def _ours(
         if backend == "triton" and not features.is_cuda:
             raise NotTakingPart("absent", "needs CUDA")
         if not features.is_cuda:  # a GPU takes about as long for many images as for one
-            too_slow(lambda: labels(features[:1], distance[:1]), len(features), longest)
+            too_slow(lambda: labels(features[:1], distance[:1]), len(features), options, options.longest("clustering"))
         # Distances of another product may differ in their last bits, so each is held against its own.
         own = cosine_distance(features) if start == "features" else distance
         expected = agglomerated(own, k, linkage, "torch")
@@ -149,7 +146,7 @@ def _ours(
 
 
 def _library(
-    features: Tensor, distance: Tensor, k: int, linkage: str, library: str, longest: float
+    options: TokensOptions, features: Tensor, distance: Tensor, k: int, linkage: str, library: str
 ) -> Callable[[], Built]:
     def labels(distance: Tensor) -> Tensor:
         if library == "sklearn":
@@ -159,7 +156,7 @@ def _library(
     def build() -> Built:
         if find_spec(RIVALS[library]) is None:
             raise NotTakingPart("absent", f"{library} is not installed")
-        too_slow(lambda: labels(distance[:1]), len(distance), longest)
+        too_slow(lambda: labels(distance[:1]), len(distance), options, options.longest("clustering"))
         share = differing(labels(distance), agglomerated(distance, k, linkage, "torch"))
         by_ties = max(TIES, 1 / len(distance)) if len(distance) > 8 else 0.0
         return Built(WholeCall(lambda: labels(distance)), 0.0 if share <= by_ties else share)
@@ -247,13 +244,13 @@ def _model_parts(options: TokensOptions, batch: int, tokens: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, tokens + model.num_prefix_tokens, model.embed_dim, generator=generator).to(options.device)
     pictures = smooth_pictures(batch, tokens, generator).to(options.device)
-    longest = options.longest("models")
 
     def block() -> Built:
+        _affordable(model.blocks[0], x, options, "clustering")
         return _finite(inference(model.blocks[0], x, options))
 
     def forward() -> Built:
-        _affordable(model, pictures, options, longest)
+        _affordable(model, pictures, options, "models")
         return _finite(inference(model, pictures, options), whole=True)
 
     return [Contender("block", block), Contender("forward", forward)]
@@ -264,9 +261,9 @@ def _finite(call: Callable[[], Tensor], whole: bool = False) -> Built:
     return Built(WholeCall(call, in_a_row=4) if whole else call, error)
 
 
-def _affordable(model: nn.Module, pictures: Tensor, options: TokensOptions, longest: float) -> None:
+def _affordable(module: nn.Module, x: Tensor, options: TokensOptions, table: Table) -> None:
     if options.device == "cpu":
-        too_slow(inference(model, pictures[:1], options), len(pictures), longest)
+        too_slow(inference(module, x[:1], options), len(x), options, options.longest(table))
 
 
 def model_contenders(
@@ -304,7 +301,7 @@ def _reduced(
     def build() -> Built:
         from ramify.tokens.patch import patch
 
-        _affordable(plain, pictures, options, options.longest("models"))
+        _affordable(plain, pictures, options, "models")
         model: nn.Module = copy.deepcopy(plain)
         if reduction:
             handle = patch(model, counts=tuple(counts), layers=tuple(layers), **reduction)
