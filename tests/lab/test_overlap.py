@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "b.safetensors").write_bytes((tmp_path / "a" / "m.safetensors").read_bytes()[:40])
     assert "is damaged" in error(str(tmp_path / "b.safetensors"))
     (tmp_path / "c.txt").write_text("x")
-    assert "expected a .safetensors file" in error(str(tmp_path / "c.txt"))
+    assert "expected a .safetensors or .gguf file" in error(str(tmp_path / "c.txt"))
     save_file({"lm_head.weight": torch.zeros(4, 4)}, tmp_path / "z.safetensors")
     assert "0 rows that are not zero" in error(str(tmp_path / "z.safetensors"))
     save_file({"lm_head.weight": torch.randn(4)}, tmp_path / "v.safetensors")

@@ -151,7 +151,7 @@ class OverlapConfig:
     """``ramify lab overlap``."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...")]
-    """Checkpoints: a .safetensors file, or a folder with one or with shards. Several are compared by width."""
+    """Checkpoints: a .safetensors or .gguf file, or a folder with safetensors. Several are compared by width."""
     tensor: str | None = None
     """Name of the matrix; by default the output head, else the embedding of words."""
     remove_pcs: int = 0

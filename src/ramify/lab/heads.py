@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError, suggest
+from ramify.lab.gguf import GgufTensor, read_gguf
 
 CANDIDATES = (
     "lm_head.weight",
@@ -26,6 +27,9 @@ CANDIDATES = (
     "token_embedding.weight",
 )
 """Ends of names, in the order in which they are looked for: output heads, then embeddings of words."""
+
+GGUF_CANDIDATES = ("output.weight", "token_embd.weight")
+"""The same in GGUF files, which have names of their own."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "model.safetensors.index.json"
@@ -43,11 +47,16 @@ class Head:
     tied: str
     """Whether it is a head of its own or an embedding that serves as one, in words."""
     _loaded: Tensor | None = field(default=None, repr=False, compare=False)
+    _gguf: GgufTensor | None = field(default=None, repr=False, compare=False)
 
     def rows(self, block: int) -> Iterator[Tensor]:
         """All rows in order, at most ``block`` at a time, float32."""
         if self._loaded is not None:
             yield from (part.float() for part in self._loaded.split(block))
+            return
+        if self._gguf is not None:
+            for start in range(0, self.num_rows, block):
+                yield torch.from_numpy(self._gguf.rows(start, min(start + block, self.num_rows)))
             return
         from safetensors import safe_open
 
@@ -58,7 +67,7 @@ class Head:
 
 
 def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = False) -> Head:
-    """The head in a safetensors file, a folder with one, or a folder with shards and their index.
+    """The head in a safetensors file, a folder with one, a folder with shards and their index, or a GGUF file.
 
     Args:
         tensor: its name; by default the first of :data:`CANDIDATES` that is there.
@@ -70,6 +79,8 @@ def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = 
     path = Path(path)
     if not path.exists():
         raise UserError(f"cannot read {path}: no such file or folder")
+    if path.suffix == ".gguf" and path.is_file():
+        return _gguf_head(path, tensor)
     folder = path if path.is_dir() else path.parent
     loaded: dict[str, Tensor] = {}
     if path.is_file() and path.suffix in _PICKLES:
@@ -77,18 +88,35 @@ def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = 
         where = dict.fromkeys(loaded, path)
     else:
         where = _tensors(path)
-    name = _choose(where, tensor, path)
-    shape = tuple(loaded[name].shape) if loaded else _shape(where[name], name)
+    name = _choose(where, tensor, path, CANDIDATES)
+    rows, width = _checked(tuple(loaded[name].shape) if loaded else _shape(where[name], name), name, path)
+    return Head(where[name], name, rows, width, _tied(name, folder), loaded.get(name))
+
+
+def _gguf_head(path: Path, tensor: str | None) -> Head:
+    tensors = read_gguf(path)
+    name = _choose(dict.fromkeys(tensors, path), tensor, path, GGUF_CANDIDATES)
+    rows, width = _checked(tensors[name].shape, name, path)
+    kinds = {"output.weight": "head of its own", "token_embd.weight": "input embedding"}
+    tied = kinds.get(name, "named")
+    if name == "token_embd.weight" and "output.weight" not in tensors:
+        tied = "input embedding, tied"
+    return Head(path, name, rows, width, tied, _gguf=tensors[name])
+
+
+def _checked(shape: tuple[int, ...], name: str, path: Path) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 2:
         raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
-    return Head(where[name], name, shape[0], shape[1], _tied(name, folder), loaded.get(name))
+    return shape[0], shape[1]
 
 
 def _tensors(path: Path) -> dict[str, Path]:
     """Name to file of every tensor, from headers alone."""
     if path.is_file():
         if path.suffix != ".safetensors":
-            raise UserError(f"cannot read {path}: expected a .safetensors file, or a folder that holds one")
+            raise UserError(
+                f"cannot read {path}: expected a .safetensors or .gguf file, or a folder that holds the first"
+            )
         return dict.fromkeys(_names(path), path)
     index = path / _INDEX
     if index.is_file():
@@ -150,13 +178,13 @@ def _refuse(path: Path) -> None:
     )
 
 
-def _choose(where: dict[str, Path], tensor: str | None, path: Path) -> str:
+def _choose(where: dict[str, Path], tensor: str | None, path: Path, candidates: Sequence[str]) -> str:
     if tensor is not None:
         if tensor in where:
             return tensor
         hint = suggest(tensor, where) or f"tensors with 'embed', 'head' or 'wte': {_alike(where)}"
         raise UserError(f"{path} has no tensor {tensor!r}; {hint}")
-    for end in CANDIDATES:
+    for end in candidates:
         found = sorted((name for name in where if name == end or name.endswith(f".{end}")), key=len)
         if found:
             return found[0]
