@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,6 +260,35 @@ def test_pickling_with_and_without_patch() -> None:
     handle.unpatch()
     loaded = pickle.loads(pickle.dumps(model))
     assert torch.equal(loaded(x), plain) and tokens.handle_of(loaded) is None
+
+
+@pytest.mark.parametrize("kind", ["vit", "avg"])
+def test_features_are_plain_tensors_that_can_be_saved_and_copied(kind: str, tmp_path: Path) -> None:
+    model: Any = small_model(kind)
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    with torch.no_grad():
+        features = model.forward_features(images())
+    assert not features.__dict__
+    torch.save(features, tmp_path / "features.pt")
+    assert torch.equal(torch.load(tmp_path / "features.pt", weights_only=True), features)
+    assert (tmp_path / "features.pt").stat().st_size < 4 * features.numel() + 4096
+    assert torch.equal(copy.deepcopy(features), features)
+
+
+def test_nothing_of_a_pass_outlives_its_tokens() -> None:
+    model: Any = small_model()
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    features = model.forward_features(images())
+    assert len(handle._flows) > 1  # the graph holds the tokens between the blocks
+    del features
+    assert len(handle._flows) == 0
+
+
+def test_the_handle_says_what_it_does() -> None:
+    handle = tokens.patch(small_model(), keep=0.5, layers=LAYERS)
+    assert repr(handle) == "Handle(VisionTransformer, 'atc', keep=0.5, layers=(1, 2))"
+    handle.unpatch()
+    assert repr(handle).endswith("layers=(1, 2), unpatched)")
 
 
 def test_weights_go_to_and_from_a_patched_model() -> None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ramify.tokens.attention import SizeMask, log_size_mask
-
-if TYPE_CHECKING:
-    from ramify.tokens.handle import Handle
-
-ATTRIBUTE = "_ramify_flow"
-"""Under this name a flow travels with the tokens it describes.
-
-A tensor that a block is called with again brings its own sizes along: blocks recomputed by gradient checkpointing, the
-replicas of DataParallel and several forward passes before one backward pass need no bookkeeping.
-"""
 
 
 class Record(NamedTuple):
@@ -27,6 +17,7 @@ class Record(NamedTuple):
         layer: 0-based block.
         num: patch tokens after it; (B,) where images differ.
         shape: (B, K) with padding.
+        device: where the tokens are.
         size: (B, num_prefix + K) patches per token; None where every token stands for one.
         source: (B, P) token of each input patch, -1 where it was dropped; None unless asked for.
         features: (B, N, D) what was clustered; None unless asked for.
@@ -35,6 +26,7 @@ class Record(NamedTuple):
     layer: int
     num: int | Tensor
     shape: tuple[int, int]
+    device: torch.device
     size: Tensor | None
     source: Tensor | None
     features: Tensor | None
@@ -44,7 +36,6 @@ class Flow:
     """The state of a forward pass between two blocks. It is replaced, never changed.
 
     Attributes:
-        owner: the handle whose hooks made it.
         num_patches: patch tokens at the input.
         step: number of the forward pass, for methods that draw random numbers.
         records: the layers so far; shared by all flows of a pass.
@@ -56,7 +47,6 @@ class Flow:
 
     def __init__(
         self,
-        owner: Handle,
         num_patches: int,
         step: int,
         records: dict[int, Record],
@@ -65,7 +55,6 @@ class Flow:
         source: Tensor | None = None,
         num: Tensor | None = None,
     ):
-        self.owner = owner
         self.num_patches = num_patches
         self.step = step
         self.records = records
@@ -77,7 +66,7 @@ class Flow:
 
     def after(self, length: int, size: Tensor | None, source: Tensor | None, num: Tensor | None) -> Flow:
         """The flow behind a layer that reduced the tokens."""
-        return Flow(self.owner, self.num_patches, self.step, self.records, length, size, source, num)
+        return Flow(self.num_patches, self.step, self.records, length, size, source, num)
 
     def mask(self, way: str | None, dtype: torch.dtype) -> Tensor | SizeMask | None:
         """What attention adds to its logits, by key; None while there is nothing to add.

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ramify.cluster import Dendrogram, dendrogram, pairwise_distance
 from ramify.cluster.distance import Metric
 from ramify.errors import UserError
 from ramify.tokens.family import FamilyAdapter, Override
-from ramify.tokens.flow import ATTRIBUTE, Flow, Record
+from ramify.tokens.flow import Flow, Record
 from ramify.tokens.hooks import BlockHooks
 from ramify.tokens.methods import find_method
 from ramify.tokens.schedule import (
@@ -81,13 +82,33 @@ class Handle:
         self._is_attached = False
         self._dense = 0
         self._step = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops what is known about tokens."""
+        self._records: dict[int, Record] = {}
+        # Tokens that a block is called with again bring their own flow along: blocks that are computed again for their
+        # gradient, replicas of DataParallel, several forward passes before one backward pass. Not an attribute of the
+        # tensor, because tensors are saved and copied with their attributes.
+        self._flows = WeakTensorKeyDictionary()
         self._running: dict[torch.device, Flow] = {}  # of the last block that ran, by device for DataParallel
         self._compiled: Flow | None = None  # the same for compiled blocks, if they were the last
-        self._records: dict[int, Record] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tensors of the last pass belong to that pass, and those with gradients cannot be copied.
-        return {**self.__dict__, "_running": {}, "_compiled": None, "_records": {}}
+        passing = ("_records", "_flows", "_running", "_compiled")
+        return {name: value for name, value in self.__dict__.items() if name not in passing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        switches = {"keep": self.keep, "r": self.r, "threshold": self.threshold, "counts": self.counts}
+        active = ", ".join(f"{name}={value}" for name, value in switches.items() if value is not None)
+        state = "" if self._is_attached else ", unpatched"
+        kind = type(self.adapter.model).__name__
+        return f"Handle({kind}, {self.options.method!r}, {active}, layers={self.layers}{state})"
 
     # ------------------------------------------------------------------ switches
     @property
@@ -160,7 +181,8 @@ class Handle:
         """Patches that each token stands for, (B, K) after each of the layers; 0 in padding."""
         num_prefix = self.adapter.num_prefix
         return [
-            torch.ones(record.shape) if record.size is None else record.size[:, num_prefix:] for record in self._last()
+            torch.ones(record.shape, device=record.device) if record.size is None else record.size[:, num_prefix:]
+            for record in self._last()
         ]
 
     @property
@@ -201,13 +223,13 @@ class Handle:
     def start(self, x: Tensor) -> Flow:
         """A new forward pass begins with these tokens at the first block that reduces."""
         is_compiling = torch.compiler.is_compiling()
-        flow = None if is_compiling else getattr(x, ATTRIBUTE, None)
-        if flow is None or flow.owner is not self:  # not a block that is computed again for its gradient
+        flow = None if is_compiling else self._flows.get(x)
+        if flow is None:  # else a block is computed again for its gradient
             if not is_compiling:
                 self.watch.report(wait=False)
                 self._step += 1
             step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
-            flow = Flow(self, x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])
+            flow = Flow(x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])
             self._records = flow.records
         self.pass_on(x, flow)
         return flow
@@ -223,8 +245,8 @@ class Handle:
             return None
         flow = self._compiled
         if not torch.compiler.is_compiling():
-            own = getattr(x, ATTRIBUTE, None)
-            if own is not None and own.owner is self:
+            own = self._flows.get(x)
+            if own is not None:
                 return own
             flow = flow or self._running.get(x.device)
         if flow is None or flow.length != x.shape[1] + num_cut or (flow.size is not None and len(flow.size) != len(x)):
@@ -241,7 +263,7 @@ class Handle:
         else:
             self._compiled = None
             self._running[x.device] = flow
-            setattr(x, ATTRIBUTE, flow)
+            self._flows[x] = flow
 
     def carry(self, module: nn.Module, args: Any, output: Tensor) -> None:
         """A forward hook for modules that change tokens one by one: the output is described as the input was."""
@@ -319,7 +341,7 @@ class Handle:
                 setattr(override.module, override.name, before)
         self._hooks, self._overrides = [], []
         self._is_attached = False
-        self._running, self._compiled = {}, None
+        self._flows, self._running, self._compiled = WeakTensorKeyDictionary(), {}, None
 
     def unpatch(self) -> None:
         """Makes the model what it was before: no hooks, its own methods. The last results can still be read."""

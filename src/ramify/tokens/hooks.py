@@ -103,7 +103,7 @@ class BlockHooks:
     def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
         work = self._work.get(x.device)
-        if work is None:
+        if work is None or work.flow.size is None:
             return None
         mask = work.flow.mask(self.handle.attention_way, query_dtype(x))
         return None if mask is None else self.handle.adapter.with_bias(self.index, args, kwargs, mask)
@@ -237,6 +237,7 @@ class BlockHooks:
             self.index,
             k if flow.num is None else flow.num,
             (x.shape[0], k),
+            x.device,
             flow.size,
             source,
             features if self.handle.options.trace else None,
