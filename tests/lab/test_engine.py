@@ -238,6 +238,32 @@ def test_large_batches_are_worked_on_in_pieces(seed: int) -> None:
     assert mean[0].item() == pytest.approx(found[-1, 0].item(), rel=0.1)
 
 
+def test_precision_that_the_program_chose_plays_no_part(seed: int) -> None:
+    grid = fresh(seed, m=(7,), steps=5)
+    exact, losses = run(grid)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found, losses_found = run(grid)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(losses, losses_found)
+    assert torch.equal(exact.buckets[0].P, found.buckets[0].P)
+
+
+def test_batches_without_any_active_feature(seed: int) -> None:
+    """Such a batch only pulls biases down."""
+    grid = fresh(seed, m=(3,), alpha=(1.0,), gamma=(0.0,), seeds=1, density=(1e-9,), batch=4, steps=3)
+    engine, losses = run(grid)
+    W, b = definition.initial(engine.models[0])
+    assert torch.equal(engine.buckets[0].weights(0)[0], W)
+    assert losses[0, 0].item() == pytest.approx(b.relu().square().sum().item(), rel=1e-5)
+    moved = engine.buckets[0].weights(0)[1] - b
+    assert (moved[b > 0.01] < 0).all() and (moved[b < 0] == 0).all()
+
+
 def test_streams_of_training_and_evaluation_differ(seed: int) -> None:
     sampler = Sampler(torch.full((1, 30), 0.1), 100, seed)
     a, b = sampler.draw(0, 0).dense(0, 30), sampler.draw(0, 1).dense(0, 30)
