@@ -541,8 +541,36 @@ def test_nan_names_the_layer_where_it_starts() -> None:
             assert out[[0, 2]].isfinite().all() and out[1].isnan().all()
 
 
-def test_causal_attention_is_refused() -> None:
+def test_masks_of_the_caller_are_refused_where_tokens_are_merged() -> None:
     model: Any = small_model()
-    tokens.patch(model, keep=0.5, layers=LAYERS)
-    with pytest.raises(UserError, match=r"blocks\.2: causal attention"):
-        model.forward_features(images(), is_causal=True)
+    x = images()
+    handle = tokens.patch(model, keep=0.5, layers=LAYERS)
+    mask = torch.rand(1 + NUM_PATCHES, 1 + NUM_PATCHES) < 0.8
+    for options in ({"is_causal": True}, {"attn_mask": mask}):
+        with pytest.raises(UserError, match=rf"blocks\.1: .*leave out {next(iter(options))}"):
+            model.forward_features(x, **options)
+        handle.keep = 1.0  # nothing is merged, so anything goes
+        assert model.forward_features(x, **options).isfinite().all()
+        handle.keep = 0.5
+
+
+def test_attention_pooling_without_a_mask_counts_tokens() -> None:
+    model: Any = small_model("attention_pool")
+    prr = small_model("avg", global_pool="prr", fc_norm=False)
+    for each in (model, prr):
+        handle = tokens.patch(each, keep=0.5, layers=LAYERS)
+        assert each(images()).isfinite().all() and handle.num_tokens == [18, 9]
+    handle.threshold = 0.3
+    with pytest.raises(UserError, match=r"attn_pool \(AttentionPoolPrr\) takes no mask"):
+        prr(images())
+
+
+@pytest.mark.parametrize("prop_attn", ["mask", "channel"])
+def test_attention_that_is_not_fused(prop_attn: str) -> None:
+    model: Any = small_model()
+    x = images()
+    tokens.patch(model, keep=0.5, layers=LAYERS, prop_attn=prop_attn)
+    fused = model(x)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    torch.testing.assert_close(model(x), fused, atol=1e-5, rtol=1e-5)

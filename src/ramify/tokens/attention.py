@@ -29,7 +29,8 @@ def log_size_mask(size: Tensor, dtype: torch.dtype) -> Tensor:
     """
     num_images, num_tokens = size.shape
     width = -(-num_tokens // _ALIGN) * _ALIGN
-    log_size = F.pad(size.log().to(dtype), (0, width - num_tokens))  # (B, width)
+    log_size = size.to(torch.promote_types(size.dtype, dtype)).log().to(dtype)
+    log_size = F.pad(log_size, (0, width - num_tokens))  # (B, width)
     return log_size[:, :num_tokens].view(num_images, 1, 1, num_tokens)
 
 

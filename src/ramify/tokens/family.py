@@ -95,6 +95,12 @@ class FamilyAdapter:
         """
         return args, {**kwargs, "attn_mask": join_masks(kwargs.get("attn_mask"), bias)}
 
+    def check_call(self, index: int, kwargs: dict[str, Any]) -> None:
+        """Raises ``UserError`` if a block that is about to reduce was called with what merged tokens cannot follow.
+
+        A mask over all patches, say. ``kwargs`` are the keyword arguments of the block.
+        """
+
     def overrides(self, handle: Handle) -> Iterable[Override]:
         """Attributes to set while patched. ``handle.token_weights(x)`` gives what a weighted pooling needs."""
         return ()

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class _Work:
     """What the hooks of a block hand to each other during one call."""
 
-    def __init__(self, flow: Flow):
+    def __init__(self, flow: Flow, kwargs: dict[str, Any]):
         self.flow = flow
+        self.kwargs = kwargs  # of the block
         self.query: Tensor | None = None
         self.key: Tensor | None = None
         self.reduced: Any = None  # tokens, once there are fewer
@@ -86,7 +87,7 @@ class BlockHooks:
     def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = _tokens(args, kwargs)
         if self.handle.enabled:
-            self._work[x.device] = _Work(self.handle.start(x))
+            self._work[x.device] = _Work(self.handle.start(x), kwargs)
         else:
             self._work.pop(x.device, None)
 
@@ -94,9 +95,9 @@ class BlockHooks:
         x = _tokens(args, kwargs)
         flow = self.handle.flow_of(x)
         if flow is not None:
-            self._work[x.device] = _Work(flow)
+            self._work[x.device] = _Work(flow, kwargs)
         elif self.handle.enabled:  # called by itself, with tokens that no block before it has seen
-            self._work[x.device] = _Work(self.handle.start(x))
+            self._work[x.device] = _Work(self.handle.start(x), kwargs)
         else:
             self._work.pop(x.device, None)
 
@@ -126,6 +127,7 @@ class BlockHooks:
         num_now = x.shape[1] - num_prefix
         schedule = self.handle.schedule
         if isinstance(schedule, Threshold):
+            self.handle.adapter.check_call(self.index, work.kwargs)
             site = self._site(work, num_now, x)
             is_token = None if flow.num is None or flow.size is None else flow.size[:, num_prefix:] > 0
             with torch.no_grad():
@@ -135,6 +137,7 @@ class BlockHooks:
             if k >= num_now:
                 self._record(flow, num_now, x, None)
                 return None
+            self.handle.adapter.check_call(self.index, work.kwargs)
             site = self._site(work, k, x)
             with torch.no_grad():
                 reduction = self.handle.method.reduce(site)

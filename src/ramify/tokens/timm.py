@@ -24,15 +24,14 @@ def sites(model: nn.Module) -> FamilyAdapter:
     kind = type(model).__name__
     if not isinstance(model, VisionTransformer):
         raise UnsupportedModel(f"{kind} cannot be reduced: {_why_not(model)}")
-    pooling = getattr(model, "attn_pool", None)
-    if pooling is not None and "attn_mask" not in inspect.signature(type(pooling).forward).parameters:
-        raise UnsupportedModel(
-            f"{kind} cannot be reduced: attn_pool ({type(pooling).__name__}) takes no mask for sizes"
-        )
     blocks = [_parts(f"blocks.{i}", block, kind) for i, block in enumerate(model.blocks)]
     has_class = model.cls_token is not None
     # Some classes add tokens without counting them.
-    num_counted = int(has_class) + int(getattr(model, "dist_token", None) is not None) + (model.num_reg_tokens or 0)
+    num_counted = (
+        int(has_class)
+        + int(getattr(model, "dist_token", None) is not None)
+        + (getattr(model, "num_reg_tokens", 0) or 0)
+    )
     return TimmAdapter(model, blocks, max(model.num_prefix_tokens, num_counted), has_class)
 
 
@@ -41,12 +40,13 @@ class TimmAdapter(FamilyAdapter):
 
     handle: Handle
 
-    def with_bias(
-        self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], bias: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if kwargs.get("is_causal"):
-            raise UserError(f"{self.blocks[index].name}: causal attention over merged tokens has no meaning")
-        return super().with_bias(index, args, kwargs, bias)
+    def check_call(self, index: int, kwargs: dict[str, Any]) -> None:
+        for name, what in (("attn_mask", "an attention mask"), ("is_causal", "causal attention")):
+            if kwargs.get(name) is not None and kwargs[name] is not False:
+                raise UserError(
+                    f"{self.blocks[index].name}: {what} has no meaning for merged tokens: leave out {name}, "
+                    "or set handle.enabled = False"
+                )
 
     def overrides(self, handle: Handle) -> Iterator[Override]:
         self.handle = handle
@@ -70,7 +70,7 @@ class TimmAdapter(FamilyAdapter):
         weights = self.handle.token_weights(x) if kind in ("avg", "avgmax", "max") else None
         if weights is None:
             return type(model).pool(model, x, pool_type)
-        first = 0 if model.pool_include_prefix else self.num_prefix
+        first = 0 if getattr(model, "pool_include_prefix", False) else self.num_prefix
         x, weights = x[:, first:], weights[:, first:, None]  # (B, N, C), (B, N, 1)
         mean = (x * weights).sum(1) / weights.sum(1)
         if kind == "avg":
@@ -79,14 +79,21 @@ class TimmAdapter(FamilyAdapter):
         return largest if kind == "max" else 0.5 * (largest + mean).to(x.dtype)
 
     def _add_sizes(self, pooling: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Attention pooling counts patches, not tokens, and does not see padding."""
+        """Attention pooling counts patches, not tokens, and does not see padding; without a mask it counts tokens."""
         x = args[0]
         model: Any = self.model
-        first = 0 if model.pool_include_prefix else self.num_prefix
+        first = 0 if getattr(model, "pool_include_prefix", False) else self.num_prefix
         flow = self.handle.flow_of(x, num_cut=first)
         mask: Any = None if flow is None else flow.mask("mask" if self.handle.attention_way else None, query_dtype(x))
-        if mask is None:
+        if flow is None or mask is None:
             return None
+        if "attn_mask" not in inspect.signature(type(pooling).forward).parameters:
+            if flow.num is None:
+                return None
+            raise UserError(
+                f"attn_pool ({type(pooling).__name__}) takes no mask, so padding cannot be hidden from it: "
+                "use keep, r or counts instead of a threshold"
+            )
         return args, {**kwargs, "attn_mask": mask[..., first:]}
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
