@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from ramify.errors import suggest
@@ -54,3 +55,12 @@ def choose(backend: str, x: Tensor, misfit: str | None) -> str:
     if backend == "triton":
         raise ValueError(f"backend 'triton' cannot run here: {misfit}; use backend='auto' or 'torch'")
     return "torch"
+
+
+def needs_operator(x: Tensor) -> bool:
+    """Whether a kernel has to be called as a registered operator: while a graph is traced, or on a tensor without data.
+
+    Otherwise it is called directly, which spares the host the dispatcher's way through Python, several times as long as
+    a launch.
+    """
+    return torch.compiler.is_compiling() or type(x) is not Tensor

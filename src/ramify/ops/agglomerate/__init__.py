@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, has_triton
+from ..backend import choose, has_triton, needs_operator
 from . import reference
 
 __all__ = ["labels", "reference"]
@@ -29,7 +29,10 @@ def labels(distance: Tensor, k: int, linkage: str = "average", backend: str = "a
     Returns:
         (B, N) int64.
     """
-    return _agglomerate(distance.detach(), k, linkage, choose(backend, distance, _misfit(distance, linkage)))
+    chosen = choose(backend, distance, _misfit(distance, linkage))
+    distance = distance.detach()
+    run = _operator if needs_operator(distance) else _run
+    return run(distance, k, linkage, chosen)
 
 
 def _misfit(distance: Tensor, linkage: str) -> str | None:
@@ -43,8 +46,7 @@ def _misfit(distance: Tensor, linkage: str) -> str | None:
     return None
 
 
-@torch.library.custom_op("ramify::agglomerate", mutates_args=())
-def _agglomerate(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
+def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     if backend == "triton":
         from . import triton
 
@@ -53,7 +55,10 @@ def _agglomerate(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor
     return reference.cut(reference.grow(distance, linkage, num_merges=N - k), k)
 
 
-@_agglomerate.register_fake
+_operator = torch.library.custom_op("ramify::agglomerate", _run, mutates_args=())
+
+
+@_operator.register_fake
 def _(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     return distance.new_empty(distance.shape[:2], dtype=torch.int64)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, needs_operator
 from . import reference
 
 __all__ = ["cosine_distance", "reference"]
@@ -27,17 +27,20 @@ def cosine_distance(features: Tensor, backend: str = "auto") -> Tensor:
     misfit = "features are float64, the kernel needs float32" if features.dtype == torch.float64 else None
     if choose(backend, features, misfit) == "torch":
         return reference.cosine_distance(features)
-    distance = _cosine_distance(features.detach().reshape(-1, *features.shape[-2:]))
+    batch = features.detach().reshape(-1, *features.shape[-2:])
+    distance = _operator(batch) if needs_operator(batch) else _launch(batch)
     return distance.view(*features.shape[:-1], features.shape[-2])
 
 
-@torch.library.custom_op("ramify::cosine_distance", mutates_args=())
-def _cosine_distance(features: Tensor) -> Tensor:
+def _launch(features: Tensor) -> Tensor:
     from . import triton
 
     return triton.cosine_distance(features)
 
 
-@_cosine_distance.register_fake
+_operator = torch.library.custom_op("ramify::cosine_distance", _launch, mutates_args=())
+
+
+@_operator.register_fake
 def _(features: Tensor) -> Tensor:
     return features.new_empty(features.shape[0], features.shape[1], features.shape[1], dtype=torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, needs_operator
 from . import reference
 
 __all__ = ["merge_mean", "reference"]
@@ -39,34 +39,38 @@ def merge_mean(
     """
     misfit = f"{labels.shape[1]} tokens, the kernel takes up to {MAX_TOKENS}" if labels.shape[1] > MAX_TOKENS else None
     if choose(backend, x, misfit) == "triton":
-        return _merge_mean(x, size.detach().float().contiguous(), labels.contiguous(), k, num_prefix)
+        needs_gradient = torch.is_grad_enabled() and x.requires_grad
+        run = _operator if needs_gradient or needs_operator(x) else _launch
+        return run(x, size.detach().float().contiguous(), labels.contiguous(), k, num_prefix)
     merged, merged_size = reference.merge_mean(x[:, num_prefix:], size[:, num_prefix:], labels, k)
     if num_prefix == 0:
         return merged, merged_size
     return torch.cat([x[:, :num_prefix], merged], 1), torch.cat([size[:, :num_prefix].detach(), merged_size], 1)
 
 
-@torch.library.custom_op("ramify::merge_mean", mutates_args=())
-def _merge_mean(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple[Tensor, Tensor]:
+def _launch(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple[Tensor, Tensor]:
     from . import triton
 
     return triton.merge_mean(x, size, labels, k, num_prefix)
 
 
-@_merge_mean.register_fake
+_operator = torch.library.custom_op("ramify::merge_mean", _launch, mutates_args=())
+
+
+@_operator.register_fake
 def _(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple[Tensor, Tensor]:
     shape = (x.shape[0], num_prefix + k)
     return x.new_empty(*shape, x.shape[2]), size.new_empty(shape)
 
 
 @torch.library.custom_op("ramify::merge_mean_backward", mutates_args=())
-def _merge_mean_backward(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
+def _spread(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
     from . import triton
 
     return triton.spread(grad, size, labels, out_size, num_prefix)
 
 
-@_merge_mean_backward.register_fake
+@_spread.register_fake
 def _(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
     return grad.new_empty(grad.shape[0], size.shape[1], grad.shape[2])
 
@@ -79,7 +83,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
     size, labels, out_size = ctx.saved_tensors
-    return _merge_mean_backward(grad, size, labels, out_size, ctx.num_prefix), None, None, None, None
+    return _spread(grad, size, labels, out_size, ctx.num_prefix), None, None, None, None
 
 
-_merge_mean.register_autograd(_backward, setup_context=_save)
+_operator.register_autograd(_backward, setup_context=_save)
