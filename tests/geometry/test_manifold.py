@@ -364,6 +364,19 @@ def test_matmul_mode_is_exact_from_the_origin_and_never_below_the_difference_of_
     assert (pairs >= (radii[:, None] - radii).abs() * (1 - 1e-6) - 1e-6).all()
 
 
+def test_quick_asinh_is_right_everywhere():
+    """Tiny, around 1/2 where its two halves meet, huge; both signs; the slope is that of the careful function."""
+    sizes = torch.cat(
+        [10.0 ** torch.empty(2000).uniform_(-37, 38), torch.empty(2000).uniform_(0.4, 0.6), torch.zeros(1)]
+    )
+    u = torch.cat([sizes, -sizes]).requires_grad_()
+    out, expected = numerics.quick_asinh(u), torch.asinh(u.double())
+    torch.testing.assert_close(out.double(), expected, rtol=3e-7, atol=0.0)
+    (grad,) = torch.autograd.grad(out.sum(), u)
+    torch.testing.assert_close(grad.double(), 1 / torch.hypot(torch.ones(()).double(), u.double()), rtol=1e-6, atol=0.0)
+    assert torch.equal(numerics.quick_asinh(u.double()), numerics.asinh(u.double()))
+
+
 def test_compiled_by_inductor_equals_eager():
     """The kernels that users get: real code generation for the hot functions, values and gradients."""
     torch._dynamo.reset()

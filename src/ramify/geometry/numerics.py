@@ -186,14 +186,29 @@ def atanh(z: Tensor, gap: Tensor) -> Tensor:
     ) / 2
 
 
-def quick_log1p(w: Tensor) -> Tensor:
-    """``log1p(w)`` for ``w >= 0`` by one ``log``, which vectorised code evaluates three times faster than ``log1p``.
+def quick_asinh(u: Tensor) -> Tensor:
+    """``asinh(u)`` for tensors as large as a product: to 3e-7 in float32, and as :func:`asinh` in float64.
 
-    ``1 + w`` loses ``w - ((1 + w) - 1)``. That remainder is known exactly and enters to first order where it counts,
-    below ``w = 1``, its factor ``1 / (1 + w)`` replaced by ``1 - w``: within a quarter of the last digit.
+    In vectorised code a plain logarithm costs two thirds of ``log1p``. It serves from 1/2 on, a polynomial below.
     """
-    u = 1 + w
-    return torch.log(u) + (w - (u - 1)) * torch.relu(1 - w)
+    return asinh(u) if u.dtype == torch.float64 else _QuickAsinh.apply(u)
+
+
+class _QuickAsinh(_Asinh):
+    @staticmethod
+    def forward(u: Tensor) -> Tensor:
+        size = u.abs()
+        near = size.clamp_max(1e18)  # the square might overflow; beyond, the excess is added without a root
+        square = near * near
+        outer = torch.log(size + (size - near) + torch.sqrt(1 + square))
+        series = torch.full_like(square, _ASINH[-1])
+        for coefficient in reversed(_ASINH[:-1]):
+            series = coefficient + square * series
+        return torch.where(size < 0.5, u + u * (square * series), torch.copysign(outer, u))
+
+
+_ASINH = (-0.16666643, 0.07498652, -0.04438452, 0.02816912, -0.01323752)
+"""``(asinh(u)/u - 1)/u^2`` as polynomial in ``u^2`` for ``|u| < 1/2``, fitted; ``asinh`` is then right to 2e-9."""
 
 
 def log_sinhc(z: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ operations per logit; nothing of shape (B, n, K) exists. The Poincaré version l
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Poincare, lorentz, poincare
-from ..geometry.numerics import Scalar, asinh, root, safe_norm
-from .common import PointLayer, Space, append_time, gemm_input, require_features, round_up, uniform_
+from ..geometry import Lorentz, Poincare, poincare
+from ..geometry.numerics import Scalar, quick_asinh, root, safe_norm
+from .affine import affine
+from .common import PointLayer, Space, gemm_input, require_features, uniform_, wide
 
 
 def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:
@@ -31,20 +31,47 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     if isinstance(c, Tensor) and c.numel() != 1:
         raise ValueError(f"lorentz_mlr: expected one curvature for all points, got c of shape {tuple(c.shape)}")
     x = gemm_input(x)
-    t = lorentz.time(x, c).unsqueeze(-1)  # (..., 1)
-    s = root(c.to(t.dtype).reshape(()) if isinstance(c, Tensor) else c)
-    normal = weight.to(t.dtype)
+    dtype = wide(x).dtype
+    s = root(c.to(dtype).reshape(()) if isinstance(c, Tensor) else c)
+    normal = weight.to(dtype)
     length = safe_norm(normal)  # (K, 1)
-    angle = s * offset.to(t.dtype).unsqueeze(-1)
+    angle = s * offset.to(dtype).unsqueeze(-1)
     # s al/|z| as a linear map of [x, t]. What depends on the class alone goes into its matrix, once per class.
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
-    time_column = -s * torch.sinh(angle)  # (K, 1)
-    if x.dtype == t.dtype:
-        width = round_up(x.shape[-1] + 1, x.device)
-        product = F.linear(append_time(x, t, width), append_time(matrix, time_column, width))
-    else:  # in low precision the time stays out of the product, and so stays float32
-        product = torch.addcmul(F.linear(x, matrix.to(x.dtype)).to(t.dtype), t, time_column.squeeze(-1))
-    return (length.squeeze(-1) / s) * asinh(product)
+    # Laid out in memory, so that a compiler does not evaluate them again for every point.
+    time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
+    logits: Tensor = _Scaled.apply(quick_asinh(affine(x, matrix.to(x.dtype), time_column, None, c)), scale)
+    return logits
+
+
+class _Scaled(torch.autograd.Function):
+    """``values * scale``, (..., K) and (K,), whose gradient of the scale reads the result and not the values.
+
+    A compiler would evaluate ``asinh`` again for them, and sum over all rows of a column before it goes to the next,
+    which touches another page of memory at every step.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, scale: Tensor) -> Tensor:
+        return values * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        scale, out = ctx.saved_tensors
+        terms = (grad * out).reshape(-1, scale.shape[-1])
+        chunks = terms.shape[0] // _CHUNK
+        whole = chunks * _CHUNK
+        sums = terms[:whole].unflatten(0, (chunks, _CHUNK)).sum(1).sum(0) + terms[whole:].sum(0)
+        return grad * scale, sums / torch.where(scale == 0, 1.0, scale)
+
+
+_CHUNK = 64  # rows, which together stay in a cache
 
 
 def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

@@ -1,8 +1,6 @@
 """Linear layers between hyperbolic spaces: Lorentz, Lorentz with a bounded radius, Möbius.
 
-Each is a function and a module that calls it. The weight of the time component is kept apart from the weight of the
-space components: the product then has the aligned shape of its Euclidean twin, ``[t; x]`` is never built, and the time
-term is added in float32 whatever the precision of the product.
+Each is a function and a module that calls it.
 """
 
 import math
@@ -12,21 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Poincare, lorentz, poincare
+from ..geometry import Lorentz, Poincare, poincare
 from ..geometry.numerics import Scalar, root, safe_norm, unit
+from .affine import affine
 from .common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
 from .residual import change_curvature
-
-
-def _affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, c: Scalar) -> Tensor:
-    """``W [t; x] + b`` in float32 at least, for ``x`` in the dtype of the product."""
-    t = lorentz.time(x, c).unsqueeze(-1)
-    if torch.compiler.is_compiling() and x.device.type == "cpu":
-        # The bias joins the time term: one pass over the output instead of two. Subtracted, because the compiler turns
-        # a sum with a product into a product that first copies the other summand.
-        shift = t * -weight_time.to(t.dtype)
-        return wide(F.linear(x, weight)) - (shift if bias is None else shift - bias.to(t.dtype))
-    return torch.addcmul(wide(F.linear(x, weight, bias)), t, weight_time.to(t.dtype))
 
 
 def lorentz_linear(
@@ -47,7 +35,7 @@ def lorentz_linear(
         (..., m) points in the dtype of the matrix product, so bfloat16 inside autocast, as ``F.linear`` gives.
     """
     x = gemm_input(x)
-    return change_curvature(_affine(x, weight, weight_time, bias, c), c, c_out).to(x.dtype)
+    return change_curvature(affine(x, weight, weight_time, bias, c), c, c_out).to(x.dtype)
 
 
 class _LorentzAffine(PointLayer[Lorentz]):
@@ -114,7 +102,7 @@ def lorentz_linear_bounded(
         (..., m) points.
     """
     x = gemm_input(x)
-    u = _affine(x, weight, weight_time, bias, c)
+    u = affine(x, weight, weight_time, bias, c)
     s = root(like(c if c_out is None else c_out, u))
     gate, direction = u[..., :1], u[..., 1:]
     excess = lam * torch.sigmoid(gate) + eps_t

@@ -1,0 +1,81 @@
+"""``W [t; x] + b`` for points ``x``: the product that linear layers and classifiers share.
+
+The weight of the time component is kept apart from the weight of the space components: the product then has the aligned
+shape of its Euclidean twin, ``[t; x]`` is never built, and the time term is added in float32 whatever the precision of
+the product.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..geometry.numerics import Scalar, sqnorm, strict_matmul
+from .common import like, wide
+
+
+def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, c: Scalar) -> Tensor:
+    """``W [t; x] + b`` in float32 at least, for Lorentz points ``x`` in the dtype of the product.
+
+    Args:
+        x: (..., n). weight: (m, n). weight_time: (m,), the column of ``W`` for ``t``. bias: (m,) or None.
+
+    Returns:
+        (..., m)
+    """
+    out: Tensor = _Affine.apply(x, weight, weight_time, bias, 1 / like(c, wide(x)))[0]
+    return out
+
+
+class _Affine(torch.autograd.Function):
+    """The affine map, and the times (..., 1) that its gradient needs.
+
+    Autograd alone would bring the two parts of the gradient of ``x`` together in four passes over it; here it is one,
+    behind the product. Differences stand where sums are meant, because the compiler turns the sum of a product and
+    another tensor into a product that first copies the other tensor.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, over_c: Scalar
+    ) -> tuple[Tensor, Tensor]:
+        t = torch.sqrt(over_c + sqnorm(wide(x)))
+        if torch.compiler.is_compiling() and x.device.type == "cpu":
+            # The bias joins the time term: one pass over the output instead of two.
+            shift = t * -weight_time.to(t.dtype)
+            return wide(F.linear(x, weight)) - (shift if bias is None else shift - bias.to(t.dtype)), t
+        return torch.addcmul(wide(F.linear(x, weight, bias)), t, weight_time.to(t.dtype)), t
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, weight_time, bias, over_c = inputs
+        ctx.save_for_backward(x, weight, weight_time, output[1])
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.c_shape = over_c.shape if isinstance(over_c, Tensor) else None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_t: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, weight_time, t = ctx.saved_tensors
+        needs_x, needs_weight, needs_time, needs_bias, needs_c = ctx.needs_input_grad
+        low = grad.to(x.dtype)  # the products run in the precision of the forward pass
+        to_x = to_weight = to_c = None
+        to_time: Tensor | None = None
+        to_bias: Tensor | None = None
+        if needs_x or needs_c:
+            slope = ((grad * weight_time.to(t.dtype)).sum(-1, keepdim=True) + grad_t) / t
+            to_x = (wide(low @ weight.to(x.dtype)) - -slope * wide(x)).sum_to_size(x.shape).to(x.dtype)
+            to_c = None if ctx.c_shape is None else (slope / 2).sum_to_size(ctx.c_shape)
+        rows = grad.reshape(-1, grad.shape[-1])
+        if needs_weight:
+            points = x.expand(*grad.shape[:-1], x.shape[-1]).reshape(-1, x.shape[-1])
+            to_weight = (low.reshape(rows.shape).mT @ points).to(weight.dtype)
+        if needs_time or needs_bias:
+            times = t.expand(*grad.shape[:-1], 1).reshape(-1, 1)
+            # As a product, because the compiler's sum over rows steps through memory from page to page.
+            to_time, to_bias = strict_matmul(torch.cat([times, torch.ones_like(times)], -1).mT, rows)
+            to_time = to_time.to(weight_time.dtype) if needs_time else None
+            to_bias = to_bias.to(ctx.bias_dtype) if needs_bias else None
+        return to_x, to_weight, to_time, to_bias, to_c
