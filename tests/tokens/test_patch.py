@@ -218,6 +218,19 @@ def test_context_unpatches_also_after_an_error() -> None:
     assert not hooks_of(model)
 
 
+def test_contexts_nest() -> None:
+    model = small_model()
+    x = images()
+    plain = model(x)
+    with tokens.patched(model, keep=0.9) as outer:
+        expected = model(x)
+        with tokens.patched(model, "tome", keep=0.5) as inner:
+            assert tokens.handle_of(model) is inner
+            assert not torch.equal(model(x), expected)
+        assert tokens.handle_of(model) is outer and torch.equal(model(x), expected)
+    assert torch.equal(model(x), plain) and not hooks_of(model)
+
+
 def test_hooks_of_others_survive() -> None:
     model: Any = small_model()
     calls: list[str] = []

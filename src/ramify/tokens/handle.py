@@ -328,6 +328,7 @@ class Handle:
         except BaseException:
             self.detach()
             raise
+        setattr(self.adapter.model, MODEL_ATTRIBUTE, self)
 
     def detach(self) -> None:
         """Takes everything away that ``attach`` put on the model."""
@@ -339,6 +340,8 @@ class Handle:
                 delattr(override.module, override.name)
             else:
                 setattr(override.module, override.name, before)
+        if self.adapter.model.__dict__.get(MODEL_ATTRIBUTE) is self:
+            delattr(self.adapter.model, MODEL_ATTRIBUTE)
         self._hooks, self._overrides = [], []
         self._is_attached = False
         self._flows, self._running, self._compiled = WeakTensorKeyDictionary(), {}, None
@@ -346,8 +349,6 @@ class Handle:
     def unpatch(self) -> None:
         """Makes the model what it was before: no hooks, its own methods. The last results can still be read."""
         self.detach()
-        if self.adapter.model.__dict__.get(MODEL_ATTRIBUTE) is self:
-            delattr(self.adapter.model, MODEL_ATTRIBUTE)
 
     def __enter__(self) -> Handle:
         return self

@@ -116,20 +116,20 @@ def patch(
         if before is not None:
             before.attach()
         raise
-    if before is not None:
-        before.unpatch()  # it may belong to a model around this one
-    setattr(model, MODEL_ATTRIBUTE, handle)
     return handle
 
 
 @contextmanager
 def patched(model: nn.Module, method: str = "atc", **options: Any) -> Iterator[Handle]:
-    """Within the context the model is patched as by ``patch``; afterwards it is what it was."""
+    """Within the context the model is patched as by ``patch``; afterwards as it was, patched or not."""
+    before = handle_of(model)
     handle = patch(model, method, **options)
     try:
         yield handle
     finally:
         handle.unpatch()
+        if before is not None and handle_of(model) is None:
+            before.attach()
 
 
 def handle_of(model: nn.Module) -> Handle | None:
