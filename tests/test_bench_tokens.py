@@ -65,6 +65,24 @@ def test_models_table_for_people(capsys: pytest.CaptureFixture[str]):
     assert "seed 5" in text and "ramify bench tokens --tables models" in text and "T3" in text
 
 
+@pytest.mark.slow
+def test_compiled_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch):
+    graphs, compile_it = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model: compile_it(model, backend=backend))
+    small = {**SMALL, "batches": (2,), "linkages": ("average",)}
+    code, lines = measured(TokensOptions(tables=("models",), json=True, compile=True, **small))
+    rows = [line for line in lines if line["kind"] == "models"]
+    assert code == 0 and [line["way"] for line in rows] == ["eager", "compiled"]
+    assert all(set(line["seconds"]) == {"plain", "atc average", "tome"} for line in rows)
+    assert len(graphs) == 3  # one for each model; a later patch has not thrown an earlier one away
+    torch.compiler.reset()
+
+
 def test_wrong_labels_have_no_time_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):
     from ramify import cluster
 

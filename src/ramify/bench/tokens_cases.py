@@ -280,24 +280,29 @@ def model_contenders(
     reductions: dict[str, dict[str, Any]] = {"plain": {}}
     reductions |= {f"atc {linkage}": {"method": "atc", "linkage": linkage} for linkage in options.linkages}
     reductions["tome"] = {"method": "tome"}
-    found = []
-    torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
-    for way in ("eager", "compiled") if options.compile else ("eager",):
-        for name, reduction in reductions.items():
-            build = _reduced(options, model, pictures, reduction, counts, layers, way == "compiled")
-            found.append(Contender(name if way == "eager" else f"{name}, compiled", build))
+    models: dict[str, nn.Module] = {}
+    found = [
+        Contender(name, _reduced(options, model, models, name, pictures, reduction, counts, layers))
+        for name, reduction in reductions.items()
+    ]
+    if options.compile:  # after all eager ones: a patch throws away what was compiled before it
+        torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
+        found += [Contender(f"{name}, compiled", _compiled(options, models, name, pictures)) for name in reductions]
     return found
 
 
 def _reduced(
     options: TokensOptions,
     plain: nn.Module,
+    models: dict[str, nn.Module],
+    name: str,
     pictures: Tensor,
     reduction: dict[str, Any],
     counts: Sequence[int],
     layers: Sequence[int],
-    compiled: bool,
 ) -> Callable[[], Built]:
+    """Builds the model with fewer tokens, checks how many it has, and leaves it in ``models``."""
+
     def build() -> Built:
         from ramify.tokens.patch import patch
 
@@ -308,8 +313,16 @@ def _reduced(
             inference(model, pictures[:1], options)()
             if list(handle.num_tokens) != list(counts):
                 raise RuntimeError(f"expected {list(counts)} tokens after the layers, got {list(handle.num_tokens)}")
-        if compiled:
-            model.compile()
+        models[name] = model
         return _finite(inference(model, pictures, options), whole=True)
+
+    return build
+
+
+def _compiled(options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor) -> Callable[[], Built]:
+    def build() -> Built:
+        if name not in models:
+            raise NotTakingPart("absent", "there is no eager one")
+        return _finite(inference(torch.compile(models[name]), pictures, options), whole=True)
 
     return build
