@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..geometry import Lorentz
 from ..geometry.numerics import Scalar, root, sqnorm
-from .common import append_time, gemm_input, like, require_features, require_lorentz, round_up, store, wide
+from .common import append_time, fused_width, gemm_input, like, require_features, require_lorentz, store, wide
 from .linear import LorentzLinear, lorentz_linear
 from .residual import change_curvature
 
@@ -60,7 +60,7 @@ def lorentz_attention(
     q, k, v = gemm_input(q), gemm_input(k), gemm_input(v)
     if q.dtype != k.dtype:
         q = q.to(k.dtype)
-    width = round_up(max(q.shape[-1], v.shape[-1]) + 1, q.device)
+    width = fused_width(max(q.shape[-1], v.shape[-1]) + 1, q)
     t_q, _ = _time(q, c_q)
     _, e_k = _time(k, c)
     _, e_v = _time(v, c)
