@@ -70,6 +70,17 @@ def test_links_of_equal_height_go_by_their_ends(linkage: str, device: str) -> No
     assert labels(D.to(device), 3, linkage, backend="triton").tolist() == [[0, 0, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_nan_among_the_distances_ends(linkage: str, device: str) -> None:
+    D = distances(2, 6, "noise", device)
+    D[0, 2] = D[0, :, 2] = torch.nan
+    found = labels(D, 1, linkage, backend="triton")
+    assert ((found >= 0) & (found < 6)).all()
+    assert found[1].eq(0).all()
+    D.fill_(torch.nan)
+    assert (labels(D, 2, linkage, backend="triton") >= 0).all()
+
+
 @pytest.mark.gpu
 def test_labels_do_not_depend_on_the_other_images() -> None:
     D = distances(64, 30, "ties", "cuda")

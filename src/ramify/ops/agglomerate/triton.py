@@ -249,7 +249,7 @@ def _rounds_kernel(distance, sums, vectors, values, labels, N, K, AVERAGE: tl.co
         smallest = tl.min(tl.load(value + token, mask=alive, other=float("inf")), axis=0)
         heights = tl.load(height + token, mask=is_token, other=float("inf"))
         final = tl.sum((is_token & (heights < smallest)).to(tl.int32), axis=0)
-        going = (final < wanted) & (num_left > 1)
+        going = (final < wanted) & (num_pairs > 0)  # NaN is nobody's nearest: then no pair may be left
 
     # Keep the N - K first links by (height, upper end, lower end): the rank of each is the number of links before it.
     my_height = tl.load(height + token, mask=is_token, other=float("inf"))
