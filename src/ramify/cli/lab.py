@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from ramify.errors import UserError, as_user_error
 from ramify.lab.grid import Grid
-
-if TYPE_CHECKING:
-    from ramify.lab.runner import Progress
+from ramify.lab.report import OVERLAP_COLUMNS, print_fits, progress, say
 
 
 @dataclass
@@ -186,43 +181,6 @@ class LlmFitConfig:
     """Print JSON."""
 
 
-OVERLAP_COLUMNS = {
-    "head": "{path}",
-    "tensor": "{tensor}",
-    "": "{tied}",
-    "rows": "{num}",
-    "m": "{m}",
-    "zero rows": "{num_zero}",
-    "norm": "{norm_mean:.3g} ± {norm_std:.2g}",
-    "overlap² m": "{mso_m:.4g}",
-    "centred": "{mso_centred_m:.4g}",
-    "mean": "{signed_mean:.3g}",
-    "largest": "{sampled_max:.3f}",
-    "least possible": "{welch:.3g}",
-    "rank": "{effective_rank:.4g}",
-}
-
-FIT_COLUMNS = {
-    "part": "{part}",
-    "dist": "{dist}",
-    "alpha": "{alpha:g}",
-    "density": "{density:g}",
-    "gamma": "{gamma:g}",
-    "regime": "{regime}",
-    "kept n/m": "{kept_low:.2f}-{kept_high:.2f}",
-    "exponent": "{exponent:.3f}",
-    "± error": "{error:.3f}",
-    "95 %": "{low:.2f}..{high:.2f}",
-    "seeds 95 %": "{boot_low:.2f}..{boot_high:.2f}",
-    "R2": "{r2:.3f}",
-    "finite-n": "{theory_finite:.3f}",
-    "weak": "{theory_weak:.3f}",
-    "strong": "{theory_strong:.3f}",
-    "models": "{num_models}",
-    "diverged": "{num_diverged}",
-}
-
-
 def sweep(config: SweepConfig) -> None:
     """Train a grid of toy models at once and fit loss against width.
 
@@ -245,7 +203,7 @@ def sweep(config: SweepConfig) -> None:
 
         print("\n".join(describe([cost(grid, device, dtype) for grid in parts])))
         return
-    with _progress(config.quiet) as show:
+    with progress(config.quiet) as show:
         rows = run(
             parts,
             config.out,
@@ -258,12 +216,12 @@ def sweep(config: SweepConfig) -> None:
             checkpoint_seconds=config.checkpoint_seconds,
             keep_weights=config.keep_weights,
             show=show,
-            say=_say,
+            say=say,
         )
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
         return
-    _report(fit_runs(rows), config.json)
-    _say(f"sweep in {config.out}")
+    print_fits(fit_runs(rows), config.json)
+    say(f"sweep in {config.out}")
 
 
 def fit(config: FitConfig) -> None:
@@ -275,7 +233,7 @@ def fit(config: FitConfig) -> None:
     lines = fit_sweep(config.runs, config.drop_small, f"loss_{config.loss}")
     folder = config.runs if config.runs.is_dir() else config.runs.parent
     write_text(config.out or folder / "fits.csv", to_csv(lines))
-    _report(lines, config.json)
+    print_fits(lines, config.json)
 
 
 def plot(config: PlotConfig) -> None:
@@ -286,7 +244,7 @@ def plot(config: PlotConfig) -> None:
         if files:
             print("\n".join(map(str, files)))
         else:
-            _say(f"no figure {name}: the sweep has no data for it")
+            say(f"no figure {name}: the sweep has no data for it")
 
 
 def theory(config: TheoryConfig) -> None:
@@ -383,45 +341,3 @@ def llm_fit(config: LlmFitConfig) -> None:
 
 
 SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory, "overlap": overlap, "llm-fit": llm_fit}
-
-
-def _report(lines: list[dict[str, Any]], as_json: bool) -> None:
-    """Fits to the output; exponents whose models are not all weak or all strong carry no such label."""
-    if as_json:
-        plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
-        print(json.dumps(plain))
-        return
-    from ramify.lab.table import show
-
-    print("\n".join(show(lines, FIT_COLUMNS)))
-    if lost := sum(line["num_diverged"] for line in lines):
-        print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
-
-
-def _say(text: str) -> None:
-    """To people, not into the output."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """One line that is written over on a terminal, else a line now and then."""
-    if quiet:
-        yield None
-        return
-    on_terminal = sys.stderr.isatty()
-    last = time.monotonic()
-
-    def show(p: Progress) -> None:
-        nonlocal last
-        text = (
-            f"{p.part}  step {p.step}/{p.steps}  {p.num_models} models  {p.rate:,.0f} model-steps/s  "
-            f"median loss {p.median_loss:.4g}  left {p.seconds_left:.0f} s"
-        )
-        if on_terminal:
-            print(f"\r\x1b[K{text}", end="\n" if p.step == p.steps else "", file=sys.stderr, flush=True)
-        elif p.step == p.steps or time.monotonic() - last >= 30:
-            last = time.monotonic()
-            _say(text)
-
-    yield show

@@ -1,0 +1,92 @@
+"""What a sweep tells people: the table of fits, the line of progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ramify.lab.table import show
+
+if TYPE_CHECKING:
+    from ramify.lab.runner import Progress
+
+OVERLAP_COLUMNS = {
+    "head": "{path}",
+    "tensor": "{tensor}",
+    "": "{tied}",
+    "rows": "{num}",
+    "m": "{m}",
+    "zero rows": "{num_zero}",
+    "norm": "{norm_mean:.3g} ± {norm_std:.2g}",
+    "overlap² m": "{mso_m:.4g}",
+    "centred": "{mso_centred_m:.4g}",
+    "mean": "{signed_mean:.3g}",
+    "largest": "{sampled_max:.3f}",
+    "least possible": "{welch:.3g}",
+    "rank": "{effective_rank:.4g}",
+}
+
+FIT_COLUMNS = {
+    "part": "{part}",
+    "dist": "{dist}",
+    "alpha": "{alpha:g}",
+    "density": "{density:g}",
+    "gamma": "{gamma:g}",
+    "regime": "{regime}",
+    "kept n/m": "{kept_low:.2f}-{kept_high:.2f}",
+    "exponent": "{exponent:.3f}",
+    "± error": "{error:.3f}",
+    "95 %": "{low:.2f}..{high:.2f}",
+    "seeds 95 %": "{boot_low:.2f}..{boot_high:.2f}",
+    "R2": "{r2:.3f}",
+    "finite-n": "{theory_finite:.3f}",
+    "weak": "{theory_weak:.3f}",
+    "strong": "{theory_strong:.3f}",
+    "models": "{num_models}",
+    "diverged": "{num_diverged}",
+}
+
+
+def print_fits(lines: list[dict[str, Any]], as_json: bool) -> None:
+    """Fits to the output; exponents whose models are not all weak or all strong carry no such label."""
+    if as_json:
+        plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
+        print(json.dumps(plain))
+        return
+    print("\n".join(show(lines, FIT_COLUMNS)))
+    if lost := sum(line["num_diverged"] for line in lines):
+        print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
+
+
+def say(text: str) -> None:
+    """To people, not into the output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """One line that is written over on a terminal, else a line now and then."""
+    if quiet:
+        yield None
+        return
+    on_terminal = sys.stderr.isatty()
+    last = time.monotonic()
+
+    def write(p: Progress) -> None:
+        nonlocal last
+        text = (
+            f"{p.part}  step {p.step}/{p.steps}  {p.num_models} models  {p.rate:,.0f} model-steps/s  "
+            f"median loss {p.median_loss:.4g}  left {p.seconds_left:.0f} s"
+        )
+        if on_terminal:
+            print(f"\r\x1b[K{text}", end="\n" if p.step == p.steps else "", file=sys.stderr, flush=True)
+        elif p.step == p.steps or time.monotonic() - last >= 30:
+            last = time.monotonic()
+            say(text)
+
+    yield write
