@@ -219,7 +219,7 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
             text = _spread([100 * run.top1[cell(way, keep)] for run in runs])
             cells.append(f"**{text}**" if means[cell(way, keep)] == best[keep] else text)
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    if settings.baseline in settings.ways:
+    if settings.baseline in settings.ways and len(settings.ways) > 1:
         lines += ["", *_differences(settings, runs, heads)]
     return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
 
