@@ -47,3 +47,8 @@ def small_model(kind: str = "vit", **changes: Any) -> nn.Module:
 def images(num: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random pictures of the right size."""
     return torch.randn(num, 3, IMAGE, IMAGE, dtype=dtype)
+
+
+def hooks_of(model: nn.Module) -> list[str]:
+    """Names of the modules that have a hook."""
+    return [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]

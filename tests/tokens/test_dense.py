@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
 from ramify import tokens
 from ramify.cluster import cosine_distance
+from ramify.tokens import UnsupportedModel
 
 from .small_models import LAYERS, NUM_PATCHES, images, small_model
 
@@ -84,6 +86,21 @@ def test_formats_of_intermediates() -> None:
     assert all(torch.equal(a, b) for a, b in zip(named["image_intermediates"], maps, strict=True))
     layers = model.get_intermediate_layers(x, n=2, reshape=True)
     assert all(torch.equal(a, b) for a, b in zip(layers, maps[2:], strict=True))
+
+
+def test_feature_extractors_around_a_model() -> None:
+    net: Any = timm.create_model(
+        "vit_tiny_patch16_224", features_only=True, img_size=24, patch_size=4, embed_dim=48, depth=4, num_heads=3
+    ).eval()
+    with pytest.raises(UnsupportedModel, match=r"wraps a VisionTransformer, patch model\.model"):
+        tokens.patch(net, keep=0.5)
+    x = images()
+    plain = net(x)
+    handle = tokens.patch(net.model, keep=0.5, layers=LAYERS)
+    maps = net(x)
+    assert handle.num_tokens == [18, 9]
+    assert [y.shape for y in maps] == [y.shape for y in plain] == [(3, 48, SIDE, SIDE)] * len(plain)
+    assert not torch.equal(maps[-1], plain[-1])
 
 
 def test_nothing_is_traced_afterwards() -> None:

@@ -165,7 +165,7 @@ class BlockHooks:
             x = work.reduced + work.branch
         self.handle.pass_on(x, work.flow)
         if not torch.compiler.is_compiling() and self.index == self.handle.layers[-1]:
-            self.handle.watch.send()
+            self.handle.watch.send(x.device)
         if work.branch is None:
             return None
         return x if isinstance(output, Tensor) else (x, *output[1:])

@@ -61,7 +61,7 @@ def patch(
         metric: "cosine", or a manifold of ``ramify.geometry`` on which the keys are compared.
         prop_attn: whether a token counts in attention as often as it has patches; "mask" and "channel" choose how.
         trace: keep ``sources`` and what ``dendrogram`` needs.
-        backend: of the clustering, see ``ramify.cluster.agglomerate``.
+        backend: of the clustering, see ``ramify.cluster.agglomerate``; a threshold is always searched in torch.
         pool: "weighted" averages tokens by their sizes where the model pools by a mean, "plain" does not.
         check: find NaN and infinity in what is clustered. The CPU raises at once, CUDA with the next forward pass (or
             from ``handle.check()``), so that it never waits.

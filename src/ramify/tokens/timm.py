@@ -172,6 +172,11 @@ def _parts(name: str, block: nn.Module, kind: str) -> BlockParts:
 
 def _why_not(model: nn.Module) -> str:
     """Names the first layer that makes a model something else than a plain ViT."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    for name, module in model.named_children():
+        if isinstance(module, VisionTransformer):
+            return f"it wraps a VisionTransformer, patch model.{name}"
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "WindowAttention" in kind:

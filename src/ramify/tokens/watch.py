@@ -19,11 +19,12 @@ class FiniteWatch:
     """
 
     def __init__(self) -> None:
-        self._flags: list[tuple[str, Tensor]] = []
-        self._sent: tuple[list[str], Tensor, Any] | None = None
+        # By device, because replicas of DataParallel look at the same time.
+        self._flags: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        self._sent: dict[torch.device, tuple[list[str], Tensor, torch.cuda.Event]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_flags": [], "_sent": None}
+        return {"_flags": {}, "_sent": {}}
 
     def look(self, features: Tensor, x: Tensor, layer: int, name: str) -> None:
         """Notes or raises what is wrong with the features of a layer.
@@ -36,34 +37,33 @@ class FiniteWatch:
         if not x.is_cuda:
             check_finite(features, where)
         elif not torch.cuda.is_current_stream_capturing():
-            self._flags.append((where, x[:, 0].detach().sum(dtype=torch.float32)))
+            self._flags.setdefault(x.device, []).append((where, x[:, 0].detach().sum(dtype=torch.float32)))
 
-    def send(self) -> None:
+    def send(self, device: torch.device) -> None:
         """At the end of a pass: starts to copy its flags to the host."""
-        if not self._flags:
+        noted = self._flags.pop(device, [])
+        if not noted:
             return
-        names = [where for where, _ in self._flags]
-        flags = torch.stack([flag for _, flag in self._flags])
+        flags = torch.stack([flag for _, flag in noted])
         host = torch.empty(flags.shape, pin_memory=True).copy_(flags, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._flags, self._sent = [], (names, host, event)
+        with torch.cuda.device(device):
+            event = torch.cuda.Event()
+            event.record()
+        self._sent[device] = [where for where, _ in noted], host, event
 
     def report(self, wait: bool = True) -> None:
         """Raises if the last pass was not finite; without ``wait`` only if that is known already."""
-        if wait:
-            self.send()
-        if self._sent is None:
-            return
-        names, host, event = self._sent
-        if wait:
-            event.synchronize()
-        elif torch.cuda.is_current_stream_capturing() or not event.query():
-            return
-        self._sent = None
-        bad = (~torch.isfinite(host)).nonzero().flatten().tolist()
-        if bad:
-            raise UserError(
-                f"{names[bad[0]]}: NaN or infinity in the tokens of the last forward pass; they cannot be compared: "
-                "look for it in the input and the weights before this place"
-            )
+        for device in list(self._flags) if wait else ():
+            self.send(device)
+        for device, (names, host, event) in list(self._sent.items()):
+            if wait:
+                event.synchronize()
+            elif torch.cuda.is_current_stream_capturing() or not event.query():
+                continue
+            del self._sent[device]
+            bad = (~torch.isfinite(host)).nonzero().flatten().tolist()
+            if bad:
+                raise UserError(
+                    f"{names[bad[0]]}: NaN or infinity in the tokens of the last forward pass; "
+                    "look for it in the input and the weights before this place, tokens cannot be compared"
+                )

@@ -1,0 +1,73 @@
+"""The watch for NaN, with a device that takes its time played by an object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.errors import UserError
+from ramify.tokens.watch import FiniteWatch
+
+
+class Event:
+    """Of a copy that is done once somebody says so or waits for it."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def synchronize(self) -> None:
+        self.is_done = True
+
+
+def sent(values: list[float]) -> tuple[FiniteWatch, Event]:
+    watch, event = FiniteWatch(), Event()
+    names = [f"layer {i}" for i in range(len(values))]
+    message: Any = (names, torch.tensor(values), event)
+    watch._sent[torch.device("cuda", 0)] = message
+    return watch, event
+
+
+@pytest.fixture(autouse=True)
+def _no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def test_the_first_bad_layer_is_named_once_the_copy_has_arrived() -> None:
+    watch, event = sent([1.0, float("nan"), float("inf")])
+    watch.report(wait=False)
+    assert watch._sent  # not there yet: nobody waits
+    event.is_done = True
+    with pytest.raises(UserError, match="^layer 1: NaN or infinity"):
+        watch.report(wait=False)
+    watch.report()  # an error is told once
+    assert not watch._sent
+
+
+def test_waiting_finds_it_at_once() -> None:
+    watch, event = sent([float("inf")])
+    with pytest.raises(UserError, match="^layer 0: NaN or infinity"):
+        watch.report()
+    assert event.is_done
+
+
+def test_finite_passes_are_forgotten() -> None:
+    watch, event = sent([1.0, -3.0])
+    event.is_done = True
+    watch.report(wait=False)
+    assert not watch._sent
+
+
+def test_the_cpu_raises_where_it_looks() -> None:
+    watch = FiniteWatch()
+    features = torch.randn(2, 5, 4)
+    x = torch.randn(2, 6, 8)
+    watch.look(features, x, 3, "blocks.3")
+    features[1, 2, 0] = float("nan")
+    with pytest.raises(UserError, match=r"layer 3 \(blocks\.3\): NaN in the features of image 1"):
+        watch.look(features, x, 3, "blocks.3")
+    assert not watch._flags
