@@ -42,7 +42,7 @@ def test_the_first_bad_layer_is_named_once_the_copy_has_arrived() -> None:
     watch.report(wait=False)
     assert watch._sent  # not there yet: nobody waits
     event.is_done = True
-    with pytest.raises(UserError, match="^layer 1: NaN or infinity"):
+    with pytest.raises(UserError, match=r"^layer 1: NaN or infinity"):
         watch.report(wait=False)
     watch.report()  # an error is told once
     assert not watch._sent
@@ -50,7 +50,7 @@ def test_the_first_bad_layer_is_named_once_the_copy_has_arrived() -> None:
 
 def test_waiting_finds_it_at_once() -> None:
     watch, event = sent([float("inf")])
-    with pytest.raises(UserError, match="^layer 0: NaN or infinity"):
+    with pytest.raises(UserError, match=r"^layer 0: NaN or infinity"):
         watch.report()
     assert event.is_done
 
