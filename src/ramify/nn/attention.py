@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..geometry import Lorentz
 from ..geometry.numerics import Scalar, root, sqnorm
-from .common import append_time, fused_width, gemm_input, like, require_features, require_lorentz, store, wide
+from .common import append_time, fused_width, gemm_dtype, like, require_features, require_lorentz, store, wide
 from .linear import LorentzLinear, lorentz_linear
 from .residual import change_curvature
 
@@ -57,37 +57,69 @@ def lorentz_attention(
         q, c_q = wide(q) * factor, like(c, wide(q)) / (factor * factor)
     else:
         scale = 2 / tau
-    q, k, v = gemm_input(q), gemm_input(k), gemm_input(v)
-    if q.dtype != k.dtype:
-        q = q.to(k.dtype)
-    width = fused_width(max(q.shape[-1], v.shape[-1]) + 1, q)
-    t_q, _ = _time(q, c_q)
-    _, e_k = _time(k, c)
-    _, e_v = _time(v, c)
+    dtype = gemm_dtype(k)
+    width = fused_width(max(q.shape[-1], v.shape[-1]) + 1, q.device, dtype)
     if bias is not None and bias.dtype != torch.bool:
-        bias = bias.to(q.dtype)
+        bias = bias.to(dtype)
     mean = F.scaled_dot_product_attention(
-        append_time(q, t_q, width),
-        append_time(k, -e_k, width),
-        append_time(v, e_v, width),
+        _lift(q, c_q, dtype, width, 1.0, excess=False),
+        _lift(k, c, dtype, width, -1.0),
+        _lift(v, c, dtype, width, 1.0),
         attn_mask=bias,
         is_causal=is_causal,
         scale=scale,
     )
     out = _normalise(wide(mean[..., : v.shape[-1]]), wide(mean[..., v.shape[-1] : v.shape[-1] + 1]), c)
-    out = store(out, v.dtype)
+    out = store(out, dtype)
     for _ in range(missing):
         out = out.squeeze(0)
     return out
 
 
-def _time(x: Tensor, c: Scalar) -> tuple[Tensor, Tensor]:
-    """Time ``t`` and its excess ``t - 1/s`` (..., 1), in float32 at least and without cancellation."""
-    x = wide(x)
-    c = like(c, x)
-    square = sqnorm(x)
-    t = torch.sqrt(1 / c + square)
-    return t, square / (t + 1 / root(c))
+def _lift(x: Tensor, c: Scalar, dtype: torch.dtype, width: int, sign: float, excess: bool = True) -> Tensor:
+    """``[x, sign e, 0, ...]`` with ``width`` coordinates and the excess ``e = t - 1/s``, or ``t`` in its place."""
+    over_c = 1 / like(c, wide(x))
+    if dtype in (torch.bfloat16, torch.float16):  # autograd's many roundings leave the curvature closer to the truth
+        return _lifted(x, over_c, dtype, width, sign, excess)[0]
+    lifted: Tensor = _Lift.apply(x, over_c, dtype, width, sign, excess)[0]
+    return lifted
+
+
+def _lifted(
+    x: Tensor, over_c: Scalar, dtype: torch.dtype, width: int, sign: float, excess: bool
+) -> tuple[Tensor, Tensor]:
+    """The lifted points, and their times in float32 at least."""
+    x = x.to(dtype)  # the time has to belong to the rounded point
+    square = sqnorm(wide(x))
+    t = torch.sqrt(over_c + square)
+    column = square / (t + root(over_c)) if excess else t  # nothing cancels
+    return append_time(x, sign * column, width), t
+
+
+class _Lift(torch.autograd.Function):
+    """:func:`_lifted` with its gradient: ``x/t`` for ``t`` and its excess alike, where autograd takes more passes."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_lifted)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, over_c, ctx.dtype, _, ctx.sign, ctx.excess = inputs
+        ctx.learned = isinstance(over_c, Tensor)
+        ctx.save_for_backward(x, output[1], *([over_c] if ctx.learned else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_t: Tensor) -> tuple[Tensor | None, ...]:
+        x, t, *over_c = ctx.saved_tensors
+        n = x.shape[-1]
+        to_column = ctx.sign * wide(grad[..., n : n + 1])
+        slope = (to_column + grad_t) / t
+        to_x = (wide(grad[..., :n]) + slope * wide(x.to(ctx.dtype))).to(x.dtype)
+        to_c = None
+        if ctx.learned:
+            to_c = slope / 2 - (to_column / (2 * root(over_c[0])) if ctx.excess else 0.0)
+            to_c = to_c.sum_to_size(over_c[0].shape)
+        return to_x.sum_to_size(x.shape), to_c, None, None, None, None
 
 
 def _normalise(mean: Tensor, excess: Tensor, c: Scalar) -> Tensor:

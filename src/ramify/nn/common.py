@@ -15,15 +15,20 @@ _FP16_MAX = 65504.0
 Space = TypeVar("Space", bound=Manifold)
 
 
+def gemm_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product will read ``x``: lower precision inside autocast, else its own."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
+
+
 def gemm_input(x: Tensor) -> Tensor:
-    """``x`` in the dtype in which a matrix product will read it: lower precision inside autocast, else unchanged.
+    """``x`` in the dtype in which a matrix product will read it.
 
     The time component has to belong to the rounded point, so it is derived after this and not before.
     """
-    kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    return x.to(gemm_dtype(x))
 
 
 def wide(x: Tensor) -> Tensor:
@@ -48,11 +53,11 @@ def ball_store(y: Tensor, dtype: torch.dtype, c: Scalar) -> Tensor:
     return cap_norm(y, (1 - torch.finfo(dtype).eps) / root(like(c, y))).to(dtype)
 
 
-def fused_width(width: int, x: Tensor) -> int:
+def fused_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
     """Coordinates of a head that fused attention likes: a multiple of 8; on a CPU 16 in half precision, else any."""
-    if x.device.type != "cpu":
+    if device.type != "cpu":
         return -(-width // 8) * 8
-    return -(-width // 16) * 16 if x.dtype in (torch.bfloat16, torch.float16) else width
+    return -(-width // 16) * 16 if dtype in (torch.bfloat16, torch.float16) else width
 
 
 def append_time(x: Tensor, time: Tensor, width: int) -> Tensor:
