@@ -44,7 +44,8 @@ def test_one_graph_that_follows_the_switches(kind: str, prop_attn: str) -> None:
     assert torch.equal(handle.sizes[-1].sum(1), torch.full((3,), float(NUM_PATCHES)))
 
 
-def test_a_model_compiled_before_it_is_patched() -> None:
+def test_a_model_compiled_before_it_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", True)  # as before the first patch
     model = small_model("attention_pool", depth=3)  # nothing but hooks tells that it is patched
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_same(compiled, model)

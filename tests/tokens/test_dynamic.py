@@ -119,18 +119,25 @@ def test_bounds_hold_image_by_image_and_change_nothing_else(linkage_name: str) -
         assert torch.equal(bound.labels[i], labels)
 
 
-@pytest.mark.parametrize("bounds", [{}, {"min_keep": 0.2, "max_keep": 0.6}])
-def test_padding_stays_apart(bounds: dict[str, float]) -> None:
-    features = torch.randn(3, 20, 4) + 0.7
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Threshold((0,), 0.25),
+        Threshold((0,), 0.25, min_keep=0.2, max_keep=0.6),
+        Threshold((0,), 0.9, min_keep=0.5),  # more than the smallest image has
+        Threshold((0,), 0.05, max_keep=0.1),  # forces merges far above the threshold
+    ],
+)
+def test_padding_stays_apart(schedule: Threshold) -> None:
+    features = torch.randn(3, 20, 4) + 0.3
     numbers = torch.tensor([20, 13, 7])
     is_token = torch.arange(20) < numbers[:, None]
-    schedule = Threshold((0,), 0.25, **bounds)
     padded, _ = merge_below(Site(features, 20), schedule, 20, is_token)
     assert padded.labels is not None and padded.num is not None
     for i, num in enumerate(numbers.tolist()):
         alone, _ = merge_below(Site(features[i : i + 1, :num], num), schedule, 20, None)
         assert alone.labels is not None and alone.num is not None
-        assert int(padded.num[i]) == int(alone.num[0])
+        assert int(padded.num[i]) == int(alone.num[0]) <= num
         assert torch.equal(padded.labels[i, :num], alone.labels[0])
 
 

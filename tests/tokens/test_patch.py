@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ramify import tokens
-from ramify.cluster import agglomerate, cosine_distance
+from ramify.cluster import agglomerate, cosine_distance, kmedoids
 from ramify.errors import UserError
 from ramify.geometry import Lorentz
 
@@ -178,6 +178,21 @@ def test_topk_keeps_what_the_class_token_attends_to() -> None:
     for image in range(3):
         kept = (handle.sources[0][image] >= 0).nonzero().flatten()
         assert set(kept.tolist()) == set(scores[image].topk(7).indices.tolist())
+
+
+def test_scores_count_merged_tokens_as_attention_does() -> None:
+    model: Any = small_model("distilled").double()
+    seen: dict[str, torch.Tensor] = {}
+    attention = model.blocks[2].attn
+    attention.q_norm.register_forward_hook(lambda module, args, out: seen.update(q=out.detach()))
+    attention.k_norm.register_forward_hook(lambda module, args, out: seen.update(k=out.detach()))
+    handle = tokens.patch(model, "kmedoids", counts=(12, 4), layers=LAYERS, trace=True)
+    model(images(8, torch.float64))
+    logits = seen["q"] @ seen["k"].mT * attention.scale
+    logits[..., 2:] += handle.sizes[0].double().log()[:, None, None]
+    scores = logits.softmax(-1)[:, :, 0, 2:].mean(1)
+    labels = kmedoids(cosine_distance(seen["k"][:, :, 2:].mean(1)), 4, start=scores)
+    assert torch.equal(tokens.compose(handle.sources[0], labels), handle.sources[1])
 
 
 # ---------------------------------------------------------------------- on and off
