@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ramify import tokens
-from ramify.cluster import agglomerate, cosine_distance, kmedoids
+from ramify.cluster import agglomerate, cosine_distance, density_peaks, kmeans, kmedoids
 from ramify.errors import UserError
-from ramify.geometry import Lorentz
+from ramify.geometry import Euclidean, Lorentz
 
 from .small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
 
@@ -151,6 +151,29 @@ def test_hyperbolic_metric_clusters_by_its_distances() -> None:
 
     features = keys[0][:, :, 1:].mean(1)
     assert torch.equal(agglomerate(manifold_distance(features, Lorentz(4.0)), 12), handle.sources[0])
+
+
+@pytest.mark.parametrize("method", ["kmedoids", "dpcknn", "kmeans"])
+def test_rivals_on_the_tokens_themselves_by_euclidean_distance(method: str) -> None:
+    model: Any = small_model("avg").double()
+    block = model.blocks[1]
+    seen: dict[str, torch.Tensor] = {}
+    block.norm2.register_forward_pre_hook(lambda module, args: seen.update(x=args[0].detach()))
+    block.attn.q_norm.register_forward_hook(lambda module, args, out: seen.update(q=out.detach()))
+    block.attn.k_norm.register_forward_hook(lambda module, args, out: seen.update(k=out.detach()))
+    options: dict[str, Any] = {"metric": Euclidean(), "features": "tokens", "trace": True}
+    handle = tokens.patch(model, method, counts=(12,), layers=(1,), **options)
+    model(images(3, torch.float64))
+    x = seen["x"]
+    distance = (x[:, :, None] - x[:, None]).norm(dim=-1) / 48**0.5  # of features that are lifted at this scale
+    # Without a class token all tokens say what they attend to.
+    scores = (seen["q"] @ seen["k"].mT * block.attn.scale).softmax(-1).mean((1, 2))
+    expected = {
+        "kmedoids": lambda: kmedoids(distance, 12, start=scores),
+        "dpcknn": lambda: density_peaks(distance, 12),
+        "kmeans": lambda: kmeans(x, 12, start=scores, metric="euclidean"),
+    }
+    assert torch.equal(handle.sources[0], expected[method]())
 
 
 def test_random_draws_anew_in_every_pass_and_the_same_for_a_seed() -> None:

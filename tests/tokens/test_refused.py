@@ -11,6 +11,7 @@ from torch import nn
 
 from ramify import tokens
 from ramify.errors import UserError
+from ramify.geometry import Lorentz
 from ramify.tokens import METHODS, UnsupportedModel
 from ramify.tokens.hooks import BlockHooks
 
@@ -73,6 +74,9 @@ def _block(name: str) -> Any:
         ({"keep": 0.5, "pool": "mean"}, "pool is 'mean'"),
         ({"keep": 0.5, "backend": "cuda"}, "backend is 'cuda'"),
         ({"keep": 0.5, "metric": "euclid"}, "metric is 'euclid'"),
+        ({"keep": 0.5, "metric": Lorentz(), "method": "tome"}, "'tome' cannot compare on it"),
+        ({"keep": 0.5, "metric": Lorentz(), "method": "kmeans"}, "'kmeans' cannot compare on it"),
+        ({"keep": 0.5, "features": "key"}, "features is 'key'; did you mean 'keys'"),
     ],
 )
 def test_wrong_arguments_change_nothing(options: dict[str, Any], message: str) -> None:

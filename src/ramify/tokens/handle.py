@@ -44,6 +44,7 @@ class Options:
     layers: tuple[int, ...] | None = None
     linkage: str = "average"
     metric: Metric = "cosine"
+    features: str = "keys"
     prop_attn: bool | str = True
     trace: bool = False
     backend: str = "auto"

@@ -178,7 +178,10 @@ class BlockHooks:
         with torch.no_grad():
             keys = adapter.heads(self.index, work.key)  # (B, H, L, d)
             wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
-            features = keys[:, :, adapter.num_prefix :].mean(1, dtype=wide)  # (B, N, d)
+            if options.features == "keys":
+                features = keys[:, :, adapter.num_prefix :].mean(1, dtype=wide)  # (B, N, d)
+            else:
+                features = x[:, adapter.num_prefix :].detach().to(wide)  # (B, N, C)
             if options.check:
                 handle.watch.look(features, x, self.index, adapter.blocks[self.index].name)
             scores = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from ramify.cluster import (
 from ramify.cluster.agglomerate import as_threshold
 from ramify.cluster.distance import Metric
 from ramify.errors import UserError, suggest
+from ramify.geometry import Euclidean, Manifold
 from ramify.ops.agglomerate.reference import Forest, cut_at, grow
 from ramify.tokens.schedule import Threshold
 
@@ -36,7 +37,7 @@ class Site:
     """One place where tokens are reduced, as a method sees it.
 
     Attributes:
-        features: (B, N, D) float32 (or float64), the keys averaged over heads.
+        features: (B, N, D) float32 (or float64), the keys averaged over heads, or the tokens themselves.
         k: tokens that shall stay.
         scores: (B, N) attention that each token receives from the class token (from all tokens without one), averaged
             over heads; None for methods that do not ask for it.
@@ -91,7 +92,8 @@ def _tome(site: Site) -> Reduction:
 
 
 def _kmeans(site: Site) -> Reduction:
-    return Reduction(kmeans(site.features, site.k, start=site.scores))
+    metric: Literal["cosine", "euclidean"] = "euclidean" if isinstance(site.metric, Euclidean) else "cosine"
+    return Reduction(kmeans(site.features, site.k, start=site.scores, metric=metric))
 
 
 def _kmedoids(site: Site) -> Reduction:
@@ -132,17 +134,19 @@ class Method:
     reduce: Callable[[Site], Reduction]
     needs_scores: bool = False
     has_threshold: bool = False
+    manifolds: tuple[type[Manifold], ...] = ()
+    """Metrics besides cosine; a method that compares no features takes any."""
 
 
 METHODS: dict[str, Method] = {
-    "atc": Method(_atc, has_threshold=True),
+    "atc": Method(_atc, has_threshold=True, manifolds=(Manifold,)),
     "tome": Method(_tome),
-    "kmeans": Method(_kmeans, needs_scores=True),
-    "kmedoids": Method(_kmedoids, needs_scores=True),
-    "dpcknn": Method(_dpcknn),
-    "topk": Method(_topk, needs_scores=True),
-    "evit": Method(_evit, needs_scores=True),
-    "random": Method(_random),
+    "kmeans": Method(_kmeans, needs_scores=True, manifolds=(Euclidean,)),
+    "kmedoids": Method(_kmedoids, needs_scores=True, manifolds=(Manifold,)),
+    "dpcknn": Method(_dpcknn, manifolds=(Manifold,)),
+    "topk": Method(_topk, needs_scores=True, manifolds=(Manifold,)),
+    "evit": Method(_evit, needs_scores=True, manifolds=(Manifold,)),
+    "random": Method(_random, manifolds=(Manifold,)),
 }
 
 

@@ -32,6 +32,7 @@ def patch(
     layers: Sequence[int] | None = None,
     linkage: str = "average",
     metric: Metric = "cosine",
+    features: str = "keys",
     prop_attn: bool | str = True,
     trace: bool = False,
     backend: str = "auto",
@@ -58,7 +59,9 @@ def patch(
         layers: 0-based blocks that reduce. Default: the blocks after each quarter of the depth, (3, 6, 9) of 12; with
             ``r`` every block.
         linkage: of "atc": "average", "complete", "single" or "ward".
-        metric: "cosine", or a manifold of ``ramify.geometry`` on which the keys are compared.
+        metric: "cosine", or a manifold of ``ramify.geometry`` on which the features are compared.
+        features: "keys" compares the keys of the block's attention, averaged over heads; "tokens" the tokens themselves
+            where they are merged (with ``metric=Euclidean()`` as in the papers of k-medoids and density peaks).
         prop_attn: whether a token counts in attention as often as it has patches; "mask" and "channel" choose how.
         trace: keep ``sources`` and what ``dendrogram`` needs.
         backend: of the clustering, see ``ramify.cluster.agglomerate``; a threshold is always searched in torch.
@@ -73,12 +76,12 @@ def patch(
         UnsupportedModel: The model is not built as needed; the message names the layer.
         UserError: An argument is wrong.
     """
-    find_method(method)
+    _check_metric(metric, method)
+    _one_of("features", features, ("keys", "tokens"))
     _one_of("prop_attn", prop_attn, (True, False, "mask", "channel"))
     _one_of("pool", pool, ("weighted", "plain"))
     _one_of("linkage", linkage, ("average", "complete", "single", "ward"))
     _one_of("backend", backend, ("auto", "torch", "triton", "scipy", "fastcluster"))
-    _check_metric(metric)
     given = {
         name: value
         for name, value in {"keep": keep, "r": r, "threshold": threshold, "counts": counts}.items()
@@ -94,6 +97,7 @@ def patch(
         layers=None if layers is None else check_layers(layers, len(adapter.blocks)),
         linkage=linkage,
         metric=metric,
+        features=features,
         prop_attn=prop_attn,
         trace=trace,
         backend=backend,
@@ -166,6 +170,12 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
         raise UserError(f"{name} is {value!r}; {hint}")
 
 
-def _check_metric(metric: object) -> None:
-    if metric != "cosine" and not isinstance(metric, Manifold):
-        raise UserError(f"metric is {metric!r}; use 'cosine' or a manifold such as ramify.geometry.Lorentz()")
+def _check_metric(metric: object, method: str) -> None:
+    manifolds = find_method(method).manifolds
+    if metric == "cosine" or isinstance(metric, manifolds):
+        return
+    if isinstance(metric, Manifold):
+        raise UserError(
+            f"metric is {metric!r}, but {method!r} cannot compare on it; use method='atc', or metric='cosine'"
+        )
+    raise UserError(f"metric is {metric!r}; use 'cosine' or a manifold such as ramify.geometry.Lorentz()")
