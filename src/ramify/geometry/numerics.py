@@ -187,11 +187,14 @@ def atanh(z: Tensor, gap: Tensor) -> Tensor:
 
 
 def quick_asinh(u: Tensor) -> Tensor:
-    """``asinh(u)`` for tensors as large as a product: to 3e-7 in float32, and as :func:`asinh` in float64.
+    """``asinh(u)`` for tensors as large as a product: to 3e-7 in compiled float32 code, else as :func:`asinh`.
 
-    In vectorised code a plain logarithm costs two thirds of ``log1p``. It serves from 1/2 on, a polynomial below.
+    In compiled code a plain logarithm costs two thirds of ``log1p``. It serves from 1/2 on, a polynomial below.
     """
-    return asinh(u) if u.dtype == torch.float64 else _QuickAsinh.apply(u)
+    if u.dtype == torch.float64 or not torch.compiler.is_compiling():
+        return asinh(u)
+    quick: Tensor = _QuickAsinh.apply(u)
+    return quick
 
 
 class _QuickAsinh(_Asinh):
