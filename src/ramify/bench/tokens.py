@@ -67,7 +67,8 @@ def run(options: TokensOptions, stream: TextIO | None = None) -> int:
 
 
 def _about(options: TokensOptions, seed: int) -> list[str]:
-    precision = "bfloat16 by autocast" if options.device == "cuda" else "float32"
+    precision = {"autocast": "bfloat16 by autocast", "bf16": "bfloat16"}[options.precision]
+    precision = precision if options.device == "cuda" else "float32"
     return [
         f"run       {options.command()}",
         f"          seed {seed}, {options.clock} clock, {options.repeats} interleaved rounds, medians; "
@@ -208,7 +209,7 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
         for batch in options.batches:
             contenders = model_contenders(options, batch, tokens, seed, counts, layers)
             found = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
-            for way in ("eager", "compiled") if options.compile else ("eager",):
+            for way in _ways(options):
                 row = {name: found[name if way == "eager" else f"{name}, compiled"] for name in names}
                 failed |= any(r.status in ("wrong", "failed") for r in row.values())
                 line: dict[str, Any] = {
@@ -229,6 +230,12 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
                 cells += [_speed(batch, result, row["plain"]) for result in row.values()]
                 emit(line, ["| " + " | ".join(cells) + " |", *_notes(row, names)])
     return 1 if failed else 0
+
+
+def _ways(options: TokensOptions) -> list[str]:
+    """How the models are run."""
+    on_cuda = ["graph"] if options.device == "cuda" else []
+    return ["eager", *on_cuda, *(["compiled"] if options.compile else [])]
 
 
 def _against(row: Mapping[str, Result], linkage: str) -> dict[str, float]:
@@ -278,14 +285,18 @@ def _judge(options: TokensOptions, emit: Emit, measured: Sequence[dict[str, Any]
 
 
 def _values(target: Target, measured: Sequence[dict[str, Any]]) -> list[float]:
-    """What was measured of this target: ratios as they are, times in milliseconds. Compiled models do not count."""
+    """What was measured of this target: ratios as they are, times in milliseconds.
+
+    Models count as CUDA graphs on a GPU, where eager ones measure how fast the host is, and eager on a CPU.
+    """
+    way = "graph" if target.device == "cuda" else "eager"
     rows = [
         line
         for line in measured
         if (line["kind"], line["tokens"], line["keep"], line["linkage"])
         == (target.table, target.tokens, target.keep, target.linkage)
         and target.batch in (0, line["batch"])
-        and line.get("way", "eager") == "eager"
+        and line.get("way", way) == way
     ]
     if "/" in target.measure:
         return [line["ratios"][target.measure] for line in rows if target.measure in line["ratios"]]

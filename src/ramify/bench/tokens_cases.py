@@ -168,7 +168,7 @@ def agglomerated(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor
     """Labels by one of our backends: (B, N, N) -> (B, N)."""
     from ramify import cluster
 
-    labels = cluster.agglomerate(distance, k, linkage=linkage, backend=backend)
+    labels = cluster.agglomerate(distance, k, linkage=linkage, backend=backend, check=False)
     assert isinstance(labels, Tensor)
     return labels
 
@@ -219,13 +219,20 @@ def create_vit(options: TokensOptions, tokens: int, seed: int) -> nn.Module:
         model: Any = create_model(ModelSettings(options.model, args={"img_size": PIXELS * math.isqrt(tokens)}))
     if not hasattr(model, "blocks") or getattr(model.patch_embed, "num_patches", None) != tokens:
         raise UserError(f"{options.model} is no ViT with patches of {PIXELS} pixels; give another --model")
-    ready: nn.Module = model.eval().to(options.device)
+    ready: nn.Module = model.eval().to(options.device, dtype_of(options))
     return ready
 
 
+def dtype_of(options: TokensOptions) -> torch.dtype:
+    """Of weights and pictures."""
+    return torch.bfloat16 if options.device == "cuda" and options.precision == "bf16" else torch.float32
+
+
 def autocast(options: TokensOptions) -> torch.autocast:
-    """bfloat16 on CUDA, nothing on a CPU."""
-    return torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda")
+    """bfloat16 on CUDA if asked for, nothing on a CPU."""
+    enabled = options.device == "cuda" and options.precision == "autocast"
+    # Without a cache of weights: a CUDA graph must not use one that was filled outside of it.
+    return torch.autocast(options.device, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def inference(module: Callable[[Tensor], Tensor], x: Tensor, options: TokensOptions) -> Callable[[], Tensor]:
@@ -242,8 +249,9 @@ def _model_parts(options: TokensOptions, batch: int, tokens: int, seed: int) -> 
     """One block and the whole model on the same number of tokens."""
     model: Any = create_vit(options, tokens, seed)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, tokens + model.num_prefix_tokens, model.embed_dim, generator=generator).to(options.device)
-    pictures = smooth_pictures(batch, tokens, generator).to(options.device)
+    x = torch.randn(batch, tokens + model.num_prefix_tokens, model.embed_dim, generator=generator)
+    x = x.to(options.device, dtype_of(options))
+    pictures = smooth_pictures(batch, tokens, generator).to(x)
 
     def block() -> Built:
         _affordable(model.blocks[0], x, options, "clustering")
@@ -276,7 +284,7 @@ def model_contenders(
     """
     model = create_vit(options, tokens, seed)
     generator = torch.Generator().manual_seed(seed)
-    pictures = smooth_pictures(batch, tokens, generator).to(options.device)
+    pictures = smooth_pictures(batch, tokens, generator).to(options.device, dtype_of(options))
     reductions: dict[str, dict[str, Any]] = {"plain": {}}
     reductions |= {f"atc {linkage}": {"method": "atc", "linkage": linkage} for linkage in options.linkages}
     reductions["tome"] = {"method": "tome"}
@@ -285,6 +293,8 @@ def model_contenders(
         Contender(name, _reduced(options, model, models, name, pictures, reduction, counts, layers))
         for name, reduction in reductions.items()
     ]
+    if options.device == "cuda":
+        found += [Contender(f"{name}, graph", _graphed(options, models, name, pictures)) for name in reductions]
     if options.compile:  # after all eager ones: a patch throws away what was compiled before it
         torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
         found += [Contender(f"{name}, compiled", _compiled(options, models, name, pictures)) for name in reductions]
@@ -324,5 +334,28 @@ def _compiled(options: TokensOptions, models: dict[str, nn.Module], name: str, p
         if name not in models:
             raise NotTakingPart("absent", "there is no eager one")
         return _finite(inference(torch.compile(models[name]), pictures, options), whole=True)
+
+    return build
+
+
+def _graphed(options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor) -> Callable[[], Built]:
+    """The eager model recorded as a CUDA graph: the same kernels, without the host's time to launch them one by one."""
+
+    def build() -> Built:
+        if name not in models:
+            raise NotTakingPart("absent", "there is no eager one")
+        call = inference(models[name], pictures, options)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # warm-up, as recording asks for
+            for _ in range(3):
+                eager = call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = call()
+        graph.replay()
+        same = torch.allclose(recorded.float(), eager.float(), rtol=0.02, atol=0.02)
+        return Built(WholeCall(graph.replay, in_a_row=4), 0.0 if same else math.inf)
 
     return build

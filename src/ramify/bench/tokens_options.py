@@ -78,6 +78,8 @@ class TokensOptions:
     """Shares of the tokens that are kept; the models take the first one, at three of their blocks."""
     model: str = "deit_small_patch16_224"
     """A timm ViT, with fresh weights; one of its blocks and the whole are timed too."""
+    precision: Literal["autocast", "bf16"] = "bf16"
+    """Of the models on cuda: float32 weights under autocast to bfloat16, or all in bfloat16. A CPU uses float32."""
     compile: bool = False
     """Also run the models through torch.compile."""
     limit: float = 0.0
@@ -98,7 +100,13 @@ class TokensOptions:
     """Seed of features, pictures and weights; a fresh one by default, which the header shows."""
 
     def __post_init__(self) -> None:
-        choices = {"device": ("cpu", "cuda"), "clock": ("wall", "cpu"), "tables": TABLES, "linkages": LINKAGES}
+        choices = {
+            "device": ("cpu", "cuda"),
+            "precision": ("autocast", "bf16"),
+            "clock": ("wall", "cpu"),
+            "tables": TABLES,
+            "linkages": LINKAGES,
+        }
         for name, allowed in choices.items():
             given = getattr(self, name)
             for value in given if isinstance(given, tuple) else (given,):
