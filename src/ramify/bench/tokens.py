@@ -210,7 +210,7 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
             contenders = model_contenders(options, batch, tokens, seed, counts, layers)
             found = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
             for way in _ways(options):
-                row = {name: found[name if way == "eager" else f"{name}, compiled"] for name in names}
+                row = {name: found[name if way == "eager" else f"{name}, {way}"] for name in names}
                 failed |= any(r.status in ("wrong", "failed") for r in row.values())
                 line: dict[str, Any] = {
                     "kind": "models",
