@@ -78,7 +78,7 @@ class TokensOptions:
     """Shares of the tokens that are kept; the models take the first one, at three of their blocks."""
     model: str = "deit_small_patch16_224"
     """A timm ViT, with fresh weights; one of its blocks and the whole are timed too."""
-    precision: Literal["autocast", "bf16"] = "bf16"
+    precision: Literal["autocast", "bf16"] = "autocast"
     """Of the models on cuda: float32 weights under autocast to bfloat16, or all in bfloat16. A CPU uses float32."""
     compile: bool = False
     """Also run the models through torch.compile."""
