@@ -6,7 +6,6 @@ import torch
 from ramify import tokens
 from ramify.data import World
 from ramify.evaluate.reduction import vit_flops
-from ramify.tokens.draw import draw
 
 torch.manual_seed(0)
 
@@ -43,7 +42,7 @@ with torch.no_grad():
 # What was merged, as a hierarchy and as a picture.
 tree = handle.dendrogram(3).tree(0)
 print(f"block 3 merged {tree.num_leaves} tokens of the first picture; the tree of all its merges is {tree}")
-picture = draw(images[0].permute(1, 2, 0).numpy(), source[0], (8, 8), side=256)
+picture = tokens.draw(images[0].permute(1, 2, 0).numpy(), source[0], (8, 8), side=256)
 print(f"a drawing of the clusters, {picture.width} x {picture.height}: picture.save('clusters.png') keeps it")
 
 # The model is what it was, bit for bit.

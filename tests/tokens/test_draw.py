@@ -7,11 +7,18 @@ import pytest
 import torch
 from PIL import Image
 
+from ramify import tokens
 from ramify.tokens.draw import cluster_colours, draw
 
 
 def noise(seed: int, height: int = 48, width: int = 64) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_the_room_gives_the_function_whatever_was_imported_before() -> None:
+    import ramify.explore.reduced_pictures  # noqa: F401  it imports the module of the same name
+
+    assert tokens.draw is draw
 
 
 def test_inside_is_the_mean_of_the_cluster(seed: int) -> None:

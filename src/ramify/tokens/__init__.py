@@ -10,9 +10,8 @@ handle.unpatch()
 
 from __future__ import annotations
 
-from typing import Any
-
 from ramify.cluster import agglomerate
+from ramify.tokens.draw import draw
 from ramify.tokens.family import UnsupportedModel
 from ramify.tokens.handle import Handle
 from ramify.tokens.merge import compose, matcher, merge_weighted, unmerge
@@ -33,11 +32,3 @@ __all__ = [
     "patched",
     "unmerge",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "draw":  # needs the packages for pictures
-        from ramify.tokens.draw import draw
-
-        return draw
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
