@@ -91,6 +91,8 @@ def test_the_same_without_tyro(
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["method"] for row in rows] == ["none", "topk"] and rows[1]["top1"] is None
     assert rows[1]["tokens"] == [8, 4, 2], "blocks 1, 2 and 3 of four by default"
+    assert _main([str(trained), "--batch-size", "0"]) == 2
+    assert capsys.readouterr().err == "ramify: error: --batch-size must be at least 1, got 0\n"
     assert _main([str(trained), "--keep", "2"]) == 2
     assert capsys.readouterr().err == "ramify: error: --keep must be in (0, 1], got 2; 1 keeps all tokens\n"
 

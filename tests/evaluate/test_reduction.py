@@ -16,7 +16,7 @@ from ramify.errors import UserError
 from ramify.evaluate import reduction, reduction_rows
 from ramify.evaluate.reduction import Results, Row, reduce, wanted_rows
 from ramify.evaluate.reduction_rows import speed, vit_flops
-from ramify.evaluate.reduction_subject import read_data_flag
+from ramify.evaluate.reduction_subject import load_subject, read_data_flag
 from ramify.tokens.patch import find_adapter, patched
 from ramify.train.settings import ReduceSettings
 
@@ -121,7 +121,8 @@ def test_rows_in_order_with_linkages_of_atc_alone() -> None:
     [
         ({"keep": (0.5, 1.5)}, r"--keep must be in \(0, 1\], got 1.5; 1 keeps all"),
         ({"keep": (0.0,)}, r"--keep must be in \(0, 1\], got 0"),
-        ({"keep": ()}, "--keep must be different values, at least one"),
+        ({"keep": ()}, "--keep must be different values, at least one, got none"),
+        ({"workers": -1}, "--workers must be at least 0, got -1"),
         ({"method": ("atc", "atc")}, "--method must be different values, at least one, got atc atc"),
         ({"layers": (3, 3)}, "--layers must be different"),
         ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
@@ -230,6 +231,53 @@ def test_pictures_are_drawn_with_their_dendrograms(quick: ReduceSettings, tmp_pa
     assert "Layer 1: 16 tokens become 8." in html and "Layer 2: 8 tokens become 4." in html
     with Image.open(quick.out / "picture1.png") as strip:
         assert strip.width == 3 * 336 + 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("keep", "layers", "shown"),
+    [(1.0, (1, 2), []), (0.25, (1, 2, 3), [(1, 16, 4), (2, 4, 1)]), (0.9, (0,), [(0, 16, 14)])],
+)
+def test_layers_that_merge_nothing_have_no_dendrogram(
+    keep: float, layers: tuple[int, ...], shown: list[tuple[int, int, int]], quick: ReduceSettings, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (40, 40), (9, 200, 90)).save(tmp_path / "flat.png")
+    quick.image, quick.data, quick.keep, quick.layers, quick.method = (
+        (tmp_path / "flat.png",),
+        None,
+        (keep,),
+        layers,
+        ("atc",),
+    )
+    reduce(quick)
+    html = (quick.out / "index.html").read_text(encoding="utf-8")
+    assert html.count('<figure class="merge">') == len(shown)
+    for layer, came, left in shown:
+        assert f"Layer {layer}: {came} tokens become {left}." in html
+
+
+@pytest.mark.parametrize("size", [16, 518])
+def test_pictures_of_any_size_are_timed_without_data(size: int, quick: ReduceSettings) -> None:
+    quick.data = None
+    subject = load_subject(quick)
+    subject.recipe.data.size = size  # smaller and larger than the built-in world draws
+    x = subject.timed_input(18, seed=3)
+    assert (
+        x.shape == (18, 3, size, size) and torch.equal(x[16:], x[:2]) and x[:16].flatten(1).unique(dim=0).shape[0] == 16
+    )
+    assert x.std() > 0.1, "pictures, not flat"
+
+
+def test_results_of_other_settings_are_told_by_what_people_know(quick: ReduceSettings) -> None:
+    quick.data, quick.method = None, ("topk",)
+    reduce(quick)
+    quick.size = 40  # fresh weights of another shape too
+    with pytest.raises(UserError, match=r"holds results with another size \(32, now 40\); give another --out"):
+        reduce(quick)
+    quick.size = 7
+    with pytest.raises(UserError, match=r"^--size: size must be from 8 to 8192 pixels, got 7$"):
+        reduce(quick)
 
 
 def test_what_was_measured_before_a_stop_is_kept(quick: ReduceSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,8 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
     path = settings.out / "results.json"
     before = Results.read(path) if path.is_file() and not settings.fresh else None
     if before is not None and before.about != about:
-        key = next((key for key in about if before.about.get(key) != about[key]), "settings")
+        differing = [key for key in about if before.about.get(key) != about[key]]
+        key = next((key for key in differing if key not in ("weights", "notes")), "weights")  # a hash tells little
         raise UserError(
             f"{settings.out} holds results with another {key} ({before.about.get(key)}, now {about.get(key)}); "
             "give another --out, or --fresh to replace them"
@@ -123,13 +124,14 @@ def look(
             sources = [source[0].cpu().numpy() for source in handle.sources]
             drawings.append(Drawing(f"{row[0]} {row[1]}".strip(), row[2], sources))
             if row == chosen:
-                trees_of = drawings[-1]
                 before = [np.arange(len(sources[0])), *sources[:-1]]
-                counts = [len(np.unique(source)) for source in sources]
+                counts = [len(np.unique(source)) for source in (before[0], *sources)]
                 trees = [
                     LayerTree(layer, np.asarray(handle.dendrogram(layer).linkage(0)), leaf, count)
-                    for layer, leaf, count in zip(layers, before, counts, strict=True)
+                    for layer, leaf, (came, count) in zip(layers, before, itertools.pairwise(counts), strict=True)
+                    if count < came
                 ]
+                trees_of = drawings[-1] if trees else None
     side = math.isqrt(drawings[0].sources[0].size)  # the picture was cut to a square
     return Shown(name, picture, (side, side), tuple(layers), drawings, trees, trees_of)
 
@@ -185,7 +187,7 @@ def _main(argv: Sequence[str] | None = None) -> int:
     given: dict[str, typing.Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(parser.parse_args(argv)).items()
-        if value not in (None, False)
+        if value is not None and value is not False
     }
 
     def command() -> int:

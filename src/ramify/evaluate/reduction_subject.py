@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings
-from ramify.errors import UserError, suggest
+from ramify.errors import UserError, as_user_error, suggest
 from ramify.train.distributed import Processes
 from ramify.train.recipe import ModelSettings, Recipe
 from ramify.train.settings import ReduceSettings
@@ -64,9 +65,11 @@ class ReducedModel:
             x = next(iter(self.batches))["image"]
         else:
             from ramify.data.world import World
+            from ramify.explore.picture import fit
 
-            world = World(split="val", size=self.size, seed=seed, num_images=16)
-            x = self.normalised(torch.stack([world[k].image for k in range(16)]))
+            world = World(split="val", size=min(max(self.size, 32), 512), seed=seed, num_images=16)
+            pictures = [fit(world[k].image.permute(1, 2, 0).numpy(), self.size) for k in range(16)]
+            x = self.normalised(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
         return x.repeat(-(-num // len(x)), 1, 1, 1)[:num].to(self.device)
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -190,7 +193,8 @@ def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
     options: dict[str, Any] = {}
     about = timm.get_pretrained_cfg(settings.model) if timm.is_model(settings.model) else None
     mean, std = (getattr(about, "mean", IMAGENET_MEAN), getattr(about, "std", IMAGENET_STD))
-    look = DataSettings(size=settings.size or 224, mean=mean, std=std, crop_pct=getattr(about, "crop_pct", 1.0))
+    with as_user_error("--size"):
+        look = DataSettings(size=settings.size or 224, mean=mean, std=std, crop_pct=getattr(about, "crop_pct", 1.0))
     recipe = Recipe(data=look, model=chosen)
     if data is not None:
         look.name, look.root = data[0], data[1]  # type: ignore[assignment]

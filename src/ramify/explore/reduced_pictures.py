@@ -52,6 +52,7 @@ class Shown:
     layers: Sequence[int]
     drawings: list[Drawing]
     trees: list[LayerTree] = field(default_factory=list)
+    """Of the layers that merged anything."""
     trees_of: Drawing | None = None
     """The drawing that the trees belong to."""
 
@@ -100,8 +101,8 @@ def picture_html(shown: Shown) -> str:
         )
     if shown.trees_of is not None:
         parts.append(f"<h3>How {escape(shown.trees_of.name)} merged, keep {shown.trees_of.keep:g}</h3>")
-        for tree, source in zip(shown.trees, shown.trees_of.sources, strict=True):
-            parts.append(merge_figure(shown.picture, shown.grid, tree, source))
+        sources = dict(zip(shown.layers, shown.trees_of.sources, strict=True))
+        parts += [merge_figure(shown.picture, shown.grid, tree, sources[tree.layer]) for tree in shown.trees]
     return "".join(parts)
 
 

@@ -129,7 +129,8 @@ class ReduceSettings:
         for name in ("keep", "method", "linkage"):
             given = getattr(self, name)
             if not given or len(set(given)) != len(given):
-                raise ValueError(f"--{name} must be different values, at least one, got {' '.join(map(str, given))}")
+                got = " ".join(map(str, given)) or "none"
+                raise ValueError(f"--{name} must be different values, at least one, got {got}")
         for keep in self.keep:
             if not 0 < keep <= 1:
                 raise ValueError(f"--keep must be in (0, 1], got {keep:g}; 1 keeps all tokens")
@@ -139,5 +140,7 @@ class ReduceSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.workers < 0:
+            raise ValueError(f"--workers must be at least 0, got {self.workers}")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"--seed must be from 0 to 2^31 - 1, got {self.seed}")
