@@ -60,7 +60,7 @@ class SweepConfig:
     dtype: Literal["float32", "float64"] = "float32"
     """float64 only to check; fewer bits than float32 give other results."""
     threads: int = 0
-    """CPU threads; 0 for torch's choice."""
+    """CPU threads; 0 for one where batches are small, else torch's choice. Processes gain more than threads."""
     chunk: int = 0
     """Models worked on at once; 0 chooses."""
     pad: bool = False
@@ -188,15 +188,16 @@ def sweep(config: SweepConfig) -> None:
     """
     parts = config.parts()
     if config.threads < 0:
-        raise UserError(f"threads must be 0 (torch's choice) or more, got {config.threads}")
+        raise UserError(f"threads must be 0 (chosen) or more, got {config.threads}")
     import torch
 
     from ramify.lab.fits import fit_runs
     from ramify.lab.runner import sweep as run
     from ramify.train.embedder import find_device
 
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    # Two threads that wait for each other in small products can be ten times slower than one on a busy machine.
+    if config.threads or max(grid.batch * grid.n for grid in parts) < 2**20:
+        torch.set_num_threads(config.threads or 1)
     device, dtype = find_device(config.device), getattr(torch, config.dtype)
     if config.dry_run:
         from ramify.lab.cost import cost, describe
