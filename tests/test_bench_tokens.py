@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -13,6 +14,7 @@ import torch
 from ramify.bench import tokens as bench
 from ramify.bench import tokens_cases as cases
 from ramify.bench.harness import NotTakingPart, Result
+from ramify.bench.session import session
 from ramify.bench.tokens_options import TARGETS, Target, TokensOptions, parse
 from ramify.cli import main
 
@@ -206,3 +208,14 @@ def test_both_ways_to_give_flags_agree():
     assert options.command() == "ramify bench tokens --compile --limit 3.0 --quick --seed 7"
     assert parse(options.command().split()[3:]) == options
     assert options.longest("models") == 30 and math.isclose(TokensOptions(device="cuda").longest("clustering"), 0.5)
+
+
+def test_threads_are_those_asked_for_and_given_back(tmp_path: Path):
+    before = torch.get_num_threads()
+    options = TokensOptions(json=True, out=tmp_path / "a" / "lines.jsonl", threads=before + 1)
+    stream = io.StringIO()
+    with contextlib.suppress(ZeroDivisionError), session(options, stream) as emit:
+        emit({"threads": torch.get_num_threads()}, ["for people"])
+        1 / 0
+    assert torch.get_num_threads() == before
+    assert stream.getvalue() == (tmp_path / "a" / "lines.jsonl").read_text() == f'{{"threads": {before + 1}}}\n'

@@ -6,12 +6,10 @@ torch and nothing else.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
@@ -20,6 +18,7 @@ from ramify.errors import UserError, exit_code, suggest
 from . import harness, machine, report
 from .cases import COMPILED, OPERATIONS, OURS, C, Maker
 from .options import GeometryOptions, parse
+from .session import Emit, session
 
 TOLERANCE = {"float32": 2e-2, "float64": 1e-6, "bfloat16": 0.2}
 """An error beyond this is a wrong answer, not a rounding error; how large rounding errors are, the table shows."""
@@ -46,22 +45,11 @@ def run(options: GeometryOptions, stream: TextIO | None = None) -> int:
     """
     stream = stream or sys.stdout
     names = choose(options.ops)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-    file = options.out.open("a", encoding="utf-8") if options.out is not None else None
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(options.threads or os.cpu_count() or 1)
-        return _run(options, names, stream, file)
-    finally:
-        torch.set_num_threads(threads)
-        if file is not None:
-            file.close()
+    with session(options, stream) as emit:
+        return _run(options, names, emit, stream)
 
 
-def _run(options: GeometryOptions, names: Sequence[str], stream: TextIO, file: TextIO | None) -> int:
+def _run(options: GeometryOptions, names: Sequence[str], emit: Emit, stream: TextIO) -> int:
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     common = {"device": options.device, "dtype": options.dtype, "clock": options.clock}
     head = machine.header(options.device) | common
@@ -70,13 +58,6 @@ def _run(options: GeometryOptions, names: Sequence[str], stream: TextIO, file: T
     sample = {"wall": harness.wall_sample, "cpu": harness.cpu_sample}[options.clock]
     if options.device == "cuda":
         sample = harness.cuda_sample
-
-    def emit(line: dict[str, Any], text: Sequence[str]) -> None:
-        as_json = json.dumps(line)
-        for row in [as_json] if options.json else text:
-            print(row, file=stream, flush=True)
-        if file is not None:
-            print(as_json, file=file, flush=True)
 
     emit({"kind": "header", **head}, [*report.header_lines(head), "", *report.table_head()])
     make = Maker(options.device, getattr(torch, options.dtype), seed, options.quick, options.compile)

@@ -8,13 +8,13 @@ command line's dependencies. This module imports torch only when it runs.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ramify.bench.session import Emit, session
 from ramify.errors import UserError, exit_code
 
 if TYPE_CHECKING:
@@ -78,33 +78,15 @@ class HCFormerOptions:
 
 def run(options: HCFormerOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if growth is beyond the limit or one of ours fails, else 0."""
-    import os
-
-    import torch
-
     from . import machine
 
-    stream = stream or sys.stdout
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-    head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))
-    settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
-
-    def emit(line: dict[str, Any], text: Sequence[str]) -> None:
-        as_json = json.dumps(line)
-        print(*([as_json] if options.json else text), sep="\n", file=stream, flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                print(as_json, file=file)
-
-    where = ", ".join(f"{key} {value}" for key, value in head["machine"].items() if key != "threads")
-    versions = ", ".join(f"{key} {value}" for key, value in head["versions"].items() if value)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(options.threads or os.cpu_count() or 1)
-        about = f"{options.dtype}, {torch.get_num_threads()} threads, {options.clock} clock, {options.repeats} rounds"
+    with session(options, stream) as emit:
+        head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))
+        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
+        where = ", ".join(f"{key} {value}" for key, value in head["machine"].items() if key != "threads")
+        versions = ", ".join(f"{key} {value}" for key, value in head["versions"].items() if value)
+        num_threads = head["machine"]["threads"]
+        about = f"{options.dtype}, {num_threads} threads, {options.clock} clock, {options.repeats} rounds"
         emit(
             {"kind": "header", **head, **settings},
             [f"machine   {where}", f"versions  {versions}, commit {head['commit']}", f"measured  {about}"],
@@ -113,11 +95,6 @@ def run(options: HCFormerOptions, stream: TextIO | None = None) -> int:
         for table in options.tables:
             code |= (_growth if table == "growth" else _throughput)(options, emit)
         return code
-    finally:
-        torch.set_num_threads(threads)
-
-
-Emit = Callable[[dict[str, Any], Sequence[str]], None]
 
 
 def _growth(options: HCFormerOptions, emit: Emit) -> int:

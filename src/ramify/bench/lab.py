@@ -7,13 +7,13 @@ command line's dependencies. This module imports torch only when it runs.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ramify.bench.session import Emit, session
 from ramify.errors import UserError, exit_code
 
 if TYPE_CHECKING:
@@ -79,28 +79,9 @@ class LabOptions:
 
 def run(options: LabOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if the engine is wrong or misses its target, else 0."""
-    import os
-
-    import torch
-
     from . import harness, machine
 
-    stream = stream or sys.stdout
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-
-    def emit(line: dict[str, Any], text: Sequence[str]) -> None:
-        as_json = json.dumps(line)
-        print(*([as_json] if options.json else text), sep="\n", file=stream, flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                print(as_json, file=file)
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch"))
         settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         grid = options.grid()
@@ -112,11 +93,9 @@ def run(options: LabOptions, stream: TextIO | None = None) -> int:
             [*machine.machine_lines(head), f"measured  {about}; {timing}"],
         )
         return _measure(options, grid, emit)
-    finally:
-        torch.set_num_threads(threads)
 
 
-def _measure(options: LabOptions, grid: Grid, emit: Callable[[dict[str, Any], Sequence[str]], None]) -> int:
+def _measure(options: LabOptions, grid: Grid, emit: Emit) -> int:
     import torch
 
     from ramify.lab.engine import Engine

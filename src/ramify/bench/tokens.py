@@ -8,21 +8,19 @@ the command line's dependencies. This module imports torch only when it runs.
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ramify.bench.session import Emit, session
 from ramify.bench.tokens_options import TARGETS, Target, TokensOptions, parse
-from ramify.errors import UserError, exit_code
+from ramify.errors import exit_code
 
 if TYPE_CHECKING:
     from ramify.bench.harness import Result, Sample
 
-Emit = Callable[[dict[str, Any], Sequence[str]], None]
 PACKAGES = ("ramify", "torch", "timm", "triton", "scipy", "fastcluster", "scikit-learn")
 OURS = ("torch", "triton")
 _RULE = "| --- "
@@ -30,27 +28,11 @@ _RULE = "| --- "
 
 def run(options: TokensOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if an answer of ours is wrong or a target is missed, else 0."""
-    import torch
-
     from . import machine
 
-    stream = stream or sys.stdout
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
 
-    def emit(line: dict[str, Any], text: Sequence[str]) -> None:
-        as_json = json.dumps(line)
-        print(*([as_json] if options.json else text), sep="\n", file=stream, flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                print(as_json, file=file)
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    with session(options, stream) as emit:
         head = machine.header(options.device, PACKAGES)
         settings = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "out"}
         emit(
@@ -62,8 +44,6 @@ def run(options: TokensOptions, stream: TextIO | None = None) -> int:
         for table in options.tables:
             code |= (_clustering if table == "clustering" else _models)(options, seed, emit, measured)
         return code | _judge(options, emit, measured)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _about(options: TokensOptions, seed: int) -> list[str]:
