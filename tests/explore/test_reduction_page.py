@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +92,7 @@ def test_dendrogram_colours_the_merges_that_were_made(seed: int) -> None:
 def shown(seed: int) -> Shown:
     rng = np.random.default_rng(seed)
     picture = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    first = replace(merges(seed, 16, 8), layer=1)
+    first = dataclasses.replace(merges(seed, 16, 8), layer=1)
     label = fcluster(first.links, 8, "maxclust") - 1
     second = LayerTree(2, linkage(rng.random((8, 3)), "average"), label, 4)
     label2 = (fcluster(second.links, 4, "maxclust") - 1)[label]

@@ -197,7 +197,7 @@ def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
         look = DataSettings(size=settings.size or 224, mean=mean, std=std, crop_pct=getattr(about, "crop_pct", 1.0))
     recipe = Recipe(data=look, model=chosen)
     if data is not None:
-        look.name, look.root = data[0], data[1]  # type: ignore[assignment]
+        look.name, look.root = data[0], data[1]
         if not settings.pretrained:  # fresh weights, or those of a file: the classes are those of the data
             options["num_classes"] = len(
                 build_task(_with_flags(recipe, settings)).build_dataset(settings.split).classes
