@@ -45,10 +45,10 @@ def test_labels_are_those_of_scipy(method: str, num_tokens: int, kind: str, seed
 
 
 @pytest.mark.parametrize("kind", ["smooth", "noise"])
-@pytest.mark.parametrize("num_tokens", [5, 49, 196])
+@pytest.mark.parametrize("num_tokens", [5, 49, 196, 256])
 @pytest.mark.parametrize("method", OWN)
 def test_labels_are_those_of_scikit_learn(method: str, num_tokens: int, kind: str, seed: int) -> None:
-    D = distances(kind, 2, num_tokens, seed)
+    D = distances(kind, 3, num_tokens, seed)
     for keep in KEEPS:
         k = max(1, int(keep * num_tokens))
         other = AgglomerativeClustering(k, metric="precomputed", linkage=method)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.ops import backend as backends
-from ramify.ops.agglomerate import labels, reference
+from ramify.ops.agglomerate import _misfit, labels, reference
 from ramify.ops.cosine import cosine_distance
 from ramify.ops.cosine.reference import cosine_distance as plain_distance
 from ramify.ops.merge import merge_mean
@@ -68,6 +70,11 @@ def test_links_of_equal_height_go_by_their_ends(linkage: str, device: str) -> No
         0.25  # three mutually near tokens and two more: the pairs (0, 1) and (3, 4) merge first
     )
     assert labels(D.to(device), 3, linkage, backend="triton").tolist() == [[0, 0, 0, 1, 2]]
+    D = torch.ones(1, 5, 5)
+    for i, j in ((0, 4), (1, 2)):  # the smaller end decides, not which token is taken in
+        D[:, i, j] = D[:, j, i] = 0.25
+    assert labels(D.to(device), 4, linkage, backend="triton").tolist() == [[0, 1, 2, 3, 0]]
+    assert labels(D.to(device), 3, linkage, backend="triton").tolist() == [[0, 1, 1, 2, 0]]
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
@@ -191,6 +198,29 @@ def test_compiled_and_repeated_runs_give_the_same_bits() -> None:
     assert torch.equal(first, second) and torch.equal(first, compiled)
     gradients = [torch.autograd.grad(y.square().sum(), tokens)[0] for y in (first, compiled)]
     assert torch.equal(*gradients)
+
+
+@pytest.mark.gpu
+def test_more_tokens_than_the_kernel_takes_go_through_torch() -> None:
+    D = distances(1, 1100, "smooth", "cuda")
+    assert torch.equal(labels(D, 550).cpu(), reference.cut(reference.grow(D.cpu(), "average", 550), 550))
+
+
+def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
+    for num_tokens, dtype, linkage, chosen in (
+        (1024, torch.float32, "average", "triton"),
+        (1024, torch.float32, "single", "triton"),
+        (1025, torch.float32, "average", "torch"),
+        (196, torch.float64, "average", "torch"),
+        (196, torch.float32, "ward", "torch"),
+    ):
+        misfit = _misfit(torch.empty(1, num_tokens, num_tokens, dtype=dtype, device="meta"), linkage)
+        assert backends.choose("auto", on_gpu, misfit) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
+    assert backends.choose("auto", torch.empty(1), None) == "torch"
+    monkeypatch.setattr(backends, "_HAS_TRITON", False)
+    assert backends.choose("auto", on_gpu, None) == "torch"  # type: ignore[arg-type]
 
 
 def test_a_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,12 @@ def test_export_with_fixed_batch() -> None:
     assert sum("ramify.agglomerate" in name for name in called) == len(LAYERS)
     assert_same(program.module(), model)
     assert handle.num_tokens == [18, 9]
+
+
+def test_an_exported_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = small_model("registers", depth=3)
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    x = images()
+    with torch.no_grad():  # torch cannot load programs with regions of their own gradient mode
+        torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
+        assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
