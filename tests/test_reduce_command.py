@@ -91,6 +91,10 @@ def test_the_same_without_tyro(
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["method"] for row in rows] == ["none", "topk"] and rows[1]["top1"] is None
     assert rows[1]["tokens"] == [8, 4, 2], "blocks 1, 2 and 3 of four by default"
+    for wrong in (["--linkage", "averge"], ["--keep", "x"], ["--nosuch"], ["--split"]):
+        assert _main([str(trained), *wrong]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("ramify: error: ") and wrong[0] in error and error.count("\n") == 1
     assert _main([str(trained), "--batch-size", "0"]) == 2
     assert capsys.readouterr().err == "ramify: error: --batch-size must be at least 1, got 0\n"
     assert _main([str(trained), "--keep", "2"]) == 2

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 
 class UserError(ValueError):
@@ -55,6 +59,17 @@ def as_user_error(where: str = "") -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}" if where else str(error)) from error
+
+
+def one_line_parser(prog: str, description: str | None = None) -> ArgumentParser:
+    """A parser of the standard library that raises ``UserError`` for a wrong flag, for use inside ``exit_code``."""
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UserError(f"{message} (see --help)")
+
+    return Parser(prog=prog, description=description)
 
 
 def exit_code(command: Callable[[], int]) -> int:

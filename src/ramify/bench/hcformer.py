@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ramify.bench.session import Emit, session
-from ramify.errors import UserError, exit_code
+from ramify.errors import UserError, exit_code, one_line_parser
 
 if TYPE_CHECKING:
     import torch
@@ -266,7 +266,7 @@ def parse(argv: Sequence[str]) -> HCFormerOptions:
     """Options from ``--name value ...`` by the standard library alone; a flag with no value is true."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m ramify.bench.hcformer", description=__doc__)
+    parser = one_line_parser("python -m ramify.bench.hcformer", __doc__)
     for field in fields(HCFormerOptions):
         default: Any = field.default
         if isinstance(default, bool):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ramify.bench.session import Emit, session
-from ramify.errors import UserError, exit_code
+from ramify.errors import UserError, exit_code, one_line_parser
 
 if TYPE_CHECKING:
     from ramify.lab.engine import Engine
@@ -207,7 +207,7 @@ def parse(argv: Sequence[str]) -> LabOptions:
     """Options from ``--name value ...`` by the standard library alone."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m ramify.bench.lab", description=__doc__)
+    parser = one_line_parser("python -m ramify.bench.lab", __doc__)
     for field in fields(LabOptions):
         default: Any = field.default
         flag = f"--{field.name.replace('_', '-')}"

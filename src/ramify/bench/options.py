@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-from ramify.errors import UserError
+from ramify.errors import UserError, one_line_parser
 
 DEVICES = ("cpu", "cuda")
 CLOCKS = ("wall", "cpu")
@@ -76,12 +76,7 @@ def parse(argv: Sequence[str]) -> GeometryOptions:
     Raises:
         UserError: an unknown flag or a value out of range.
     """
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UserError(f"{message} (see --help)")
-
-    parser = Parser(prog="python -m ramify.bench.geometry", description="Time and check the geometry.")
+    parser = one_line_parser("python -m ramify.bench.geometry", "Time and check the geometry.")
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--ops", nargs="+", default=(), metavar="NAME", help="operations, or words in their names")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from ramify.errors import UserError
+from ramify.errors import UserError, one_line_parser
 
 Linkage = Literal["average", "complete", "single"]
 LINKAGES: tuple[Linkage, ...] = ("average", "complete", "single")
@@ -154,12 +154,7 @@ class TokensOptions:
 
 def parse(argv: Sequence[str]) -> TokensOptions:
     """Options from the flags that ``ramify bench tokens`` has too, by the standard library alone."""
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UserError(f"{message} (see --help)")
-
-    parser = Parser(prog="python -m ramify.bench.tokens", description="Time and check the clustering of tokens.")
+    parser = one_line_parser("python -m ramify.bench.tokens", "Time and check the clustering of tokens.")
     for field in fields(TokensOptions):
         default: Any = field.default
         flag = f"--{field.name}"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 import torch
 
-from ramify.errors import UserError, as_user_error, exit_code
+from ramify.errors import UserError, as_user_error, exit_code, one_line_parser
 from ramify.evaluate.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
 from ramify.evaluate.reduction_subject import ReducedModel, load_subject
 from ramify.train.settings import ReduceSettings
@@ -165,9 +165,7 @@ def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
 
 def _main(argv: Sequence[str] | None = None) -> int:
     """The flags of ``ReduceSettings`` by argparse, because tyro may not be there."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m ramify.evaluate.reduction", description=reduce.__doc__)
+    parser = one_line_parser("python -m ramify.evaluate.reduction", reduce.__doc__)
     parser.add_argument("model", metavar="MODEL")
     for name, kind in typing.get_type_hints(ReduceSettings).items():
         flag, inner = f"--{name.replace('_', '-')}", typing.get_args(kind)
@@ -184,13 +182,13 @@ def _main(argv: Sequence[str] | None = None) -> int:
             parser.add_argument(flag, choices=inner)
         else:
             parser.add_argument(flag, type=inner[0] if inner else kind)
-    given: dict[str, typing.Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(parser.parse_args(argv)).items()
-        if value is not None and value is not False
-    }
 
     def command() -> int:
+        given: dict[str, typing.Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in vars(parser.parse_args(argv)).items()
+            if value is not None and value is not False
+        }
         with as_user_error():
             settings = ReduceSettings(**given)
         reduce(settings)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.errors import UserError, exit_code, suggest
+from ramify.errors import UserError, exit_code, one_line_parser, suggest
 
 KEPT_AS = "reduction.json"
 """File in the run's folder."""
@@ -269,9 +269,7 @@ def table(settings: Settings, results: Path | None = None, name: str = "reductio
 
 
 def _main(argv: Sequence[str] | None = None) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m ramify.evaluate.reduction_table", description=table.__doc__)
+    parser = one_line_parser("python -m ramify.evaluate.reduction_table", table.__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--data", metavar="NAME:ROOT")
     parser.add_argument("--keep", nargs="+", type=float, default=Settings.keep)
@@ -285,9 +283,9 @@ def _main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--results", type=Path, help="page to write the table into")
     parser.add_argument("--name", default="reduction", help="of the marks in that page")
-    given: Mapping[str, Any] = vars(parser.parse_args(argv))
 
     def command() -> int:
+        given: Mapping[str, Any] = vars(parser.parse_args(argv))
         options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
         where = {key: options.pop(key) for key in ("results", "name")}
         print(table(Settings(**options), **where))

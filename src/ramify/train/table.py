@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramify.errors import UserError, exit_code, suggest
+from ramify.errors import UserError, exit_code, one_line_parser, suggest
 from ramify.train.recipe import Recipe
 
 
@@ -276,18 +276,15 @@ def compare(
 
 
 def _main(argv: Sequence[str] | None = None) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m ramify.train.table", description=compare.__doc__)
+    parser = one_line_parser("python -m ramify.train.table", compare.__doc__)
     parser.add_argument("path", type=Path, metavar="TABLE")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--overrides", nargs="+", default=(), metavar="KEY=VALUE")
-    options = vars(parser.parse_args(argv))
 
     def command() -> int:
-        print(compare(**options))
+        print(compare(**vars(parser.parse_args(argv))))
         return 0
 
     return exit_code(command)
