@@ -61,17 +61,14 @@ def lorentz_attention(
     width = fused_width(max(q.shape[-1], v.shape[-1]) + 1, q.device, dtype)
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(dtype)
-    lifted: tuple[Tensor, ...] = (
+    mean = F.scaled_dot_product_attention(
         _lift(q, c_q, dtype, width, 1.0, excess=False),
         _lift(k, c, dtype, width, -1.0),
         _lift(v, c, dtype, width, 1.0),
+        attn_mask=bias,
+        is_causal=is_causal,
+        scale=scale,
     )
-    if q.device.type == "cpu" and torch.compiler.is_compiling() and q.shape == k.shape == v.shape:
-        # One block of memory, which the compiler fills in place. Of three the C library gives some back to the system
-        # after every call, and new pages cost more than what is written to them.
-        lifted = torch.cat(lifted).chunk(3)
-    queries, keys, values = lifted
-    mean = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, is_causal=is_causal, scale=scale)
     out = _normalise(wide(mean[..., : v.shape[-1]]), wide(mean[..., v.shape[-1] : v.shape[-1] + 1]), c)
     out = store(out, dtype)
     for _ in range(missing):
