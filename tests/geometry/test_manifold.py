@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from ramify.geometry import (
     Curvature,
@@ -397,3 +398,17 @@ def test_compiled_by_inductor_equals_eager():
     torch.testing.assert_close(out, loss(x, y))
     for ours, theirs in zip(torch.autograd.grad(out, [x, y]), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["exact", "matmul"])
+def test_all_pairs_can_be_computed_again_for_their_gradient(mode: str) -> None:
+    space = Lorentz(0.7)
+    x, y = space.random(5, 3).requires_grad_(), space.random(4, 3).requires_grad_()
+
+    def distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return space.pairwise_dist(x, y, mode=mode)
+
+    plain = torch.autograd.grad(distances(x, y).square().sum(), (x, y))
+    again = torch.utils.checkpoint.checkpoint(distances, x, y, use_reentrant=False)
+    for a, b in zip(plain, torch.autograd.grad(again.square().sum(), (x, y)), strict=True):
+        assert torch.equal(a, b)

@@ -103,7 +103,7 @@ class _CoshOfDistance(torch.autograd.Function):
         to_y = strict_matmul(grad.mT, torch.cat([-ctx.c * x, cosh_x], -1), ctx.low)
         n = x.shape[-1]
         parts = to_x[..., :n], to_y[..., :n], to_x[..., n:], to_y[..., n:]
-        sums = [part.sum_to_size(t.shape) for part, t in zip(parts, ctx.saved_tensors, strict=True)]
+        sums = [part.sum_to_size(t.shape) for part, t in zip(parts, (x, y, cosh_x, cosh_y), strict=True)]
         return *sums, None, None, None, None
 
 
