@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ramify.bench.session import Emit, session
-from ramify.errors import UserError, exit_code, one_line_parser
+from ramify.bench.session import Emit, parse_options, session
+from ramify.errors import UserError, exit_code
 
 if TYPE_CHECKING:
     import torch
@@ -263,22 +263,8 @@ def _memory(model: torch.nn.Module, x: torch.Tensor, options: HCFormerOptions) -
 
 
 def parse(argv: Sequence[str]) -> HCFormerOptions:
-    """Options from ``--name value ...`` by the standard library alone; a flag with no value is true."""
-    import argparse
-
-    parser = one_line_parser("python -m ramify.bench.hcformer", __doc__)
-    for field in fields(HCFormerOptions):
-        default: Any = field.default
-        if isinstance(default, bool):
-            parser.add_argument(f"--{field.name}", action=argparse.BooleanOptionalAction, default=default)
-        elif isinstance(default, tuple):
-            parser.add_argument(f"--{field.name}", nargs="+", type=type(default[0]), default=default)
-        else:
-            kind = Path if default is None else type(default)
-            parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default)
-    values: dict[str, Any] = vars(parser.parse_args(list(argv)))
-    given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return HCFormerOptions(**given)
+    """Options from the flags of the command, where its dependencies are not installed."""
+    return parse_options(HCFormerOptions, "python -m ramify.bench.hcformer", __doc__, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

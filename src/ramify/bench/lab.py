@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ramify.bench.session import Emit, session
-from ramify.errors import UserError, exit_code, one_line_parser
+from ramify.bench.session import Emit, parse_options, session
+from ramify.errors import UserError, exit_code
 
 if TYPE_CHECKING:
     from ramify.lab.engine import Engine
@@ -204,22 +204,8 @@ def _wanted(loss: Any) -> Any:
 
 
 def parse(argv: Sequence[str]) -> LabOptions:
-    """Options from ``--name value ...`` by the standard library alone."""
-    import argparse
-
-    parser = one_line_parser("python -m ramify.bench.lab", __doc__)
-    for field in fields(LabOptions):
-        default: Any = field.default
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
-        elif isinstance(default, tuple):
-            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
-        else:
-            parser.add_argument(flag, type=Path if default is None else type(default), default=default)
-    values: dict[str, Any] = vars(parser.parse_args(list(argv)))
-    given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return LabOptions(**given)
+    """Options from the flags of the command, where its dependencies are not installed."""
+    return parse_options(LabOptions, "python -m ramify.bench.lab", __doc__, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

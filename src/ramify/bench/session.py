@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
-from ramify.errors import UserError
+from ramify.errors import UserError, one_line_parser
+
+Options = TypeVar("Options")
 
 Emit = Callable[[dict[str, Any], Sequence[str]], None]
 """Takes what was found, and the same as lines for people."""
@@ -60,3 +63,25 @@ def session(options: SessionOptions, stream: TextIO | None = None) -> Iterator[E
         yield emit
     finally:
         torch.set_num_threads(threads)
+
+
+def parse_options(options: type[Options], prog: str, about: str | None, argv: Sequence[str]) -> Options:
+    """The dataclass filled from ``--name value ...`` by the standard library alone; each field has a default.
+
+    A field whose default is None is a file, but for ``seed``, which is a number.
+    """
+    import argparse
+
+    parser = one_line_parser(prog, about)
+    for field in fields(options):  # type: ignore[arg-type]
+        default: Any = field.default
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
+        else:
+            unset = int if field.name == "seed" else Path
+            parser.add_argument(flag, type=unset if default is None else type(default), default=default)
+    given: dict[str, Any] = vars(parser.parse_args(list(argv)))
+    return options(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ramify.errors import UserError, one_line_parser
+from ramify.bench.session import parse_options
+from ramify.errors import UserError
 
 Linkage = Literal["average", "complete", "single"]
 LINKAGES: tuple[Linkage, ...] = ("average", "complete", "single")
@@ -153,18 +153,7 @@ class TokensOptions:
 
 
 def parse(argv: Sequence[str]) -> TokensOptions:
-    """Options from the flags that ``ramify bench tokens`` has too, by the standard library alone."""
-    parser = one_line_parser("python -m ramify.bench.tokens", "Time and check the clustering of tokens.")
-    for field in fields(TokensOptions):
-        default: Any = field.default
-        flag = f"--{field.name}"
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
-        elif isinstance(default, tuple):
-            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
-        else:
-            kinds = {"out": Path, "seed": int}
-            parser.add_argument(flag, type=kinds.get(field.name) or type(default), default=default)
-    values: dict[str, Any] = vars(parser.parse_args(list(argv)))
-    given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return TokensOptions(**given)
+    """Options from the flags of the command, where its dependencies are not installed."""
+    return parse_options(
+        TokensOptions, "python -m ramify.bench.tokens", "Time and check the clustering of tokens.", argv
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, has_triton, needs_operator
+from ..backend import choose, needs_operator
 from . import reference
 
 __all__ = ["labels", "reference"]
@@ -61,8 +61,3 @@ _operator = torch.library.custom_op("ramify::agglomerate", _run, mutates_args=()
 @_operator.register_fake
 def _(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     return distance.new_empty(distance.shape[:2], dtype=torch.int64)
-
-
-def has_kernel() -> bool:
-    """Whether the kernels can run on this machine."""
-    return has_triton() and torch.cuda.is_available()

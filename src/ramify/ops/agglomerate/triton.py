@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_TOKENS = 1024
 # Measured on an H200 with smooth features: lanes and warps for up to 256 tokens, and for more.
 _STEP = 16
 _SMALL, _LARGE = (32, 8), (128, 16)
@@ -330,7 +329,7 @@ def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
     """Labels of ``k`` clusters per image, numbered by their first member.
 
     Args:
-        distance: (B, N, N) float32, symmetric, not negative, contiguous; ``N <= MAX_TOKENS``.
+        distance: (B, N, N) float32, symmetric, not negative, contiguous; N <= 1024.
         k: number of clusters, 1 to N.
         linkage: "average", "complete" or "single".
 

@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_TOKENS = 2048
-
 
 @triton.jit
 def _sort_kernel(labels, order, start, N, K, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
