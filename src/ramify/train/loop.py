@@ -24,7 +24,7 @@ from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
 from ramify.train.folder import Checkpoint, RunFolder, full_disk_is_one_line
 from ramify.train.model import load_weights
-from ramify.train.optimizer import build_optimizer, clip_gradients, set_lr
+from ramify.train.optimizer import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
 from ramify.train.recipe import Recipe, check_resumable
 from ramify.train.report import Reporter
 from ramify.train.schedule import Schedule
@@ -50,6 +50,10 @@ class Progress:
     window: dict[str, list[float]] = field(default_factory=dict)
     """Numbers of the steps since the last line of metrics."""
     num_ema_updates: int = 0
+    num_skipped_steps: int = 0
+    """Steps that were left out because their gradient was not finite (``run.max_skipped_steps``)."""
+    num_skipped_in_row: int = 0
+    """Of these, the ones at the end without a good one after them."""
 
 
 @dataclass
@@ -138,9 +142,12 @@ class Trainer:
             note = f"; fresh: {', '.join(fresh[:6])}{rest}" if fresh else ""
             self.notes.append(f"weights from {settings.weights}{note}")
         if run.grad_checkpointing:
-            if not hasattr(model, "set_grad_checkpointing"):
+            if hasattr(model, "set_grad_checkpointing"):  # timm's word
+                model.set_grad_checkpointing(True)  # type: ignore[operator]
+            elif hasattr(model, "gradient_checkpointing_enable"):  # that of transformers
+                model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            else:
                 raise UserError(f"model {settings.name} cannot do run.grad_checkpointing; switch it off")
-            model.set_grad_checkpointing(True)  # type: ignore[operator]
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
@@ -152,8 +159,9 @@ class Trainer:
 
     def run(self, stopped: Any, quiet: bool) -> Result:
         """All steps that are left."""
+        marks = parameter_marks(self.model)
         self.wrapped = self.processes.wrap(self.model).train()
-        self.optimizer = build_optimizer(self.model, self.recipe.optim)
+        self.optimizer = build_optimizer(self.model, self.recipe.optim, marks)
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
         run, schedule, progress = self.recipe.run, self.schedule, self.progress
@@ -213,12 +221,18 @@ class Trainer:
                 totals[name] = totals.get(name, 0.0) + value.float() / parts
         self.processes.sync_rest(self.model)
         totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
-        self.optimizer.step()
+        if recipe.run.max_skipped_steps:
+            step_if_finite(self.optimizer, totals["grad_norm"])
+        else:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(self.model)
         if self.ema is not None:
             self.ema.update(self.model)
         for name, value in totals.items():  # tensors on the device: reading them here would wait for every step
             self._losses.setdefault(name, []).append(value.detach())
+        if self.task.probes:
+            self._last_batch = batch
 
     def log(self) -> None:
         """One line of metrics: means over the steps since the last one."""
@@ -226,9 +240,14 @@ class Trainer:
         progress, now = self.progress, time.perf_counter()
         seconds = now - self._logged_at - self._pause
         steps = progress.step - self._logged_step
-        line = self._line("train") | {name: sum(v) / len(v) for name, v in progress.window.items()}
+        line = self._line("train") | {name: sum(v) / len(v) for name, v in progress.window.items() if v}
         line["lr"] = self.recipe.optim.lr * self.schedule.factor(progress.step - 1)
-        line["per_second"] = round(steps * self.recipe.data.batch_size / seconds, 1)
+        line["per_second"] = round(steps * self._units / seconds, 1)
+        if progress.num_skipped_steps:
+            line["skipped_steps"] = progress.num_skipped_steps
+        if self.task.probes:
+            line |= self._probe()
+            now = time.perf_counter()
         self.reporter.write(line, left=(self.schedule.num_steps - progress.step) * seconds / max(1, steps))
         progress.window = {}
         self._logged_at, self._logged_step, self._pause = now, progress.step, 0.0
@@ -315,7 +334,7 @@ class Trainer:
             return
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
-            f"{self.recipe.data.batch_size} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
+            f"{self._units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
             f"{self.processes}"
         )
 
@@ -328,6 +347,20 @@ class Trainer:
             for batch, _ in zip(self.train_loader, range((self.steps_per_epoch - done) * parts), strict=False):
                 yield batch
             epoch, done = epoch + 1, 0
+
+    @property
+    def _units(self) -> int:
+        """Samples of an optimiser step in the task's unit, over all processes."""
+        return self.recipe.data.batch_size * self.task.units_per_sample
+
+    def _probe(self) -> dict[str, float]:
+        """What the task finds inside the model, which is left as it was."""
+        self.model.eval()
+        try:
+            with torch.no_grad(), self._autocast(), torch.compiler.set_stance("force_eager"):
+                return self.task.probe(self.model, self._last_batch)
+        finally:
+            self.model.train()
 
     def _autocast(self) -> Any:
         return autocast(self.recipe, self.processes.device)
@@ -342,6 +375,8 @@ class Trainer:
         self._losses = {}
         for name, values in zip(names, table.tolist(), strict=True):
             self.progress.window.setdefault(name, []).extend(values)
+        if self.recipe.run.max_skipped_steps:
+            count = self._drop_skipped(count)
         first = self.progress.step - count
         for i in range(count):
             for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
@@ -353,6 +388,23 @@ class Trainer:
                         f"the {what} is {value} at step {first + i + 1}{kept}; lower optim.lr or set optim.clip, "
                         "and RAMIFY_DEBUG=1 shows where it starts"
                     )
+
+    def _drop_skipped(self, count: int) -> int:
+        """Count those of the last ``count`` steps that changed nothing and forget their numbers; gives what is left."""
+        progress, limit = self.progress, self.recipe.run.max_skipped_steps
+        first = len(progress.window["grad_norm"]) - count
+        good = [math.isfinite(value) for value in progress.window["grad_norm"][first:]]
+        for is_good in good:
+            progress.num_skipped_in_row = 0 if is_good else progress.num_skipped_in_row + 1
+            progress.num_skipped_steps += not is_good
+            if progress.num_skipped_in_row > limit:
+                self._fail(
+                    f"{progress.num_skipped_in_row} steps in a row had a gradient that is not finite (around step "
+                    f"{progress.step}); lower optim.lr, or RAMIFY_DEBUG=1 shows where it starts"
+                )
+        for values in progress.window.values():
+            values[first:] = [value for value, is_good in zip(values[first:], good, strict=True) if is_good]
+        return sum(good)
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step

@@ -11,16 +11,26 @@ from torch.distributed.tensor import DTensor
 from ramify.geometry import curvature_parameters, manifold_of, mark_points
 from ramify.train.recipe import OptimSettings
 
+Marks = dict[str, tuple[bool | None, float]]
+"""By a parameter's name: whether it is spared weight decay (None: as usual), its share of the learning rate."""
 
-def param_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
+
+def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> list[dict[str, Any]]:
     """timm's groups (decay or not, layer by layer), with points and curvatures split off into groups of their own.
 
     Every group has ``lr_scale``, its learning rate relative to the schedule's. The model's ``no_weight_decay()`` and
-    ``group_matcher()`` are honoured. Points and curvatures are never decayed.
+    ``group_matcher()`` are honoured. Points and curvatures are never decayed. A parameter may say about itself
+    ``_no_weight_decay`` (True; False decays it although it is a vector) and ``_lr_scale``.
+
+    Args:
+        marks: what parameters said about themselves before the model was wrapped; by default they are asked now.
     """
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
     mark_points(model)
+    parameters = dict(model.named_parameters())
+    named = parameter_marks(model) if marks is None else marks
+    of_parameter = {id(parameters[name]): mark for name, mark in named.items()}
     ask = getattr(model, "no_weight_decay", None)
     excluded = ask() if callable(ask) else ()
     if settings.layer_decay is not None:
@@ -33,21 +43,37 @@ def param_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, An
     rates = {"points": settings.point_lr, "curvature": settings.curvature_lr}
     result = []
     for group in groups:
-        members: dict[tuple[str, bool], list[nn.Parameter]] = {}
+        members: dict[tuple[str, bool, float, float], list[nn.Parameter]] = {}
         for p in group["params"]:
             kind = "curvature" if id(p) in curvatures else "points" if manifold_of(p) is not None else "plain"
-            # Sharded and whole parameters cannot share a kernel.
-            members.setdefault((kind, isinstance(p, DTensor)), []).append(p)
-        for (kind, _), params in members.items():
-            scale = group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
             decay = group["weight_decay"] if kind == "plain" else 0.0
+            undecayed, own_scale = of_parameter.get(id(p), (None, 1.0))
+            if undecayed is not None:
+                decay = 0.0 if undecayed else settings.weight_decay
+            # Sharded and whole parameters cannot share a kernel.
+            members.setdefault((kind, isinstance(p, DTensor), decay, own_scale), []).append(p)
+        for (kind, _, decay, own_scale), params in members.items():
+            scale = own_scale * group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
             result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
     return result
 
 
-def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
+def parameter_marks(model: nn.Module) -> Marks:
+    """What parameters say about themselves by ``_no_weight_decay`` and ``_lr_scale``, by name.
+
+    Ask before the model is wrapped: what shards a model puts other parameters in their places.
+    """
+    marks: Marks = {}
+    for name, p in model.named_parameters():
+        undecayed, scale = getattr(p, "_no_weight_decay", None), getattr(p, "_lr_scale", None)
+        if undecayed is not None or scale is not None:
+            marks[name] = (undecayed, 1.0 if scale is None else float(scale))
+    return marks
+
+
+def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
     """``torch.optim.AdamW``, or :class:`ramify.optim.RiemannianAdamW` when some parameter is a point."""
-    groups = param_groups(model, settings)
+    groups = param_groups(model, settings, marks)
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
     options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
@@ -79,6 +105,23 @@ def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
         for params in parts.values():
             torch.nn.utils.clip_grads_with_norm_(params, limit, total)
     return total
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+    """One step, or none at all when the norm of the gradients is not finite: weights, moments and counts stay.
+
+    Fused optimisers decide this on the device (the way torch's gradient scalers ask them to), others after a look.
+    """
+    is_bad = ~torch.isfinite(grad_norm)
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        if not is_bad.item():
+            optimizer.step()
+        return
+    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.found_inf = None  # type: ignore[attr-defined]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

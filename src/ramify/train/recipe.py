@@ -153,6 +153,8 @@ class RunSettings:
     """Steps between lines of metrics."""
     tensorboard: bool = True
     """Also write curves for TensorBoard, where it is installed."""
+    max_skipped_steps: int = 0
+    """Steps in a row whose gradient is not finite that are left out and counted; 0 stops the run at the first one."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "accumulate", "threads", "save_steps", "log_steps")
@@ -160,6 +162,8 @@ class RunSettings:
             raise ValueError(f"ema must be between 0 and 1, got {self.ema}; null for no average")
         if self.eval_every < 0 or self.save_every < 0:
             raise ValueError("eval_every and save_every must be at least 0 epochs")
+        if self.max_skipped_steps < 0:
+            raise ValueError(f"max_skipped_steps must be at least 0, got {self.max_skipped_steps}")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
 

@@ -34,6 +34,10 @@ class Task(ABC):
     """Key of ``evaluate``'s answer that chooses the best checkpoint; higher is better."""
     unit: ClassVar[str] = "img"
     """What a sample is called where throughput is shown."""
+    units_per_sample: int = 1
+    """Units in one sample of a batch: tokens in a sequence, for a task that counts tokens."""
+    probes: ClassVar[bool] = False
+    """Whether ``probe`` has something to say."""
     pack: Callable[..., Any] | None = None
     """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
 
@@ -104,6 +108,17 @@ class Task(ABC):
     @abstractmethod
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
+
+    def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
+        """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
+
+    def probe(self, model: nn.Module, batch: Any) -> dict[str, float]:
+        """Numbers on the inside of the model for a line of metrics, e.g. norms; asked every ``run.log_steps`` steps.
+
+        Only for tasks that set ``probes``. The bare model, uncompiled and in eval mode, without gradients; ``batch`` is
+        the last one it was trained on.
+        """
+        return {}
 
     @abstractmethod
     def evaluate(
