@@ -14,14 +14,12 @@ nothing is ever unpickled.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,8 @@ from torch import Tensor
 
 from ramify.cli.config import load, to_yaml
 from ramify.errors import UserError
-from ramify.train.checkpoint import load_tensors, save_tensors, sync_folder, write_text
+from ramify.files import full_disk_is_one_line as full_disk_is_one_line  # the loop knows it from here
+from ramify.files import load_tensors, save_tensors, sync_folder, write_text
 from ramify.train.recipe import Recipe
 
 MANIFEST = "manifest.json"
@@ -228,27 +227,6 @@ def damage(folder: Path) -> str | None:
         return f"{MANIFEST} cannot be read"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-
-
-@contextmanager
-def full_disk_is_one_line(folder: Path) -> Iterator[None]:
-    """Turns "no space left" into a ``UserError``, whoever met it: Python, or safetensors in its own words."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        full = isinstance(error, OSError) and error.errno in codes
-        if not full and any(f"(os error {code})" in str(error) for code in codes):
-            full = type(error).__name__ == "SafetensorError"
-        if not full:
-            raise
-        why = "; ".join(str(error).split("\n")[:1])
-        raise UserError(
-            f"the disk of {folder} is full or its quota is used up ({why}); what was saved before is whole: "
-            "free some space and go on with --resume"
-        ) from error
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
