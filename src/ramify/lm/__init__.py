@@ -1,0 +1,1 @@
+"""HELM: causal language models on the hyperboloid, as Hugging Face models."""

@@ -1,0 +1,242 @@
+"""What every block of a HELM does with points: lift, linear map, norm, residual, each one pass over its input.
+
+A point is its n space components ``s``; its time ``t = sqrt(|s|^2 + 1/c)`` is derived, in float32 at least, from the
+already rounded ``s``. A linear map reads the row ``[s, t, 1, 0, ...]``: one aligned matrix product then gives
+``W [t; s] + b``, and its backward gives the gradients of all three parts of the weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry.numerics import Scalar, dot, root, sqnorm
+from ..nn.common import gemm_dtype, like, wide
+
+_ALIGN = 8
+"""Columns of a row are padded to a multiple of this: 16 bytes of bfloat16, what fast matrix products read at once."""
+
+
+def aligned(width: int) -> int:
+    """``width`` rounded up to a multiple of 8."""
+    return -(-width // _ALIGN) * _ALIGN
+
+
+def padded_width(n: int, bias: bool = True) -> int:
+    """Columns of a lifted point with n space components: n, the time, the one for the bias, zeros up to 8 k."""
+    return aligned(n + 1 + int(bias))
+
+
+def rounded(s: Tensor, dtype: torch.dtype) -> Tensor:
+    """``s`` as it will be after a cast to ``dtype``, in float32 at least; its gradient is that of the cast.
+
+    By bits for bfloat16, because a compiler may drop a cast to it and back, and with it the rounding.
+    """
+    if s.dtype == dtype or dtype in (torch.float32, torch.float64):
+        return wide(s)
+    s = wide(s)
+    if dtype != torch.bfloat16 or not torch.compiler.is_compiling():
+        return wide(s.to(dtype))
+    bits = s.detach().view(torch.int32)
+    even = (bits >> 16) & 1  # ties go to the even neighbour
+    cast = ((bits + 0x7FFF + even) & -65536).view(torch.float32)
+    return s + (cast - s.detach())  # exact: the two are neighbours
+
+
+def time_of(s: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The times ``sqrt(|s|^2 + 1/c)`` of points: (..., n) -> (..., 1), float32 at least."""
+    s = wide(s)
+    return torch.sqrt(sqnorm(s) + 1 / like(c, s))
+
+
+def lift(s: Tensor, c: Scalar = 1.0, width: int | None = None, bias: bool = True) -> Tensor:
+    """``[s, t, 1, 0, ...]``, what an :class:`AmbientLinear` reads: (..., n) -> (..., width).
+
+    Args:
+        s: (..., n) points. c: curvature -c, a float or a tensor that broadcasts against (..., 1).
+        width: columns of the result; ``padded_width(n, bias)`` if None.
+        bias: put a one behind the time.
+
+    Returns:
+        (..., width) in the dtype of the matrix product: bfloat16 inside autocast, else that of ``s``.
+    """
+    n = s.shape[-1]
+    width = padded_width(n, bias) if width is None else width
+    if width < n + 1 + int(bias):
+        raise ValueError(f"lift: width {width} is too small for {n} components, time and bias={bias}; leave it out")
+    dtype = gemm_dtype(s)
+    point = rounded(s, dtype)
+    tail = time_of(point, c)
+    if bias:
+        tail = F.pad(tail, (0, 1), value=1.0)
+    tail = F.pad(tail, (0, width - n - tail.shape[-1]))
+    return torch.cat([point.to(dtype), tail.to(dtype)], -1)
+
+
+def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
+    """``gain s / sqrt(mean(s^2) + eps)`` in float32 at least, then the dtype of ``s``: (..., n) -> (..., n)."""
+    x = wide(s)
+    scale = torch.rsqrt(sqnorm(x) / s.shape[-1] + eps)
+    return (x * scale * gain.to(x.dtype)).to(s.dtype)
+
+
+def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Scalar = 1.0) -> Tensor:
+    """The Lorentz residual: the weighted centroid of x and y, its space components times ``gain``.
+
+    With ``w = softplus(raw_weight)`` and ``a = x + w y`` the result is ``gain a / sqrt(-c <a, a>_L)``. As both are
+    points, ``-<a, a>_L = (1 + w^2)/c + 2 w g`` with ``g = t_x t_y - x.y >= 1/c``: the bound holds exactly, and the
+    large squares of a far x do not enter. The stream settles at a norm near ``gain^2 / (2 |y|)``.
+
+    Args:
+        x, y: (..., n) points; y may have a lower precision. raw_weight: () or (1,).
+
+    Returns:
+        (..., n) in the dtype of ``x``.
+    """
+    to, x = x.dtype, wide(x)
+    y = wide(y).to(x.dtype)
+    c = like(c, x)
+    w = F.softplus(raw_weight.to(x.dtype))
+    over_c = 1 / c
+    g = time_of(x, c) * time_of(y, c) - dot(x, y)
+    q = (1 + w * w) * over_c + 2 * w * g.clamp(min=over_c)
+    return (gain / root(c) * torch.rsqrt(q) * (x + w * y)).to(to)
+
+
+UNIT_WEIGHT = math.log(math.expm1(1.0))
+"""The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
+
+
+class AmbientLinear(nn.Module):
+    """``W [t; s] + b`` for lifted points, one aligned matrix product: (..., width) -> (..., m).
+
+    Args:
+        in_features: n, space components of the input. out_features: m.
+        bias: learn b.
+        points: the input is this many points side by side with n/points components each, every one with its own time
+            (the heads of attention); ``lifted`` is then ``[s_1, t_1, 0.., s_2, t_2, 0.., ...]`` with ``point_width``
+            columns each, and no one for the bias, which is added in the product's epilogue.
+        point_width: columns of one of several points, by default ``aligned(n/points + 1)``.
+        row_groups: (groups, rows, padded_rows) with ``groups rows = m``: the output has ``padded_rows`` columns per
+            group, the last of them zero, room in which a lift writes the time.
+        fused: how many projections lie on top of each other; each is drawn as if alone.
+
+    Shape:
+        lifted (..., width) -> (..., m), or (..., groups padded_rows)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        points: int = 1,
+        point_width: int | None = None,
+        row_groups: tuple[int, int, int] | None = None,
+        fused: int = 1,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if in_features % points:
+            raise ValueError(f"AmbientLinear: {in_features} components do not make {points} points of equal size")
+        if row_groups is not None and (row_groups[0] * row_groups[1] != out_features or row_groups[2] < row_groups[1]):
+            raise ValueError(
+                f"AmbientLinear: row_groups {row_groups} must be (groups, rows, padded_rows) with groups * rows = "
+                f"{out_features} and padded_rows >= rows"
+            )
+        self.in_features, self.out_features, self.points, self.fused = in_features, out_features, points, fused
+        self.row_groups = row_groups
+        size = in_features // points
+        if points == 1:
+            self.point_width = padded_width(size, bias) if point_width is None else point_width
+        else:
+            self.point_width = aligned(size + 1) if point_width is None else point_width
+        factory = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
+        time_shape = (out_features,) if points == 1 else (out_features, points)
+        self.weight_time = nn.Parameter(torch.empty(time_shape, **factory))
+        self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
+        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
+        self.reset_parameters()
+
+    @property
+    def width(self) -> int:
+        """Columns of the input."""
+        return self.points * self.point_width
+
+    def reset_parameters(self) -> None:
+        """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does; the bias is 0."""
+        fan = self.out_features // self.fused + self.in_features + self.points
+        bound = math.sqrt(2.0) * math.sqrt(6.0 / fan)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.weight_time, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def padded(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole map as one matrix (rows, width) in ``dtype``, columns in the order of the lifted input."""
+        dtype = self.weight.dtype if dtype is None else dtype
+        weight, time = self.weight.to(dtype), self.weight_time.to(dtype)
+        if self.points == 1:
+            columns = [weight, time[:, None]]
+            if self.bias is not None:
+                columns.append(self.bias.to(dtype)[:, None])
+            full = torch.cat(columns, -1)
+            full = F.pad(full, (0, self.width - full.shape[-1]))
+        else:
+            full = torch.cat([weight.unflatten(-1, (self.points, -1)), time[:, :, None]], -1)
+            full = F.pad(full, (0, self.point_width - full.shape[-1])).flatten(-2)
+        return self._pad_rows(full)
+
+    def _pad_rows(self, full: Tensor) -> Tensor:
+        if self.row_groups is None:
+            return full
+        groups, rows, padded_rows = self.row_groups
+        grouped = full.unflatten(0, (groups, rows))
+        return F.pad(grouped, (0,) * (2 * full.dim() - 1) + (padded_rows - rows,)).flatten(0, 1)
+
+    def _epilogue(self, dtype: torch.dtype) -> Tensor | None:
+        """The bias that is not a column of the matrix."""
+        if self.bias is None or self.points == 1:
+            return None
+        return self._pad_rows(self.bias.to(dtype))
+
+    def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """:meth:`padded` and the bias of the epilogue; kept between calls while nothing can change them.
+
+        Only in evaluation, without gradients: there a step with one token would otherwise copy every weight.
+        """
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.padded(dtype), self._epilogue(dtype)
+        parameters = [p for p in (self.weight, self.weight_time, self.bias) if p is not None]
+        if any(p.is_inference() for p in parameters):
+            return self.padded(dtype), self._epilogue(dtype)
+        key = (dtype, *((p.data_ptr(), p._version) for p in parameters))
+        if self._packed is None or self._packed[0] != key:
+            self._packed = (key, self.padded(dtype), self._epilogue(dtype))
+        return self._packed[1], self._packed[2]
+
+    def train(self, mode: bool = True) -> AmbientLinear:
+        """Also forgets the kept matrix, so that whatever training does to the weights is seen."""
+        self._packed = None
+        return super().train(mode)
+
+    def forward(self, lifted: Tensor) -> Tensor:
+        if lifted.shape[-1] != self.width:
+            raise ValueError(
+                f"AmbientLinear: expected lifted points of shape (..., {self.width}), got {tuple(lifted.shape)}; "
+                "lift(s, c) makes them"
+            )
+        weight, bias = self.matrices(lifted.dtype)
+        return F.linear(lifted, weight, bias)
+
+    def extra_repr(self) -> str:
+        points = "" if self.points == 1 else f", points={self.points}"
+        rows = "" if self.row_groups is None else f", row_groups={self.row_groups}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}{points}{rows}"
