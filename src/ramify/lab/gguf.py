@@ -1,4 +1,4 @@
-"""Reads rows of a matrix from a GGUF file, plain or quantised, without any other part of the file. numpy alone.
+"""Reads rows of a matrix from a GGUF file, plain or quantised, without any other part of the file.
 
 A GGUF file is a header, typed metadata, a table of tensors and their data. Quantised tensors are blocks of 32 or 256
 numbers that share scales; every row is a whole number of blocks, so rows can be read apart.
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ramify.errors import UserError
 
@@ -33,7 +35,7 @@ class GgufTensor:
     kind: int
     offset: int
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
+    def rows(self, start: int, stop: int) -> Tensor:
         """(stop - start, width) float32.
 
         Raises:
@@ -53,7 +55,8 @@ class GgufTensor:
         if len(data) != (stop - start) * row_bytes:
             raise UserError(f"{self.path} is damaged: it ends inside {self.name}")
         blocks = np.frombuffer(data, np.uint8).reshape(-1, num_bytes)
-        return decode(blocks).reshape(stop - start, width).astype(np.float32)
+        values = decode(blocks).reshape(stop - start, width).astype(np.float32)
+        return torch.from_numpy(values)
 
 
 def read_gguf(path: Path | str) -> dict[str, GgufTensor]:

@@ -3,6 +3,9 @@
 Exact means over all pairs come from a ``width x width`` matrix in one pass over the rows, so a head of any length needs
 the memory of one block. A direction that all rows share inflates the raw numbers (real heads have one), so everything
 is given again after the mean row is taken away.
+
+Heads on the hyperboloid have a number beside each row (:attr:`ramify.lab.heads.Head.time`). Their rows are measured as
+any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
 """
 
 from __future__ import annotations
@@ -64,6 +67,13 @@ class HeadOverlap:
     quantiles: dict[str, float]
     exact_max: float
     """Largest overlap of all pairs; NaN unless asked for."""
+    mso_lorentz: float
+    mso_lorentz_m: float
+    """Mean squared overlap under Lorentz's product over spacelike rows; NaN for heads without a time column."""
+    num_spacelike: int
+    """Rows with ``|s| > |t|``, each the normal of a hyperplane; the others have no overlap in this sense."""
+    time_share: float
+    """Mean of ``t^2 / (t^2 + |s|^2)`` over rows; NaN for heads without a time column."""
 
 
 @dataclass
@@ -93,6 +103,7 @@ def overlap(
     block: int = 8192,
     seed: int = 0,
     allow_pickle: bool = False,
+    curvature: float = 1.0,
 ) -> HeadOverlap:
     """Measure the head of a checkpoint.
 
@@ -102,12 +113,15 @@ def overlap(
         pairs_sample: about so many pairs for the largest overlap and the quantiles.
         exact: also the largest overlap of all pairs; costs rows squared.
         block: rows in memory at once.
+        curvature: the ``c > 0`` of a head whose hyperplanes have offsets; checkpoints do not hold it.
     """
     if block < 1 or pairs_sample < 1 or remove_pcs < 0:
         raise UserError(
             "block and pairs_sample must be 1 or more and remove_pcs 0 or more, "
             f"got {block}, {pairs_sample} and {remove_pcs}"
         )
+    if not 0 < curvature < math.inf:
+        raise UserError(f"curvature must be positive and finite, got {curvature}")
     head = path if isinstance(path, Head) else find_head(path, tensor, allow_pickle)
     if remove_pcs >= head.width:
         raise UserError(f"remove_pcs must be below the width {head.width}, got {remove_pcs}")
@@ -120,8 +134,8 @@ def overlap(
     basis = _main_directions(head, block, mean, remove_pcs)
     centred = _unit_sums(head, block, kept, mean, basis)
     sample = _sample(head, block, kept, pairs_sample, seed)
-    sizes = (sample @ sample.T).abs()[tuple(torch.triu_indices(len(sample), len(sample), 1))]
-    order = sizes.sort().values
+    order = _sizes(sample).sort().values
+    lorentz = _lorentz(head, block, curvature)
     used = norms[kept]
     counts, edges = torch.histogram(used, 40)
     spectrum = torch.linalg.eigvalsh(raw.gram).clamp_min(0) / num
@@ -154,6 +168,10 @@ def overlap(
         sampled_std=order.std(correction=0).item(),
         quantiles={f"{q:g}": order[min(len(order) - 1, int(q * len(order)))].item() for q in (0.5, 0.9, 0.99, 0.999)},
         exact_max=_exact_max(head, block) if exact else math.nan,
+        mso_lorentz=lorentz.mean_square,
+        mso_lorentz_m=lorentz.mean_square * head.width,
+        num_spacelike=lorentz.num,
+        time_share=lorentz.time_share,
     )
 
 
@@ -163,28 +181,67 @@ def _first_pass(head: Head, block: int) -> tuple[Tensor, Tensor, _Sums]:
     sums = _Sums(0, torch.zeros_like(total), torch.zeros(head.width, head.width, dtype=torch.float64))
     for rows in head.rows(block):
         x = rows.double()
-        norm = x.norm(dim=1)
-        norms.append(norm)
+        norms.append(x.norm(dim=1))
         total += x.sum(0)
-        _add(sums, x[norm > 0])
+        _add(sums, x)
     return torch.cat(norms), total / max(1, sums.num), sums
 
 
 def _add(sums: _Sums, x: Tensor) -> None:
-    unit = x / x.norm(dim=1, keepdim=True)
-    sums.num += len(unit)
-    sums.total += unit.sum(0)
-    sums.gram += unit.T @ unit
+    """Add the directions of rows; ``x`` is overwritten, so that a block is in memory once."""
+    norm = x.norm(dim=1, keepdim=True)
+    x.div_(torch.where(norm > 0, norm, 1))  # rows of zeros add nothing
+    sums.num += int((norm > 0).sum())
+    sums.total += x.sum(0)
+    sums.gram.addmm_(x.T, x)
 
 
 def _unit_sums(head: Head, block: int, kept: Tensor, mean: Tensor, basis: Tensor) -> _Sums:
     """Sums of the directions that are left when the mean and the span of ``basis`` (width, k) are taken away."""
     sums = _Sums(0, torch.zeros_like(mean), torch.zeros(head.width, head.width, dtype=torch.float64))
     for rows, use in zip(head.rows(block), kept.split(block), strict=True):
-        x = rows.double()[use] - mean
-        x = x - (x @ basis) @ basis.T
-        _add(sums, x[x.norm(dim=1) > 0])
+        x = rows.double().sub_(mean).mul_(use[:, None])
+        if basis.shape[1]:
+            x.addmm_(x @ basis, basis.T, alpha=-1)
+        _add(sums, x)
     return sums
+
+
+@dataclass
+class _Lorentz:
+    num: int = 0
+    mean_square: float = math.nan
+    time_share: float = math.nan
+
+
+def _lorentz(head: Head, block: int, c: float) -> _Lorentz:
+    """Overlaps under Lorentz's product, by the same trick: their squares add up to ``sum of J_a J_b G_ab^2``.
+
+    ``G`` adds up the outer products of ``(t, s)``, each divided by the root of ``|s|^2 - t^2``; ``J`` is -1 for the
+    time and 1 for the rest.
+    """
+    if head.time is None:
+        return _Lorentz()
+    found, share = _Lorentz(), 0.0
+    gram = torch.zeros(head.width + 1, head.width + 1, dtype=torch.float64)
+    for rows, time in zip(head.rows(block), head.time.double().split(block), strict=True):
+        s, t = rows.double(), time[:, None]
+        if head.time_kind == "offset":  # the normal of the hyperplane at a signed distance from the origin
+            angle = math.sqrt(c) * t
+            s, t = torch.nn.functional.normalize(s, dim=1, eps=1e-300) * torch.cosh(angle), torch.sinh(angle)
+        square = s.square().sum(1, keepdim=True)
+        share += (t.square() / (t.square() + square).clamp_min(1e-300)).sum().item()
+        use = (square > t.square()).squeeze(1)
+        x = torch.cat([t, s], 1)[use] / (square - t.square())[use].sqrt()
+        found.num += len(x)
+        gram.addmm_(x.T, x)
+    sign = torch.ones(head.width + 1, dtype=torch.float64)
+    sign[0] = -1
+    if found.num > 1:
+        total = (gram.square() * sign * sign[:, None]).sum().item()
+        found.mean_square = max(0.0, (total - found.num) / (found.num * (found.num - 1)))
+    found.time_share = share / head.num_rows
+    return found
 
 
 def _main_directions(head: Head, block: int, mean: Tensor, count: int) -> Tensor:
@@ -209,6 +266,12 @@ def _sample(head: Head, block: int, kept: Tensor, pairs: int, seed: int) -> Tens
     wanted[chosen] = True
     found = torch.cat([rows[use] for rows, use in zip(head.rows(block), wanted.split(block), strict=True)]).double()
     return found / found.norm(dim=1, keepdim=True)
+
+
+def _sizes(sample: Tensor) -> Tensor:
+    """Sizes of the overlaps of all pairs of unit rows, row by row, so that they are in memory once."""
+    parts = [(sample[i + 1 :] @ sample[i]).abs_() for i in range(len(sample) - 1)]
+    return torch.cat(parts)
 
 
 def _exact_max(head: Head, block: int) -> float:

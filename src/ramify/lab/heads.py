@@ -1,4 +1,4 @@
-"""Finds the output head (or the embedding it is tied to) in a checkpoint on disk, and reads it some rows at a time.
+"""Finds the output head (or the embedding it is tied to) in a checkpoint, and reads it some rows at a time.
 
 Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,39 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError, suggest
-from ramify.lab.gguf import GgufTensor, read_gguf
+from ramify.lab.gguf import read_gguf
+from ramify.lab.hub import HubModel, is_repo
+from ramify.lab.rows import LoadedRows, Rows, read_safetensors
+
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Ends of the names of output heads."""
 
 CANDIDATES = (
-    "lm_head.weight",
-    "embed_out.weight",
+    *HEADS,
     "wte.weight",
     "embed_tokens.weight",
     "text_model.embeddings.token_embedding.weight",
     "token_embedding.weight",
+    "word_embeddings.weight",
+    "shared.weight",
 )
-"""Ends of names, in the order in which they are looked for: output heads, then embeddings of words."""
+"""Ends of names in the order in which they are looked for: output heads, then embeddings of words."""
+
+CLASSIFIERS = ("head.fc.weight", "head.weight", "classifier.weight", "fc.weight")
+"""Names of the last layer of models that tell classes apart, looked for after :data:`CANDIDATES`; whole names."""
 
 GGUF_CANDIDATES = ("output.weight", "token_embd.weight")
 """The same in GGUF files, which have names of their own."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_INDEX = "model.safetensors.index.json"
+_INDEX = "*.safetensors.index.json"
+_RUN_FILES = ("best/model", "last/ema", "last/model", "previous/ema", "previous/model")
+"""What to measure of a run of ``ramify train``: the weights that ``ramify eval`` would take."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A matrix on disk, one row per word."""
+    """A matrix on disk, one row per word or class."""
 
     path: Path
     """File that holds it."""
@@ -46,51 +57,70 @@ class Head:
     width: int
     tied: str
     """Whether it is a head of its own or an embedding that serves as one, in words."""
-    _loaded: Tensor | None = field(default=None, repr=False, compare=False)
-    _gguf: GgufTensor | None = field(default=None, repr=False, compare=False)
+    source: Rows = field(repr=False, compare=False)
+    time: Tensor | None = field(default=None, repr=False, compare=False)
+    """(num_rows) what a head on the hyperboloid keeps beside each row: see :attr:`time_kind`."""
+    time_kind: str = ""
+    """``weight`` of the time component of its input, or the ``offset`` of a hyperplane from the origin."""
 
     def rows(self, block: int) -> Iterator[Tensor]:
         """All rows in order, at most ``block`` at a time, float32."""
-        if self._loaded is not None:
-            yield from (part.float() for part in self._loaded.split(block))
-            return
-        if self._gguf is not None:
-            for start in range(0, self.num_rows, block):
-                yield torch.from_numpy(self._gguf.rows(start, min(start + block, self.num_rows)))
-            return
-        from safetensors import safe_open
-
-        with safe_open(self.path, "pt") as file:
-            part = file.get_slice(self.name)
-            for start in range(0, self.num_rows, block):
-                yield part[start : start + block].float()
+        for start in range(0, self.num_rows, block):
+            yield self.source.rows(start, min(start + block, self.num_rows))
 
 
 def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = False) -> Head:
-    """The head in a safetensors file, a folder with one, a folder with shards and their index, or a GGUF file.
+    """The head in a checkpoint.
 
     Args:
-        tensor: its name; by default the first of :data:`CANDIDATES` that is there.
+        path: a safetensors file, a folder with one, a folder with shards and their index, a GGUF file, a run of
+            ``ramify train``, or the name ``org/name`` of a model on the Hub.
+        tensor: its name, or an end of it that no other name has; by default the first of :data:`CANDIDATES` and
+            :data:`CLASSIFIERS` that is there.
         allow_pickle: also read torch's older files, by ``weights_only``.
 
     Raises:
         UserError: nothing to read, a pickle, a damaged file, or no such tensor.
     """
-    path = Path(path)
+    text, path = str(path), Path(path)
     if not path.exists():
+        # A misspelt folder beside others must not be looked for on the network.
+        if is_repo(text) and not path.parent.exists():
+            return _hub_head(HubModel(text), tensor)
         raise UserError(f"cannot read {path}: no such file or folder")
-    if path.suffix == ".gguf" and path.is_file():
+    if path.is_dir() and (path / "recipe.yaml").is_file():
+        path = _of_run(path)
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and len(found := sorted(path.glob("*.gguf"))) == 1:
+        path = found[0]
+    if path.is_file() and path.suffix == ".gguf":
         return _gguf_head(path, tensor)
-    folder = path if path.is_dir() else path.parent
-    loaded: dict[str, Tensor] = {}
     if path.is_file() and path.suffix in _PICKLES:
-        loaded = _unpickle(path, allow_pickle)
-        where = dict.fromkeys(loaded, path)
-    else:
-        where = _tensors(path)
-    name = _choose(where, tensor, path, CANDIDATES)
-    rows, width = _checked(tuple(loaded[name].shape) if loaded else _shape(where[name], name), name, path)
-    return Head(where[name], name, rows, width, _tied(name, folder), loaded.get(name))
+        tensors = {name: LoadedRows(value) for name, value in _unpickle(path, allow_pickle).items()}
+        return _head(dict.fromkeys(tensors, path), tensor, path, lambda _: tensors, path.parent)
+    return _head(_tensors(path), tensor, path, read_safetensors, path if path.is_dir() else path.parent)
+
+
+def _head(
+    where: Mapping[str, Path],
+    tensor: str | None,
+    path: Path | str,
+    read: Callable[[Path], Mapping[str, Rows]],
+    settings: Path,
+) -> Head:
+    """The chosen tensor with what lies beside it."""
+    name = _choose(where, tensor, path)
+    sources = read(where[name])
+    if name not in sources:
+        raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
+    rows, width = _checked(sources[name].shape, name, path)
+    for kind, end in (("weight", "weight_time"), ("offset", "offset")):
+        beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
+        if beside in where:
+            time = read(where[beside])[beside]
+            if time.shape in ((rows,), (rows, 1)):
+                column = time.rows(0, rows).reshape(rows)
+                return Head(where[name], name, rows, width, _tied(name, settings), sources[name], column, kind)
+    return Head(where[name], name, rows, width, _tied(name, settings), sources[name])
 
 
 def _gguf_head(path: Path, tensor: str | None) -> Head:
@@ -101,10 +131,36 @@ def _gguf_head(path: Path, tensor: str | None) -> Head:
     tied = kinds.get(name, "named")
     if name == "token_embd.weight" and "output.weight" not in tensors:
         tied = "input embedding, tied"
-    return Head(path, name, rows, width, tied, _gguf=tensors[name])
+    return Head(path, name, rows, width, tied, tensors[name])
 
 
-def _checked(shape: tuple[int, ...], name: str, path: Path) -> tuple[int, int]:
+def _hub_head(model: HubModel, tensor: str | None) -> Head:
+    """Of a sharded model only the index and the shard with the head are fetched."""
+    files = model.files()
+    config = model.fetch("config.json").parent if "config.json" in files else Path()
+    indices = [name for name in files if name.endswith(".safetensors.index.json") and "/" not in name]
+    whole = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    if indices:
+        where = {name: Path(file) for name, file in _weight_map(model.fetch(indices[0])).items()}
+    elif whole:
+        chosen = "model.safetensors" if "model.safetensors" in whole else whole[0]
+        where = dict.fromkeys(read_safetensors(model.fetch(chosen)), Path(chosen))
+    else:
+        if any(Path(name).suffix in _PICKLES for name in files):
+            raise UserError(f"{model.repo} has only pickles, which can run code when they are opened; no safetensors")
+        raise UserError(f"{model.repo} holds no .safetensors file")
+    return _head(where, tensor, model.repo, lambda file: read_safetensors(model.fetch(str(file))), config)
+
+
+def _of_run(path: Path) -> Path:
+    """The weights of a run."""
+    for name in _RUN_FILES:
+        if (found := path / "checkpoints" / f"{name}.safetensors").is_file():
+            return found
+    raise UserError(f"{path} has no checkpoint yet; train it first, or go on with --resume")
+
+
+def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 2:
         raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
     return shape[0], shape[1]
@@ -117,41 +173,24 @@ def _tensors(path: Path) -> dict[str, Path]:
             raise UserError(
                 f"cannot read {path}: expected a .safetensors or .gguf file, or a folder that holds the first"
             )
-        return dict.fromkeys(_names(path), path)
-    index = path / _INDEX
-    if index.is_file():
-        try:
-            names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{index} is damaged: it has no weight_map") from error
-        return {name: path / file for name, file in names.items()}
+        return dict.fromkeys(read_safetensors(path), path)
+    if indices := sorted(path.glob(_INDEX)):
+        return {name: path / file for name, file in _weight_map(indices[0]).items()}
     files = sorted(path.glob("*.safetensors"))
     if not files:
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
         if pickles:
             _refuse(path / pickles[0])
         raise UserError(f"{path} holds no .safetensors file")
-    return {name: file for file in files for name in _names(file)}
+    return {name: file for file in files for name in read_safetensors(file)}
 
 
-def _names(path: Path) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
+def _weight_map(index: Path) -> dict[str, str]:
     try:
-        with safe_open(path, "pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
-def _shape(path: Path, name: str) -> tuple[int, ...]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return tuple(file.get_slice(name).get_shape())
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is missing or damaged: {error}") from error
+        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return dict(names)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is damaged: it has no weight_map") from error
 
 
 def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
@@ -178,21 +217,29 @@ def _refuse(path: Path) -> None:
     )
 
 
-def _choose(where: dict[str, Path], tensor: str | None, path: Path, candidates: Sequence[str]) -> str:
+def _choose(
+    where: Mapping[str, Path], tensor: str | None, path: Path | str, candidates: Sequence[str] = CANDIDATES
+) -> str:
     if tensor is not None:
-        if tensor in where:
-            return tensor
+        found = [tensor] if tensor in where else [name for name in where if name.endswith(f".{tensor}")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{path} has several tensors {tensor!r}; give the whole name: {_alike(found)}")
         hint = suggest(tensor, where) or f"tensors with 'embed', 'head' or 'wte': {_alike(where)}"
         raise UserError(f"{path} has no tensor {tensor!r}; {hint}")
     for end in candidates:
         found = sorted((name for name in where if name == end or name.endswith(f".{end}")), key=len)
         if found:
             return found[0]
+    for name in CLASSIFIERS:
+        if name in where:
+            return name
     raise UserError(f"no head found in {path}; name one with --tensor: {_alike(where)}")
 
 
-def _alike(where: dict[str, Path], most: int = 8) -> str:
-    words = ("embed", "head", "wte", "token")
+def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
+    words = ("embed", "head", "wte", "token", "classifier")
     likely = [name for name in sorted(where) if any(word in name for word in words)] or sorted(where)
     return ", ".join(likely[:most]) + (f" and {len(likely) - most} more" if len(likely) > most else "")
 
@@ -202,8 +249,12 @@ def _tied(name: str, folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     declared = settings.get("tie_word_embeddings") if isinstance(settings, dict) else None
-    if name.endswith(("lm_head.weight", "embed_out.weight")):
+    if name.endswith(HEADS):
         return "head, tied by its configuration" if declared else "head of its own"
+    if name in CLASSIFIERS:
+        return "classifier"
+    if not name.endswith(CANDIDATES):
+        return "named"
     if declared is False:
         return "input embedding; the head is another tensor, which is not here"
     return "input embedding, tied" if declared else "input embedding"
