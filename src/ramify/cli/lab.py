@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,9 +11,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ramify.errors import UserError, as_user_error
+from ramify.cli.lab_heads import llm_fit, overlap
+from ramify.errors import UserError
+from ramify.files import full_disk_is_one_line, write_text
 from ramify.lab.grid import Grid
-from ramify.lab.report import OVERLAP_COLUMNS, print_fits, progress, say
+from ramify.lab.report import print_fits, progress, say
 
 
 @dataclass
@@ -141,46 +142,6 @@ class TheoryConfig:
     """Print JSON."""
 
 
-@dataclass
-class OverlapConfig:
-    """``ramify lab overlap``."""
-
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...")]
-    """Checkpoints: a .safetensors or .gguf file, or a folder with safetensors. Several are compared by width."""
-    tensor: str | None = None
-    """Name of the matrix; by default the output head, else the embedding of words."""
-    remove_pcs: int = 0
-    """Main directions to take away, beside the mean, for the centred numbers."""
-    pairs_sample: int = 2_000_000
-    """Pairs for the largest overlap and the quantiles."""
-    exact: bool = False
-    """Also the largest overlap of all pairs; the time grows with the square of the rows."""
-    block: int = 8192
-    """Rows in memory at once."""
-    allow_pickle: bool = False
-    """Also read torch's older files, which are pickles, by weights_only."""
-    seed: int = 0
-    """Of the sample."""
-    csv: Path | None = None
-    """File for the numbers, one row per head."""
-    json: bool = False
-    """Print JSON."""
-
-
-@dataclass
-class LlmFitConfig:
-    """``ramify lab llm-fit``."""
-
-    table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
-    """CSV with columns model, family, dataset, m, loss."""
-    draws: int = 1000
-    """Rounds of the bootstrap over models."""
-    seed: int = 0
-    """Of the bootstrap."""
-    json: bool = False
-    """Print JSON."""
-
-
 def sweep(config: SweepConfig) -> None:
     """Train a grid of toy models at once and fit loss against width.
 
@@ -229,11 +190,11 @@ def fit(config: FitConfig) -> None:
     """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
     from ramify.lab.fits import fit as fit_sweep
     from ramify.lab.table import to_csv
-    from ramify.train.checkpoint import write_text
 
     lines = fit_sweep(config.runs, config.drop_small, f"loss_{config.loss}")
     folder = config.runs if config.runs.is_dir() else config.runs.parent
-    write_text(config.out or folder / "fits.csv", to_csv(lines))
+    with full_disk_is_one_line(folder, "fit again"):
+        write_text(config.out or folder / "fits.csv", to_csv(lines))
     print_fits(lines, config.json)
 
 
@@ -279,66 +240,6 @@ def theory(config: TheoryConfig) -> None:
         "strong": "{strong:.3f}",
     }
     print("\n".join(show(lines, columns | {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m})))
-
-
-def overlap(config: OverlapConfig) -> None:
-    """Measure how much the rows of real output heads overlap, raw and centred, without loading the model.
-
-    Random directions have a mean squared overlap of 1/m: the columns give it times m. With several heads of different
-    width, also the exponent with which it falls.
-    """
-    if not config.paths:
-        raise UserError("name at least one checkpoint: ramify lab overlap PATH")
-    from ramify.lab import head_overlap
-    from ramify.lab.table import show, to_csv
-    from ramify.train.checkpoint import write_text
-
-    options = {
-        name: getattr(config, name) for name in ("tensor", "remove_pcs", "pairs_sample", "exact", "block", "seed")
-    }
-    found = [head_overlap.overlap(path, allow_pickle=config.allow_pickle, **options) for path in config.paths]
-    lines = [head_overlap.to_dict(one) for one in found]
-    fits = {}
-    if len({one.m for one in found}) > 1:
-        fits = {name: head_overlap.compare(found, name == "centred") for name in ("raw", "centred")}
-    if config.csv is not None:
-        write_text(
-            config.csv, to_csv([{k: v for k, v in line.items() if not isinstance(v, list | dict)} for line in lines])
-        )
-    if config.json:
-        print(json.dumps({"heads": lines, "exponent": {name: fit.exponent for name, fit in fits.items()}}))
-        return
-    print("\n".join(show(lines, OVERLAP_COLUMNS)))
-    for name, fit in fits.items():
-        print(f"{name} overlap² falls as m^-{fit.exponent:.3f} ± {fit.error:.3f} over {fit.num_points} heads")
-
-
-def llm_fit(config: LlmFitConfig) -> None:
-    """Fit losses of language models by one exponent in the width and an offset per family and dataset."""
-    from ramify.lab.shared_exponent import fit_shared, read_losses, width_exponent
-
-    points = read_losses(config.table)
-    group = [(point["family"], point["dataset"]) for point in points]
-    with as_user_error(str(config.table)):
-        fit = fit_shared(
-            [point["m"] for point in points],
-            [point["loss"] for point in points],
-            group,
-            [point["model"] for point in points],
-            config.draws,
-            config.seed,
-        )
-    offsets = {" ".join(map(str, name)) if isinstance(name, tuple) else str(name): b for name, b in fit.offsets.items()}
-    if config.json:
-        values = {k: None if math.isnan(v) else v for k, v in vars(fit).items() if isinstance(v, float)}
-        print(json.dumps({**values, "num_points": fit.num_points, "offsets": offsets}))
-        return
-    expected, error = width_exponent()
-    print(f"exponent {fit.exponent:.4f} ± {fit.error:.4f}, 95 % over models {fit.low:.3f} to {fit.high:.3f}")
-    print(f"scale {fit.scale:.4g}, mean squared residual {fit.mean_square:.3g}, {fit.num_points} points")
-    for name, value in offsets.items():
-        print(f"offset {value:.3f}  {name}")
-    print(f"Chinchilla's exponent in parameters, in width: {expected:.2f} ± {error:.2f}")
 
 
 SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory, "overlap": overlap, "llm-fit": llm_fit}

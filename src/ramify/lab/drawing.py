@@ -1,4 +1,4 @@
-"""Draws the figures of a sweep: PNG, SVG and the CSV of what is in them."""
+"""Draws figures: PNG, SVG and the CSV of what is in them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from ramify.errors import UserError, require, suggest
+from ramify.files import full_disk_is_one_line, load_tensors, write_atomic, write_text
 from ramify.lab.figures import FIGURES, Panel, to_rows
 from ramify.lab.fits import fit_runs
 from ramify.lab.table import read_runs, to_csv
 
 _SIZE = (5.2, 4.0)
+_ENDINGS = (".png", ".svg", ".csv")
 _MANY = 9
 """More series than this get no legend of their own; the CSV names them."""
 
@@ -36,19 +38,16 @@ def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | No
     runs = Path(runs)
     rows = read_runs(runs)
     folder = Path(out) if out is not None else (runs if runs.is_dir() else runs.parent) / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
     fits, norms = fit_runs(rows), _norms(runs, rows)
     written = {}
     for name in FIGURES if "all" in which else which:
         panels = [panel for panel in FIGURES[name](rows, fits, norms) if panel.series]
-        written[name] = _write(folder / name, panels) if panels else []
+        written[name] = write_figure(folder / name, panels) if panels else []
     return written
 
 
 def _norms(runs: Path, rows: Sequence[dict[str, Any]]) -> np.ndarray:
     """(models, n) norms of the features, padded with NaN; empty where the sweep's parts are not beside the table."""
-    from ramify.train.checkpoint import load_tensors
-
     folder = (runs if runs.is_dir() else runs.parent) / "parts"
     names = list(dict.fromkeys(row["part"] for row in rows))
     files = [folder / f"{name}.safetensors" for name in names]
@@ -62,11 +61,18 @@ def _norms(runs: Path, rows: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.concatenate(pad)
 
 
-def _write(stem: Path, panels: list[Panel]) -> list[Path]:
+def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
+    """Draw panels into ``stem.png`` and ``stem.svg``, write their points into ``stem.csv``; gives the three files.
+
+    Args:
+        stem: path without its ending; one of the three endings may be there.
+    """
+    require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    from ramify.train.checkpoint import write_atomic, write_text
-
+    stem = Path(stem)
+    name = stem.stem if stem.suffix in _ENDINGS else stem.name
+    files = [stem.with_name(name + ending) for ending in _ENDINGS]
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
@@ -77,13 +83,14 @@ def _write(stem: Path, panels: list[Panel]) -> list[Path]:
         ax.set_xlabel(panel.x_name)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    files = [stem.with_suffix(f".{kind}") for kind in ("png", "svg", "csv")]
-    for path in files[:2]:
-        kind = path.suffix[1:]
-        # No date inside: the same sweep gives the same picture.
-        options: dict[str, Any] = {"format": kind, "dpi": 150, "metadata": {"Date": None} if kind == "svg" else {}}
-        write_atomic(path, partial(figure.savefig, **options))
-    write_text(files[2], to_csv(to_rows(panels)))
+    with full_disk_is_one_line(stem.parent, "draw again"):
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for path in files[:2]:
+            kind = path.suffix[1:]
+            # No date inside: the same sweep gives the same picture.
+            options: dict[str, Any] = {"format": kind, "dpi": 150, "metadata": {"Date": None} if kind == "svg" else {}}
+            write_atomic(path, partial(figure.savefig, **options))
+        write_text(files[2], to_csv(to_rows(panels)))
     return files
 
 

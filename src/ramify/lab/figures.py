@@ -27,6 +27,8 @@ class Series:
     y: Sequence[float]
     style: Style = "points"
     error: Sequence[float] | None = None
+    labels: Sequence[str] | None = None
+    """A text beside each point."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
             "y_name": panel.y_name,
             "y": y,
             "error": series.error[i] if series.error is not None else math.nan,
+            "label": series.labels[i] if series.labels is not None else "",
         }
         for panel in panels
         for series in panel.series
