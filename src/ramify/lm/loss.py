@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.nn.common import gemm_dtype
@@ -30,7 +31,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``labels``: ``F.cross_entropy`` in less memory.
 
-    Labels are not shifted: ``hidden[i]`` predicts ``labels[i]``. The logits are those of one matrix product in the dtype
+    Labels are not shifted: ``hidden[i]`` predicts ``labels[i]``. Logits are those of one matrix product in the dtype
     of ``hidden`` (lower inside autocast); softmax, loss and the weight's gradient, summed over chunks, are float32 at
     least. The gradients are made in the forward pass, and have no gradient themselves.
 
@@ -61,6 +62,22 @@ def linear_cross_entropy(
     if num_items is None:
         num_items = (labels != ignore_index).sum().clamp_min(1)
     return total / num_items
+
+
+def next_token_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    chunk: int | None = None,
+    num_items: Tensor | float | None = None,
+) -> Tensor:
+    """:func:`linear_cross_entropy` of tokens that predict the next one: (B, N, w), (V, w), (B, N) -> ().
+
+    Labels are shifted, not the hidden states: a slice of those would be copied.
+    """
+    shifted = F.pad(labels[..., 1:], (0, 1), value=ignore_index)
+    return linear_cross_entropy(hidden, weight, shifted, ignore_index, chunk, num_items)
 
 
 def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> None:
