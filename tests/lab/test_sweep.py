@@ -243,7 +243,8 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
 
 def test_presets_are_what_was_published() -> None:
     counts = {name: sum(len(grid.models()) for grid in parts) for name, parts in PRESETS.items()}
-    assert counts == {"smoke": 34, "quick": 252, "paper-grid": 1020, "paper-density": 540, "paper-wide": 48}
+    paper = {"paper-grid": 1020, "paper-density": 540, "paper-wide": 48}
+    assert counts == {"smoke": 34, "quick": 252, "curvature": 92, "curvature-grid": 1080, **paper}
     (grid,) = preset("paper-grid")
     assert grid.m == (10, 15, 25, 39, 63, 100) and (grid.n, grid.batch, grid.steps) == (1000, 2048, 20000)
     assert [round(gamma, 3) for gamma in grid.gamma[:5]] == [-1, -0.778, -0.556, -0.333, -0.111]

@@ -23,7 +23,8 @@ class SweepConfig:
     """``ramify lab sweep``; a setting that is not given is the preset's, or the default without one."""
 
     preset: str | None = None
-    """smoke (about 30 s of CPU), quick (4 minutes), paper-grid, paper-density, paper-wide (these for a GPU)."""
+    """smoke (about 30 s of CPU), quick (4 minutes), curvature (1 minute); for a GPU: curvature-grid, paper-grid,
+    paper-density, paper-wide."""
     n: int | None = None
     """Features. [256]"""
     m: tuple[int, ...] | None = None
@@ -36,6 +37,8 @@ class SweepConfig:
     """Decay of rows: positive shrinks them, negative pulls their norm to one. [-1 0.2]"""
     density: tuple[float, ...] | None = None
     """Expected active features per sample. [1]"""
+    curvature: tuple[float, ...] | None = None
+    """Put features into hyperbolic space of curvature minus this; 0 is flat, as in the paper. [0]"""
     seeds: int | None = None
     """Starts per setting. [1]"""
     seed: int | None = None

@@ -36,8 +36,17 @@ def cost(grid: Grid, device: torch.device | str = "cpu", dtype: torch.dtype = to
     for alpha, density in grid.groups():
         p = frequencies(grid.n, alpha, density, grid.dist)
         rows[alpha, density] = grid.batch * (1 - np.prod(1 - p))
-    flops = sum(6 * rows[model.alpha, model.density] * grid.n * (model.m + 1) for model in models) * grid.steps
-    few = replace(grid, alpha=grid.alpha[:1], density=grid.density[:1], gamma=grid.gamma[:1], seeds=1)
+    flops = grid.steps * sum(
+        6 * rows[model.alpha, model.density] * grid.n * (model.m + 1 + (model.curvature > 0)) for model in models
+    )
+    few = replace(
+        grid,
+        alpha=grid.alpha[:1],
+        density=grid.density[:1],
+        gamma=grid.gamma[:1],
+        curvature=grid.curvature[-1:],
+        seeds=1,
+    )
     engine = Engine(few, device, dtype)
     engine.advance()
     start = time.perf_counter()

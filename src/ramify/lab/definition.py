@@ -12,24 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from ramify.lab.grid import Grid, Model, schedule
+from ramify.lab.hyperbolic import readout
 
 EPS = 1e-8
 """Of Adam, and added to the norm in the growth rule."""
 
 
 class ToyModel(nn.Module):
-    """Tied auto-encoder: ``h = Wᵀx``, ``y = relu(W h + b)``.
+    """Tied auto-encoder: ``h = Wᵀx``, ``y = relu(W h + b)``; with a curvature, in hyperbolic space.
 
     Shape:
         x (B, n) -> y (B, n); W (n, m), b (n).
     """
 
-    def __init__(self, W: Tensor, b: Tensor):
+    def __init__(self, W: Tensor, b: Tensor, curvature: float = 0.0):
         super().__init__()
+        self.curvature = curvature
         self.W, self.b = nn.Parameter(W.clone()), nn.Parameter(b.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x @ self.W @ self.W.T + self.b)
+        return torch.relu(readout(x @ self.W, self.W, self.curvature) + self.b)
 
 
 def initial(model: Model, bias_init: str = "normal", dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 All models of one width lie in one tensor ``P`` (G, n, m + 1) whose last column is the bias, so that the bias and its
 gradient ride inside the matrix products. Samples are sparse (about one active feature each), which leaves three
-products per step instead of five: see :func:`gradients`.
+products per step instead of five: see :func:`gradients`. Models in hyperbolic space (:mod:`ramify.lab.hyperbolic`) have
+one column more in these products and are otherwise the same.
 
 What a model computes depends on its own settings alone: its start comes from its own seed, its samples from the data
 seed and the step. On a CPU models are worked on in chunks that share their samples, so the bits are the same whatever
@@ -22,6 +23,7 @@ from torch import Tensor
 from ramify.lab.definition import EPS, initial
 from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid, Model, schedule
+from ramify.lab.hyperbolic import excess, narrow, pull_back, widen
 from ramify.lab.sample import EVAL, TRAIN, Batch, Sampler
 
 BETAS = (0.9, 0.999)
@@ -83,13 +85,19 @@ def build_index(batch: Batch, groups: Sequence[int], n: int, piece: int = 0) -> 
     )
 
 
-def outputs(P: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-    """(H, Y): hidden states with a last column of ones (G, R, m + 1), and ``relu(W h + b)`` (G, R, n)."""
+def outputs(P: Tensor, index: Index, root: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(H, Y): hidden states with a last column of ones (G, R, m + 1), and ``relu(W h + b)`` (G, R, n).
+
+    Args:
+        root: (G, 1, 1) square roots of curvatures; then ``P`` has the column of the excess, and ``H`` as well.
+    """
     G, n, width = P.shape
     H = F.embedding_bag(
         index.feature, P.view(G * n, width), index.row_starts, mode="sum", per_sample_weights=index.value
     ).view(G, index.num_rows, width)
     H[..., -1] = index.is_row
+    if root is not None:
+        H[..., -2:-1] = -excess(H[..., :-2], root)
     return H, torch.bmm(H, P.transpose(1, 2)).relu_()
 
 
@@ -104,17 +112,24 @@ def losses(P: Tensor, Y: Tensor, index: Index, size: int) -> Tensor:
     return (kept + empty) / size
 
 
-def gradients(P: Tensor, pieces: Sequence[Index], size: int, with_loss: bool = False) -> tuple[Tensor, Tensor | None]:
+def gradients(
+    P: Tensor, pieces: Sequence[Index], size: int, with_loss: bool = False, root: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Gradient of the mean squared error over samples and features (G, n, m + 1); the losses (G) where wanted.
 
     The batch comes in pieces whose outputs fit a CPU's cache. No operation sums in an order that could change from run
     to run, on a GPU either.
+
+    Args:
+        root: (G, 1, 1) square roots of curvatures, none for flat models.
     """
+    if root is not None:
+        P = widen(P, root)
     G, n, width = P.shape
     grad = P.new_empty(0)
     loss: Tensor | None = None
     for k, index in enumerate(pieces):
-        H, Y = outputs(P, index)
+        H, Y = outputs(P, index, root)
         y = Y.view(-1)[index.cell]
         if with_loss:
             now = losses(P, Y, index, size)
@@ -124,12 +139,22 @@ def gradients(P: Tensor, pieces: Sequence[Index], size: int, with_loss: bool = F
         dZ.view(-1)[index.cell] = torch.where(y > 0, y - index.value, 0)
         # Through the decoder; the column of ones gives the bias.
         grad = grad.baddbmm_(dZ.transpose(1, 2), H) if k else torch.bmm(dZ.transpose(1, 2), H)
-        dH = torch.bmm(dZ, P).view(-1, width)
+        dH = torch.bmm(dZ, P)
+        if root is not None:
+            pull_back(dH, H, root, sign=-1)
+            dH[..., -2] = 0  # spent: rows reach h by their space components alone
         encoder = F.embedding_bag(
-            index.row_by_feature, dH, index.feature_starts, mode="sum", per_sample_weights=index.value_by_feature
+            index.row_by_feature,
+            dH.view(-1, width),
+            index.feature_starts,
+            mode="sum",
+            per_sample_weights=index.value_by_feature,
         ).view(G, n, width)
         encoder[..., -1] = P[..., -1].relu() * index.num_empty  # samples without active cells answer relu(b)
         grad += encoder
+    if root is not None:
+        pull_back(grad, P, root, sign=1)
+        grad = narrow(grad)
     return grad.mul_(2 / (size * n)), loss
 
 
@@ -147,6 +172,12 @@ class Bucket:
     """(G, 1, 1)"""
     lr: Tensor
     """(G, 1, m + 1) peak learning rate: weights, and the bias in the last column."""
+    root: Tensor
+    """(G, 1, 1) square root of the curvature."""
+
+    def roots(self, part: slice) -> Tensor | None:
+        """Those of some models that are all flat or all curved; none for flat ones, which need no further column."""
+        return self.root[part] if self.models[part.start].curvature else None
 
     def update(self, part: slice, grad: Tensor, step: int, factor: float) -> None:
         """Decay and Adam for some of the models, in place; ``factor`` is the schedule's."""
@@ -207,8 +238,8 @@ class Engine:
         return [model for bucket in self.buckets for model in bucket.models]
 
     def _bucket(self, models: list[Model], number: dict[tuple[float, float], int]) -> Bucket:
-        # Models that share their samples stand together, so that a chunk needs few tables.
-        models = sorted(models, key=lambda model: (number[model.alpha, model.density], model.m))
+        # Models that share their samples stand together, so that a chunk needs few tables; flat ones come first.
+        models = sorted(models, key=lambda model: (model.curvature > 0, number[model.alpha, model.density], model.m))
         width = max(model.m for model in models)
         P = torch.zeros(len(models), self.grid.n, width + 1, dtype=self.dtype)
         lr = torch.zeros(len(models), 1, width + 1, dtype=self.dtype)
@@ -218,6 +249,7 @@ class Engine:
             lr[i, :, :-1], lr[i, :, -1] = lr_weight, lr_bias
         P = P.to(self.device)
         gamma = torch.tensor([model.gamma for model in models], dtype=self.dtype, device=self.device)
+        root = torch.tensor([model.curvature**0.5 for model in models], dtype=self.dtype, device=self.device)
         return Bucket(
             models,
             [number[model.alpha, model.density] for model in models],
@@ -226,6 +258,7 @@ class Engine:
             torch.zeros_like(P),
             gamma.view(-1, 1, 1),
             lr.to(self.device),
+            root.view(-1, 1, 1),
         )
 
     def _piece(self) -> int:
@@ -240,13 +273,14 @@ class Engine:
         return max(1, room // outputs_of_one)
 
     def _split(self, bucket: Bucket) -> Iterator[slice]:
-        """Slices of a bucket; on a CPU all models of a slice share their samples."""
+        """Slices of a bucket, each all flat or all curved; on a CPU all models of a slice share their samples."""
         start = 0
         for i in range(1, len(bucket.models) + 1):
             full = i - start == self.chunk
             end = i == len(bucket.models)
+            bends = not end and (bucket.models[i].curvature > 0) != (bucket.models[start].curvature > 0)
             changes = self.device.type == "cpu" and not end and bucket.groups[i] != bucket.groups[start]
-            if full or end or changes:
+            if full or end or bends or changes:
                 yield slice(start, i)
                 start = i
 
@@ -268,7 +302,7 @@ class Engine:
         found = []
         with exact_products(self.device):
             for bucket, part, pieces in self._indexed(batch):
-                grad, loss = gradients(bucket.P[part], pieces, batch.size, with_loss)
+                grad, loss = gradients(bucket.P[part], pieces, batch.size, with_loss, bucket.roots(part))
                 bucket.update(part, grad, self.step, factor)
                 found.append(loss)
         self.step += 1
@@ -286,8 +320,9 @@ class Engine:
                 batch = sampler.draw(i, EVAL)
                 now = []
                 for bucket, part, pieces in self._indexed(batch):
-                    P = bucket.P[part]
-                    each_piece = [losses(P, outputs(P, index)[1], index, batch.size) for index in pieces]
+                    P, root = bucket.P[part], bucket.roots(part)
+                    P = P if root is None else widen(P, root)
+                    each_piece = [losses(P, outputs(P, index, root)[1], index, batch.size) for index in pieces]
                     now.append(torch.stack(each_piece).sum(0))
                 found.append(torch.cat(now))
         each = torch.stack(found)  # (rounds, models)

@@ -16,8 +16,11 @@ from ramify.lab.frequencies import frequencies
 from ramify.lab.table import read_runs
 from ramify.lab.theory import finite_exponent, strong_exponent, weak_exponent
 
-SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "steps", "batch")
+SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "curvature", "steps", "batch")
 """Columns that models of one exponent share; they differ in width and seed."""
+
+_TWIN = (*(name for name in SETTING if name != "curvature"), "m", "seed")
+"""Columns that tell which flat model started like a curved one."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str =
     only where every model of the fit has it, else ``mixed``; ``kept_low`` and ``kept_high`` are the least and the most
     of ``phi_half n / m``, the represented features per dimension.
 
+    Where the same models were also trained flat, ``change`` is how much curvature adds to the exponent: the exponent of
+    the ratio of their losses. Start and samples are the same, so their noise cancels and ``change_error`` is often less
+    than the errors of the two exponents. ``loss_ratio`` is the geometric mean of the ratio.
+
     Args:
         drop_small: how many of the smallest widths to leave out.
         loss: ``loss_eval`` or ``loss_train``.
@@ -97,15 +104,33 @@ def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str =
         raise UserError(f"loss must be loss_eval or loss_train, got {loss!r}")
     if drop_small < 0:
         raise UserError(f"drop-small must be 0 or more, got {drop_small}")
+    rows = [{"curvature": 0.0, **row} for row in rows]  # older tables have no such column
     settings: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        # NaN (the alpha of other shapes) is not equal to itself, so it cannot be part of a key.
-        key = tuple(None if row[name] != row[name] else row[name] for name in SETTING)
-        settings.setdefault(key, []).append(row)
-    return [_fit_setting(models, drop_small, loss) for models in settings.values()]
+        settings.setdefault(_key(row, SETTING), []).append(row)
+    flat = {_key(row, _TWIN): row[loss] for row in rows if row["curvature"] == 0 and not row["diverged"]}
+    return [_fit_setting(models, flat, drop_small, loss) for models in settings.values()]
 
 
-def _fit_setting(models: Sequence[Mapping[str, Any]], drop_small: int, loss: str) -> dict[str, Any]:
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """NaN (the alpha of other shapes) is not equal to itself, so it cannot be part of a key."""
+    return tuple(None if row[name] != row[name] else row[name] for name in names)
+
+
+def _change(curved: Sequence[Mapping[str, Any]], flat: Mapping[tuple[Any, ...], float], loss: str) -> dict[str, float]:
+    """How the exponent and the loss of curved models differ from those of their flat twins."""
+    found = dict.fromkeys(("change", "change_error", "loss_ratio"), math.nan)
+    pairs = [(row["m"], row[loss] / flat[key]) for row in curved if (key := _key(row, _TWIN)) in flat]
+    if curved and curved[0]["curvature"] and len({m for m, _ in pairs}) > 1:
+        m, ratio = np.array(pairs).T
+        fit = fit_power(m, ratio)
+        found = {"change": fit.exponent, "change_error": fit.error, "loss_ratio": float(np.exp(np.log(ratio).mean()))}
+    return found
+
+
+def _fit_setting(
+    models: Sequence[Mapping[str, Any]], flat: Mapping[tuple[Any, ...], float], drop_small: int, loss: str
+) -> dict[str, Any]:
     widths = sorted({row["m"] for row in models})[drop_small:]
     asked = [row for row in models if row["m"] in widths]
     used = [row for row in asked if not row["diverged"]]
@@ -134,7 +159,7 @@ def _fit_setting(models: Sequence[Mapping[str, Any]], drop_small: int, loss: str
     line["theory_finite"] = finite_exponent(p, widths) if len(widths) > 1 and widths[-1] < first["n"] else math.nan
     line["theory_weak"] = weak_exponent(first["alpha"]) if is_power else math.nan
     line["theory_strong"] = strong_exponent(first["alpha"]) if is_power else 1.0
-    return line
+    return line | _change(used, flat, loss)
 
 
 @cache  # a bootstrap asks thousands of times

@@ -51,6 +51,8 @@ def _read_config(out: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{written} is damaged: {error}") from error
+    for part in found["parts"].values():
+        part.setdefault("curvature", [0.0])  # folders from before there was any
     return found
 
 

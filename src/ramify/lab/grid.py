@@ -24,17 +24,22 @@ class Model:
     density: float
     gamma: float
     seed: int
+    curvature: float = 0.0
 
     @property
     def init_seed(self) -> int:
-        """64 bits from this model's own settings, so that its start does not depend on its neighbours."""
-        text = json.dumps([getattr(self, field.name) for field in fields(self)])
+        """64 bits from this model's own settings, so that its start does not depend on its neighbours.
+
+        Curvature plays no part: models that differ in nothing else start alike, so that they can be compared in pairs.
+        """
+        names = [field.name for field in fields(self) if field.name != "curvature"]
+        text = json.dumps([getattr(self, name) for name in names])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Models that train on the same stream: every width, exponent, decay, density and seed of the lists."""
+    """Models that train on the same stream: every width, exponent, decay, density, curvature and seed of the lists."""
 
     name: str = "grid"
     """Names the part in tables and files."""
@@ -50,6 +55,8 @@ class Grid:
     """Decay of rows: positive shrinks them, negative pulls their norm to one."""
     density: tuple[float, ...] = (1.0,)
     """Expected active features per sample."""
+    curvature: tuple[float, ...] = (0.0,)
+    """Features live in hyperbolic space of curvature minus this; 0 is the flat model of the paper."""
     seeds: int = 1
     """Starts per setting."""
     seed: int = 0
@@ -72,7 +79,7 @@ class Grid:
     """Fresh samples for the final loss."""
 
     def __post_init__(self) -> None:
-        for name in ("m", "alpha", "gamma", "density"):
+        for name in ("m", "alpha", "gamma", "density", "curvature"):
             values = getattr(self, name)
             if not values:
                 raise UserError(f"{name} is empty; give at least one value")
@@ -91,6 +98,10 @@ class Grid:
             raise UserError(f"warmup is a share of the steps, expected 0 up to below 1, got {self.warmup}")
         if min(self.density) <= 0:
             raise UserError(f"density must be positive, got {min(self.density):g}")
+        if min(self.curvature) < 0:
+            raise UserError(
+                f"curvature must be 0 (flat) or more, got {min(self.curvature):g}; 1 means a space of curvature -1"
+            )
         for name, choices in (("lr_rule", ("flat", "width")), ("bias_init", ("normal", "zero"))):
             if getattr(self, name) not in choices:
                 raise UserError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -103,12 +114,13 @@ class Grid:
         return list(itertools.product(alphas, self.density))
 
     def models(self) -> list[Model]:
-        """Every model of the grid: by width, then group, then decay, then seed."""
+        """Every model of the grid: by width, then group, then decay, then curvature, then seed."""
         return [
-            Model(self.n, m, self.dist, alpha, density, gamma, seed)
+            Model(self.n, m, self.dist, alpha, density, gamma, seed, curvature)
             for m in self.m
             for alpha, density in self.groups()
             for gamma in self.gamma
+            for curvature in self.curvature
             for seed in range(self.seed, self.seed + self.seeds)
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ramify.lab.hyperbolic import excess
 from ramify.lab.theory import welch_bound
 
 
@@ -61,6 +62,33 @@ def overlap(W: Tensor, block: int = 2048) -> Overlap:
     return Overlap(num, mean, signed, max(0.0, fourth / pairs - mean**2), math.sqrt(largest), welch_bound(num, m))
 
 
+def lorentz_overlap(W: Tensor, curvature: float, block: int = 2048) -> tuple[float, float]:
+    """Mean squares of the overlaps that the readout sees, and of their positive part alone, which its relu lets pass.
+
+    The overlap of two rows is their product ``z_ij = <W_i - o, W_j - o>_L`` over ``sqrt(z_ii z_jj)``: ``u_i · u_j`` for
+    curvature 0. It is at most 1 for rows of one norm but has no lower bound: opposite rows of a curved space are
+    farther apart than twice their distance from the origin tells.
+    """
+    W = W.double()
+    norm = torch.linalg.vector_norm(W, dim=1, keepdim=True)
+    kept = norm[:, 0] > 0
+    W, norm = W[kept], norm[kept]
+    num = len(W)
+    if num < 2:
+        return math.nan, math.nan
+    time = excess(W, W.new_tensor(curvature).sqrt())
+    own = (norm.square() - time.square()).sqrt()
+    total = positive = 0.0
+    for start in range(0, num, block):
+        part = slice(start, start + block)
+        z = (W[part] @ W.T - time[part] * time.T) / (own[part] * own.T)
+        z.diagonal(start).zero_()
+        total += z.square().sum().item()
+        positive += z.clamp_(min=0).square_().sum().item()
+    pairs = num * (num - 1)
+    return total / pairs, positive / pairs
+
+
 def regime(phi_half: float, n: int, m: int) -> str:
     """``weak`` where at most ``2 m`` features are represented, ``strong`` where 95 % are, else ``mixed``."""
     if phi_half >= 0.95:
@@ -68,23 +96,28 @@ def regime(phi_half: float, n: int, m: int) -> str:
     return "weak" if phi_half * n <= 2 * m else "mixed"
 
 
-def measure(W: Tensor) -> dict[str, float | str]:
+def measure(W: Tensor, curvature: float = 0.0) -> dict[str, float | str]:
     """The numbers of one model's weights (n, m), by the names they have in the table of runs.
+
+    Norms are those of space components, which the growth rule pulls to one, whatever the curvature.
 
     Weights that are not finite give NaN everywhere and the regime ``diverged``.
     """
     n, m = W.shape
     norm = torch.linalg.vector_norm(W.double(), dim=1)
     if not torch.isfinite(norm).all():
-        names = ("phi_half", "phi_one", "mso_all", "mso_strong", "max_overlap", "welch")
+        names = ("phi_half", "phi_one", "mso_all", "mso_strong", "mso_lorentz", "mso_positive", "max_overlap", "welch")
         return {**dict.fromkeys(names, math.nan), "regime": "diverged"}
     every, strong = overlap(W), overlap(W[norm > 1])
+    seen, positive = lorentz_overlap(W, curvature)
     phi_half = (norm > 0.5).double().mean().item()
     return {
         "phi_half": phi_half,
         "phi_one": (norm > 1).double().mean().item(),
         "mso_all": every.mean_square,
         "mso_strong": strong.mean_square,
+        "mso_lorentz": seen,
+        "mso_positive": positive,
         "max_overlap": every.largest,
         "welch": every.welch,
         "regime": regime(phi_half, n, m),

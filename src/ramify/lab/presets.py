@@ -19,6 +19,10 @@ _WEAK = replace(_SMALL, gamma=(0.2,), bias_init="normal")
 _PAPER = Grid(
     n=1000, m=PAPER_WIDTHS, alpha=PAPER_ALPHAS, gamma=PAPER_GAMMAS, batch=2048, steps=20000, lr=1e-2, warmup=0.1
 )  # fmt: skip
+_CURVED_STRONG = replace(_STRONG, curvature=(0.0, 0.25, 1.0, 4.0))
+_CURVED_PAPER = replace(
+    _PAPER, alpha=(0.0, 0.5, 1.0, 1.5, 2.0), curvature=(0.0, 0.1, 0.5, 1.0, 2.0, 4.0), seeds=3, steps=10000
+)  # fmt: skip
 _WIDE = Grid(
     n=10240,
     m=(8, 16, 32, 64, 128, 256, 512, 1024),
@@ -45,6 +49,17 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
     "quick": (
         replace(_STRONG, name="strong", alpha=(0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0), steps=1600, seeds=3),
         replace(_WEAK, name="weak", alpha=(0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0), steps=1600, seeds=3),
+    ),
+    # Beyond the paper: the same starts and samples in spaces of several curvatures. Where rows grow, biases start at
+    # zero: curvature shrinks what a feature says of itself, so more of the normal ones would be dead from the start.
+    "curvature": (
+        replace(_CURVED_STRONG, name="strong-flat", n=640, m=(8, 12, 19, 31, 50), alpha=(0.0,), steps=600),
+        replace(_CURVED_STRONG, name="strong-skewed", alpha=(2.0,), steps=800, seeds=2),
+        replace(_WEAK, name="weak", alpha=(1.5,), steps=2000, curvature=_CURVED_STRONG.curvature),
+    ),
+    "curvature-grid": (
+        replace(_CURVED_PAPER, name="strong", gamma=(-1.0,), bias_init="zero"),
+        replace(_CURVED_PAPER, name="weak", gamma=(PAPER_GAMMAS[6],)),
     ),
     "paper-grid": (replace(_PAPER, name="grid"),),
     "paper-density": (

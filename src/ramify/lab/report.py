@@ -15,28 +15,13 @@ from ramify.lab.table import show
 if TYPE_CHECKING:
     from ramify.lab.runner import Progress
 
-OVERLAP_COLUMNS = {
-    "head": "{path}",
-    "tensor": "{tensor}",
-    "": "{tied}",
-    "rows": "{num}",
-    "m": "{m}",
-    "zero rows": "{num_zero}",
-    "norm": "{norm_mean:.3g} ± {norm_std:.2g}",
-    "overlap² m": "{mso_m:.4g}",
-    "centred": "{mso_centred_m:.4g}",
-    "mean": "{signed_mean:.3g}",
-    "largest": "{sampled_max:.3f}",
-    "least possible": "{welch:.3g}",
-    "rank": "{effective_rank:.4g}",
-}
-
 FIT_COLUMNS = {
     "part": "{part}",
     "dist": "{dist}",
     "alpha": "{alpha:g}",
     "density": "{density:g}",
     "gamma": "{gamma:g}",
+    "curvature": "{curvature:g}",
     "regime": "{regime}",
     "kept n/m": "{kept_low:.2f}-{kept_high:.2f}",
     "exponent": "{exponent:.3f}",
@@ -44,12 +29,18 @@ FIT_COLUMNS = {
     "95 %": "{low:.2f}..{high:.2f}",
     "seeds 95 %": "{boot_low:.2f}..{boot_high:.2f}",
     "R2": "{r2:.3f}",
+    "from flat": "{change:+.3f}",
+    "± its error": "{change_error:.3f}",
+    "loss / flat": "{loss_ratio:.3f}",
     "finite-n": "{theory_finite:.3f}",
     "weak": "{theory_weak:.3f}",
     "strong": "{theory_strong:.3f}",
     "models": "{num_models}",
     "diverged": "{num_diverged}",
 }
+
+CURVED_COLUMNS = ("curvature", "from flat", "± its error", "loss / flat")
+"""Shown where a sweep has curved models: what curvature changes in the exponent and the loss of the same models."""
 
 
 def print_fits(lines: list[dict[str, Any]], as_json: bool) -> None:
@@ -58,7 +49,8 @@ def print_fits(lines: list[dict[str, Any]], as_json: bool) -> None:
         plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
         print(json.dumps(plain))
         return
-    print("\n".join(show(lines, FIT_COLUMNS)))
+    is_curved = any(line["curvature"] for line in lines)
+    print("\n".join(show(lines, {k: v for k, v in FIT_COLUMNS.items() if is_curved or k not in CURVED_COLUMNS})))
     if lost := sum(line["num_diverged"] for line in lines):
         print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
 

@@ -32,7 +32,7 @@ from ramify.lab.grid import Grid, Model
 from ramify.lab.metrics import measure
 from ramify.lab.presets import preset
 from ramify.lab.ranks import processes
-from ramify.lab.table import COLUMNS, to_csv, write_runs
+from ramify.lab.table import COLUMNS, completed, to_csv, write_runs
 from ramify.lab.theory import unlearned_loss
 from ramify.train.checkpoint import load_tensors, save_tensors, write_text
 from ramify.train.folder import full_disk_is_one_line
@@ -125,7 +125,7 @@ def sweep(
             if ranks.is_main:
                 _merge(grid, out / "parts", ranks.suffixes)
             ranks.wait()
-            rows += load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
+            rows += map(completed, load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"])
         if ranks.is_main:
             write_runs(out, rows)
             write_text(out / "fits.csv", to_csv(fit_runs(rows)))
@@ -264,11 +264,11 @@ class _Part:
 
 def _row(grid: Grid, model: Model, W: Tensor, p: np.ndarray, numbers: dict[str, float]) -> dict[str, Any]:
     """One row of the table of runs."""
-    found: dict[str, Any] = measure(W)
+    found: dict[str, Any] = measure(W, model.curvature)
     is_finite = found["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
     values = {
         **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "bias_init")},
-        **{name: getattr(model, name) for name in ("m", "alpha", "gamma", "density", "seed")},
+        **{name: getattr(model, name) for name in ("m", "alpha", "gamma", "density", "curvature", "seed")},
         **numbers,
         **found,
         "part": grid.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ COLUMNS: dict[str, type] = {
     "alpha": float,
     "gamma": float,
     "density": float,
+    "curvature": float,
     "seed": int,
     "steps": int,
     "batch": int,
@@ -33,6 +34,8 @@ COLUMNS: dict[str, type] = {
     "phi_one": float,
     "mso_all": float,
     "mso_strong": float,
+    "mso_lorentz": float,
+    "mso_positive": float,
     "max_overlap": float,
     "welch": float,
     "loss_unlearned": float,
@@ -40,6 +43,15 @@ COLUMNS: dict[str, type] = {
     "diverged": bool,
 }
 """Of the table of runs, one row per model."""
+
+_LATER = ("curvature", "mso_lorentz", "mso_positive")
+"""Columns that older tables do not have."""
+
+
+def completed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table that may have been written before there was a curvature, with all columns."""
+    flat = {"curvature": 0.0, "mso_lorentz": row["mso_all"], "mso_positive": math.nan}
+    return {name: {**flat, **row}[name] for name in COLUMNS}
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -82,21 +94,28 @@ def read_runs(path: Path | str) -> list[dict[str, Any]]:
         if find_spec("pyarrow") is None:
             raise UserError(f"reading {path} needs pyarrow: pip install pyarrow")
         rows: list[dict[str, Any]] = import_module("pyarrow.parquet").read_table(path).to_pylist()
-        return rows
+        _require_columns(rows[0] if rows else COLUMNS, path)
+        return [completed(row) for row in rows]
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UserError(f"{path} is not a table of runs: it has no column {missing[0]!r}")
-            return [_typed(row, path, number) for number, row in enumerate(reader, 2)]
+            _require_columns(reader.fieldnames or (), path)
+            return [completed(_typed(row, path, number)) for number, row in enumerate(reader, 2)]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a table of runs: not a text file in UTF-8") from error
+
+
+def _require_columns(names: Collection[str], path: Path) -> None:
+    missing = [name for name in COLUMNS if name not in names and name not in _LATER]
+    if missing:
+        raise UserError(f"{path} is not a table of runs: it has no column {missing[0]!r}")
 
 
 def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for name, kind in COLUMNS.items():
+        if name in _LATER and name not in row:
+            continue
         text = row[name]
         try:
             typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)

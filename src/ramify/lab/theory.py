@@ -53,3 +53,22 @@ def welch_bound(num: int, m: int) -> float:
 def random_overlap(m: int) -> tuple[float, float]:
     """Mean and variance of the squared overlap of random unit vectors in ``m`` dimensions."""
     return 1 / m, 2 * (m - 1) / (m**2 * (m + 2))
+
+
+def curved_threshold(curvature: float, norm: float = 1.0) -> float:
+    """What the readout takes off the overlap of two features of this norm in a space of curvature -c, per ``norm^2``.
+
+    ``(e(norm) / norm)^2`` (see :mod:`ramify.lab.hyperbolic`): a feature answers ``cos - k`` where a flat one answers
+    ``cos``, and ``1 - k`` to itself. Zero in a flat space, one in the limit of endless curvature.
+    """
+    return float((np.sqrt(curvature) * norm / (1 + np.sqrt(1 + curvature * norm**2))) ** 2)
+
+
+def matched_curvature(m: int) -> float:
+    """The curvature whose threshold, for norms of one, is the usual overlap ``1/sqrt(m)`` in ``m`` dimensions.
+
+    With less, overlaps pass the relu; with more, features lose of their own signal. Solves ``k = 1/sqrt(m)``:
+    ``c = 4 k / (1 - k)^2``, which falls as ``4/sqrt(m)``.
+    """
+    k = m**-0.5
+    return 4 * k / (1 - k) ** 2 if m > 1 else float("inf")

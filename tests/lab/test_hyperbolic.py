@@ -1,0 +1,264 @@
+"""Features in hyperbolic space: the engine against autograd for several curvatures, and what curvature leaves alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.cli import main
+from ramify.errors import UserError
+from ramify.geometry import lorentz
+from ramify.lab import definition
+from ramify.lab.engine import Engine, build_index, gradients
+from ramify.lab.fits import fit_power, fit_runs
+from ramify.lab.folder import stored_parts
+from ramify.lab.grid import Grid, Model
+from ramify.lab.hyperbolic import excess, readout
+from ramify.lab.metrics import lorentz_overlap, overlap
+from ramify.lab.runner import sweep
+from ramify.lab.sample import Sampler
+from ramify.lab.table import read_runs, to_csv
+from ramify.lab.theory import curved_threshold
+from ramify.train.checkpoint import load_tensors, save_tensors
+
+from .test_engine import dense_batches, run, trained
+from .test_sweep import TINY, Killed, at_step, kill
+
+CURVATURES = (0.0, 0.1, 1.0, 4.0)
+GRID = Grid(
+    n=40, m=(3, 7), alpha=(0.0, 1.5), gamma=(-0.8, 0.3), curvature=CURVATURES, batch=64, steps=50, eval_samples=256
+)
+
+
+def fresh(seed: int, **changes: object) -> Grid:
+    return Grid(**{**GRID.__dict__, "seed": seed % 10**6, "data_seed": seed // 7 % 10**6, **changes})
+
+
+def test_readout_is_the_lorentz_product_seen_from_the_origin(seed: int) -> None:
+    """Against the library's geometry; chords from the origin have the length of its chordal distance."""
+    h, W = torch.randn(6, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
+    for c in (0.3, 1.0, 5.0):
+        root = torch.tensor(c, dtype=torch.float64).sqrt()
+        above = -lorentz.minkowski(W, torch.zeros_like(W), c) * root - 1 / root  # <W, o> = -t / sqrt(c)
+        torch.testing.assert_close(excess(W, root)[:, 0], above, rtol=1e-12, atol=1e-14)
+        expected = h @ W.T - excess(h, root) * excess(W, root).T
+        torch.testing.assert_close(readout(h, W, c), expected, rtol=0, atol=1e-12)
+        chord = lorentz.lorentz_sqdist(W, torch.zeros_like(W), c)
+        torch.testing.assert_close(readout(W, W, c).diagonal(), chord, rtol=1e-10, atol=0)
+    torch.testing.assert_close(readout(h, W, 1e-9), readout(h, W, 0.0), rtol=0, atol=1e-7)
+
+
+def test_excess_does_not_cancel(seed: int) -> None:
+    """In float32, from curvatures where the origin's time is huge to those where it is nothing."""
+    points = torch.randn(50, 5, dtype=torch.float64)
+    for c in (1e-8, 1e-3, 1.0, 1e6):
+        root = torch.tensor(c, dtype=torch.float64).sqrt()
+        found = excess(points.float(), root.float()).double().squeeze(-1)
+        square = points.float().double().square().sum(-1)
+        exact = [math.sqrt(c) * s / (1 + math.sqrt(1 + c * s)) for s in square.tolist()]
+        torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert excess(points, torch.zeros(1, dtype=torch.float64)).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whole_trainings_equal_autograd_one_model_at_a_time(seed: int, dtype: torch.dtype) -> None:
+    grid = fresh(seed, m=(3, 7) if dtype == torch.float32 else (7,))
+    engine, losses = run(grid, dtype=dtype)
+    names = engine.models
+    assert len(names) == 16 * len(grid.m) and {model.curvature for model in names} == set(CURVATURES)
+    limit_weight, limit_bias, limit_loss = (1e-5, 1e-4, 1e-4) if dtype == torch.float32 else (1e-10, 1e-10, 1e-10)
+    for bucket in engine.buckets:
+        for i, model in enumerate(bucket.models):
+            toy = definition.ToyModel(*definition.initial(model, dtype=dtype), model.curvature)
+            expected = definition.train(toy, dense_batches(engine, bucket.groups[i], grid.steps), grid, model.gamma)
+            W, b = bucket.weights(i)
+            assert (W - toy.W).abs().max() < limit_weight
+            assert (b - toy.b).abs().max() < limit_bias
+            mine = losses[:, names.index(model)].to(dtype)
+            torch.testing.assert_close(mine, torch.stack(expected), rtol=limit_loss, atol=0)
+
+
+@pytest.mark.parametrize("piece", [0, 25])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int) -> None:
+    """In float64, several curvatures (zero too) in one chunk, with padded rows and batches in pieces."""
+    engine = Engine(fresh(seed, density=(1.0, 2.2)), dtype=torch.float64)
+    bucket, batch = engine.buckets[1], Sampler(engine.p, 64, seed, torch.float64, piece).draw(3)
+    groups = bucket.groups if mixed else [1] * len(bucket.groups)
+    pieces = [build_index(batch, groups, 40, k) for k in range(len(batch.sizes))]
+    found, loss = gradients(bucket.P, pieces, batch.size, with_loss=True, root=bucket.root)
+    assert loss is not None and found.shape == bucket.P.shape
+    for i, (group, model) in enumerate(zip(groups, bucket.models, strict=True)):
+        x = batch.dense(group, 40)
+        x = torch.cat([x, x.new_zeros(batch.size - len(x), 40)])
+        toy = definition.ToyModel(*bucket.weights(i), model.curvature)
+        expected = definition.reconstruction_loss(toy(x), x)
+        (expected / 40).backward()
+        assert toy.W.grad is not None and toy.b.grad is not None
+        torch.testing.assert_close(loss[i], expected.detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(found[i, :, :-1], toy.W.grad, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(found[i, :, -1], toy.b.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_evaluation_knows_the_curvature(seed: int) -> None:
+    engine = Engine(fresh(seed), dtype=torch.float64)
+    mean, _ = engine.evaluate(256)
+    for k in (0, 9, 15):
+        bucket = engine.buckets[0]
+        toy = definition.ToyModel(*bucket.weights(k), bucket.models[k].curvature)
+        each = []
+        for i in range(4):
+            x = engine.sampler.draw(i, stream=1).dense(bucket.groups[k], 40)
+            x = torch.cat([x, x.new_zeros(64 - len(x), 40)])
+            each.append(definition.reconstruction_loss(toy(x), x).detach())
+        torch.testing.assert_close(mean[k], torch.stack(each).mean(), rtol=1e-10, atol=0)
+
+
+def same(one: dict[Model, tuple[Tensor, Tensor]], other: dict[Model, tuple[Tensor, Tensor]]) -> bool:
+    return all(torch.equal(a, b) for model in one for a, b in zip(one[model], other[model], strict=True))
+
+
+def test_flat_models_are_those_of_a_grid_without_curvature(seed: int) -> None:
+    """Bit for bit, and a curved model does not depend on the other curvatures either."""
+    many = trained(run(fresh(seed, steps=20), chunk=3)[0])
+    plain = trained(run(fresh(seed, steps=20, curvature=(0.0,)))[0])
+    curved = trained(run(fresh(seed, steps=20, curvature=(4.0, 0.1), m=(7,), alpha=(1.5, 0.0)))[0])
+    assert len(plain) == 8 and same(plain, many)
+    assert len(curved) == 8 and same(curved, many)
+
+
+def test_models_that_differ_in_curvature_start_alike(seed: int) -> None:
+    models = fresh(seed, m=(3,), alpha=(1.0,), gamma=(0.3,)).models()
+    assert len(models) == 4 and len({model.init_seed for model in models}) == 1
+    # As before there was a curvature: sweeps that were started then go on.
+    assert Model(40, 3, "power", 1.0, 1.0, 0.3, 5).init_seed == 260295395200636506
+
+
+def test_curvature_near_zero_is_nearly_flat(seed: int) -> None:
+    found = trained(run(fresh(seed, curvature=(0.0, 1e-10), steps=10), dtype=torch.float64)[0])
+    for model, (W, _) in found.items():
+        twin = found[Model(**{**model.__dict__, "curvature": 0.0})][0]
+        assert (W - twin).abs().max() < 1e-6
+
+
+def test_padding_is_exact(seed: int) -> None:
+    plain, losses = run(fresh(seed))
+    padded, losses_padded = run(fresh(seed), pad=True)
+    bucket = padded.buckets[0]
+    for i, model in enumerate(bucket.models):
+        assert bucket.P[i, :, model.m : -1].count_nonzero() == 0
+        for mine, theirs in zip(bucket.weights(i), trained(plain)[model], strict=True):
+            assert (mine - theirs).abs().max() < 1e-5
+    order = [plain.models.index(model) for model in padded.models]
+    torch.testing.assert_close(losses_padded, losses[:, order], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_change_nothing(seed: int, chunk: int) -> None:
+    grid = fresh(seed, steps=25)
+    one, other = trained(run(grid, chunk=chunk)[0]), trained(run(grid)[0])
+    for model, (W, b) in one.items():
+        assert (W - other[model][0]).abs().max() < 1e-5
+        assert (b - other[model][1]).abs().max() < 1e-5
+
+
+SMALL = Grid(
+    name="a", n=30, m=(3, 5, 8), alpha=(1.5,), gamma=(-1.0,), curvature=(0.0, 1.0), batch=32, steps=40, eval_samples=128
+)  # fmt: skip
+
+
+def test_a_kill_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = sweep(SMALL, tmp_path / "whole")
+    at_step(monkeypatch, 21, kill)
+    with pytest.raises(Killed):
+        sweep(SMALL, tmp_path / "cut", checkpoint_seconds=0)
+    with pytest.raises(UserError, match=r"parts.a.curvature was \[0.0, 1.0\] and is now \[0.0\]"):
+        sweep(Grid(**{**SMALL.__dict__, "curvature": (0.0,)}), tmp_path / "cut", resume=True)
+    assert sweep(SMALL, tmp_path / "cut", resume=True) == rows
+    assert [(row["m"], row["curvature"]) for row in rows] == [(m, c) for m in (3, 5, 8) for c in (0.0, 1.0)]
+
+
+def test_sweeps_from_before_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their configuration has no curvature, and neither have the rows of their finished parts and tables."""
+    later = ("curvature", "mso_lorentz", "mso_positive")
+    flat = Grid(**{**SMALL.__dict__, "curvature": (0.0,)})
+    both = [flat, Grid(**{**flat.__dict__, "name": "b", "steps": 50})]
+    whole = sweep(both, tmp_path / "whole")
+    at_step(monkeypatch, 45, kill)  # of the second part
+    with pytest.raises(Killed):
+        sweep(both, tmp_path / "cut", checkpoint_seconds=0)
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    for part in config["parts"].values():
+        del part["curvature"]
+    (tmp_path / "cut" / "config.json").write_text(json.dumps(config))
+    done = tmp_path / "cut" / "parts" / "a.safetensors"
+    tensors, state = load_tensors(done)
+    state["rows"] = [{name: value for name, value in row.items() if name not in later} for row in state["rows"]]
+    save_tensors(done, tensors, state)
+    assert stored_parts(tmp_path / "cut") == both
+    found = sweep(both, tmp_path / "cut", resume=True)
+    for row, expected in zip(found, whole, strict=True):
+        assert list(row) == list(expected) and row["mso_lorentz"] == pytest.approx(expected["mso_lorentz"])
+        assert all(row[name] == expected[name] for name in row if name not in later[1:])
+    old = tmp_path / "old.csv"
+    old.write_text(to_csv([{name: value for name, value in row.items() if name not in later} for row in whole]))
+    assert [row["curvature"] for row in read_runs(old)] == [0.0] * 6
+
+
+def test_fits_are_apart_and_compare_with_the_same_models_flat(tmp_path: Path) -> None:
+    rows = sweep(SMALL, tmp_path)
+    flat, curved = fit_runs(rows)
+    assert (flat["curvature"], curved["curvature"]) == (0.0, 1.0) and math.isnan(flat["change"])
+    assert curved["change"] == pytest.approx(curved["exponent"] - flat["exponent"])
+    ratios = [b["loss_eval"] / a["loss_eval"] for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    assert curved["loss_ratio"] == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert curved["change_error"] == pytest.approx(fit_power([3, 5, 8], ratios).error)
+    rows[0]["diverged"] = True  # its twin has nothing to be compared with
+    assert fit_runs(rows)[1]["change"] == pytest.approx(math.log(ratios[1] / ratios[2]) / math.log(8 / 5))
+
+
+def test_overlaps_that_the_readout_sees(seed: int) -> None:
+    """Against all pairs, and the closed form for rows of norm one: overlaps move down by e^2 and stretch."""
+    W = torch.randn(30, 6, dtype=torch.float64)
+    for c in (0.0, 0.7, 3.0):
+        z = readout(W, W, c)
+        own = z.diagonal().sqrt()
+        pairs = (z / (own[:, None] * own))[~torch.eye(30, dtype=torch.bool)]
+        total, positive = lorentz_overlap(torch.cat([W, torch.zeros(2, 6)]), c, block=7)
+        assert total == pytest.approx(pairs.square().mean().item(), rel=1e-10)
+        assert positive == pytest.approx(pairs.clamp(min=0).square().mean().item(), rel=1e-10)
+    assert lorentz_overlap(W, 0.0)[0] == pytest.approx(overlap(W).mean_square, rel=1e-10)
+    unit = W / W.norm(dim=1, keepdim=True)
+    cosine = (unit @ unit.T)[~torch.eye(30, dtype=torch.bool)]
+    k = curved_threshold(2.0)
+    assert lorentz_overlap(unit, 2.0)[0] == pytest.approx(((cosine - k) / (1 - k)).square().mean().item(), rel=1e-10)
+    assert math.isnan(lorentz_overlap(W[:1], 1.0)[0])
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*TINY, "--eval-samples", "32", "--quiet"]
+    assert main(["lab", "sweep", *flags, "--curvature", "0", "0.5", "--out", str(tmp_path / "run")]) == 0
+    head, flat, curved = capsys.readouterr().out.splitlines()[:3]
+    assert "curvature" in head and "from flat" in head and " 0.5 " in curved and " 0.5 " not in flat
+    assert main(["lab", "sweep", *flags, "--out", str(tmp_path / "flat")]) == 0
+    assert "from flat" not in capsys.readouterr().out
+    assert main(["lab", "sweep", "--curvature", "-1", "--out", str(tmp_path / "x")]) == 2
+    assert "curvature must be 0 (flat) or more, got -1; 1 means a space of curvature -1" in capsys.readouterr().err
+
+
+def test_sweeps_need_no_command_line(tmp_path: Path) -> None:
+    """Machines that only compute have no tyro."""
+    code = "import sys; sys.modules['tyro'] = None; from ramify import lab; lab.sweep(lab.Grid(n=20, m=(2, 3), "
+    code += f"curvature=(0.0, 1.0), steps=2, batch=8, eval_samples=16), {str(tmp_path / 'run')!r})"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert len(read_runs(tmp_path / "run")) == 24
