@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 MIN_VOCABULARY = 256 + len(SPECIAL_TOKENS)
@@ -52,6 +52,7 @@ class TextSettings:
     """Folder that keeps tokens and trained tokenizers; by default $RAMIFY_CACHE/text or .cache/ramify/text here."""
 
     def __post_init__(self) -> None:
+        self.path, self.val_path = _paths(self.path), _paths(self.val_path)
         if self.block_length < 2:
             raise ValueError(
                 f"block_length must be at least 2 (a token and the one it predicts), got {self.block_length}"
@@ -70,6 +71,11 @@ class TextSettings:
             return self.cache.expanduser()
         root = os.environ.get("RAMIFY_CACHE")
         return Path(root) / "text" if root else Path(".cache") / "ramify" / "text"
+
+
+def _paths(given: Any) -> tuple[Path, ...]:
+    """Paths, also from a single one or from strings, which Python would take for many letters."""
+    return tuple(Path(path) for path in ([given] if isinstance(given, (str, Path)) else given))
 
 
 def check_vocab_size(vocab_size: int) -> None:

@@ -37,7 +37,9 @@ class TextSource:
     @property
     def name(self) -> str:
         """How messages call this text."""
-        names = " ".join(map(str, self.paths)) or "the built-in text"
+        names = str(self.paths[0]) if self.paths else "the built-in text"
+        if len(self.paths) > 1:
+            names += f" and {len(self.paths) - 1} more"
         if not self.kept_aside:
             return names
         return f"{names} ({'validation' if self.is_val else 'training'} share)"

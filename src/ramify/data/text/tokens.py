@@ -104,7 +104,8 @@ def _write(work: Path, fingerprint: str, source: TextSource, encode: Encoder) ->
             token_file.write(np.concatenate(found).astype(encode.dtype.newbyteorder("<")) if found else b"")
             num_tokens, num_documents = int(begins[-1]), num_documents + len(found)
     if not num_tokens:
-        raise UserError(f"{source.name}: there is no text in it")
+        hint = "; give val_path, or smaller documents, of which some can be kept aside" if source.kept_aside else ""
+        raise UserError(f"{source.name}: there is no text in it{hint}")
     about = {
         "fingerprint": fingerprint,
         "text": source.name,
@@ -141,8 +142,7 @@ def _open(folder: Path, fingerprint: str) -> Tokens:
         ("starts", "int64", about["num_documents"]),
     ):
         file = folder / f"{name}.bin"
-        # Copy on write: nobody can change the file, and torch takes the array without a complaint.
-        array = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "c")
+        array = np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
         if len(array) != count:
             raise ValueError(f"{file} holds {len(array)} numbers where {count} are expected")
         if array.nbytes <= _CHECKED and zlib.crc32(array.view(np.uint8).data) != about["checksums"][name]:
