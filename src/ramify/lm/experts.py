@@ -1,0 +1,304 @@
+"""MICE, a mixture of curvature experts: SwiGLU networks on hyperboloids of their own, met again on that of the model.
+
+An expert of curvature ``-K`` takes a point of the model's hyperboloid (``-c``) to its own, which multiplies it by
+``a = sqrt(c / K)``, goes through ``h = silu(W1 x + b1) * (W3 x + b3)`` and ``u = W2 lift_K(h) + b2``, and comes back by
+``1 / a``. None of that costs anything: measured in the expert's own radius, ``sqrt(K) h``, the hidden point lies on the
+hyperboloid of curvature -1, whatever K is, and all factors fold into the weights:
+
+    W1 -> a W1,   W3 -> sqrt(c) W3,   b3 -> sqrt(K) b3,   W2 -> W2 / sqrt(c),   b2 -> b2 / a
+
+which is one product with the cast to the dtype of the matrix product. No row needs to know its expert's curvature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry.numerics import Scalar, root, sqnorm
+from ..nn.common import like, wide
+from .ambient import aligned, padded_width, rounded, time_of
+from .grouped import bring, grouped_linear, send
+from .routing import Gate, Order, sort_by_expert
+
+if TYPE_CHECKING:
+    from .config import HelmConfig
+
+CURVATURE_BOUNDS = (1e-2, 1e2)
+_MARKS: dict[str, dict[str, Any]] = {
+    "log_curvature": {"_no_weight_decay": True, "_lr_scale": 0.1},
+    "bias_in": {"_no_weight_decay": True},
+    "bias_out": {"_no_weight_decay": True},
+}
+"""What parameters say about themselves to optimisers (``ramify.train.optimizer.param_groups``)."""
+
+
+def merge(shared: Sequence[Tensor], routed: Tensor, weight: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The Lorentz centroid of the points of experts, shared ones with weight 1: gives its space components (T, n).
+
+    With ``Y = sum y_i + sum g_j z_j`` in the ambient space it is ``Y / sqrt(-c <Y, Y>_L)``. The exact bound
+    ``-<Y, Y>_L >= (sum of weights)^2 / c`` holds also where rounding would break it. In float32 at least.
+
+    Args:
+        shared: (T, n) each. routed: (T, k, n) points. weight: (T, k), not negative.
+    """
+    over_c = 1 / like(c, weight)
+    mass = weight.sum(-1, keepdim=True) + len(shared)  # (T, 1)
+    # One after another: a compiler makes one pass over all rows of this.
+    terms = [(1.0, y) for y in shared] + [(weight[:, j, None], routed[:, j]) for j in range(routed.shape[1])]
+    space, time = torch.zeros((), device=weight.device), torch.zeros((), device=weight.device)
+    for g, point in terms:
+        point = wide(point)
+        space = space + g * point
+        time = time + g * time_of(point, c)
+    q = torch.maximum(time * time - sqnorm(space), mass * mass * over_c)
+    return space * (torch.rsqrt(q) / root(like(c, weight)))
+
+
+class ExpertStack(nn.Module):
+    """E networks of one shape, their weights on top of each other; every one takes lifted points to points.
+
+    Args:
+        num_experts: E. features: n, space components of the model's points. hidden: space components inside.
+        c: the model's curvature is -c.
+        curvature: E initial K of curvatures -K that are learned, as ``log K``, within ``CURVATURE_BOUNDS``; or a float
+            that stays.
+        bias: learn biases.
+        norm: give all hidden points the norm ``1 / sqrt(c)``, so that only the curvature tells how far they are out.
+        eps: of that norm.
+    """
+
+    log_curvature: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_experts: int,
+        features: int,
+        hidden: int,
+        c: float = 1.0,
+        curvature: float | Sequence[float] = 1.0,
+        bias: bool = True,
+        norm: bool = False,
+        eps: float = 1e-6,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.num_experts, self.features, self.hidden = num_experts, features, hidden
+        self.c, self.initial, self.norm, self.eps = c, curvature, norm, eps
+        self.inner = padded_width(hidden, bias)
+        factory = {"device": device, "dtype": dtype}
+        self.weight_in = nn.Parameter(torch.empty(num_experts, 2, hidden, features, **factory))  # W1, W3
+        self.time_in = nn.Parameter(torch.empty(num_experts, 2, hidden, **factory))
+        self.weight_out = nn.Parameter(torch.empty(num_experts, features, hidden, **factory))  # W2
+        self.time_out = nn.Parameter(torch.empty(num_experts, features, **factory))
+        self.bias_in = nn.Parameter(torch.empty(num_experts, 2, hidden, **factory)) if bias else None
+        self.bias_out = nn.Parameter(torch.empty(num_experts, features, **factory)) if bias else None
+        is_learned = not isinstance(curvature, int | float)
+        self.log_curvature = nn.Parameter(torch.empty(num_experts, **factory)) if is_learned else None
+        self._packed: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw each map as if alone, Xavier uniform with gain sqrt(2) over weight and time; biases are 0."""
+        for weight, time in ((self.weight_in, self.time_in), (self.weight_out, self.time_out)):
+            bound = math.sqrt(2.0) * math.sqrt(6.0 / (self.hidden + self.features + 1))
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(time, -bound, bound)
+        for bias in (self.bias_in, self.bias_out):
+            if bias is not None:
+                nn.init.zeros_(bias)
+        log_k = self.log_curvature
+        # transformers marks what it has loaded, and lets only the functions of nn.init see that.
+        if log_k is not None and not getattr(log_k, "_is_hf_initialized", False):
+            with torch.no_grad():
+                log_k.copy_(torch.tensor(self.initial, device=log_k.device, dtype=torch.float64).log())
+
+    def curvature(self) -> Tensor | float:
+        """K of every expert, whose curvature is -K: (E,), in float32 at least, or the float they share."""
+        if self.log_curvature is None:
+            return float(self.initial)  # type: ignore[arg-type]
+        low, high = CURVATURE_BOUNDS
+        return wide(self.log_curvature).clamp(math.log(low), math.log(high)).exp()
+
+    def folded(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
+        """All of an expert's maps with its curvature folded in, as matrices for lifted rows of ``width`` columns.
+
+        Returns:
+            (E, 2 inner, width): gate above up, each with zero rows behind where a lift will write time and one.
+            (E, aligned(n), inner): out, the last rows zero.
+        """
+        inward: tuple[Tensor, Tensor, Tensor | None] = (self.weight_in, self.time_in, self.bias_in)
+        outward: tuple[Tensor, Tensor, Tensor | None] = (self.weight_out, self.time_out, self.bias_out)
+        if self.log_curvature is not None or self.initial != 1.0 or self.c != 1.0:
+            inward, outward = self._scaled()
+        full_in = _columns(*inward, self.inner, width, dtype).flatten(1, 2)
+        return full_in, _columns(*outward, aligned(self.features), self.inner, dtype)
+
+    def _scaled(self) -> tuple[tuple[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]:
+        root_c, root_k = math.sqrt(self.c), root(self.curvature())
+        if not isinstance(root_k, Tensor):
+            root_k = wide(self.time_out).new_full((self.num_experts,), root_k)
+        one = torch.ones_like(root_k)
+        scale = torch.stack([root_c / root_k, root_c * one], -1)[..., None]  # (E, 2, 1) for W1 and W3
+        weight_out: Tensor = self.weight_out
+        time_out: Tensor = self.time_out
+        bias_in = bias_out = None
+        if root_c != 1.0:
+            weight_out, time_out = weight_out / root_c, time_out / root_c
+        if self.bias_in is not None and self.bias_out is not None:
+            bias_in = self.bias_in * torch.stack([one, root_k], -1)[..., None]
+            bias_out = self.bias_out * (root_k / root_c)[:, None]
+        return (self.weight_in * scale[..., None], self.time_in * scale, bias_in), (weight_out, time_out, bias_out)
+
+    def matrices(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
+        """:meth:`folded`, kept between calls in evaluation without gradients, where nothing can change it."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.folded(dtype, width)
+        parameters = list(self.parameters(recurse=False))
+        if any(p.is_inference() for p in parameters):
+            return self.folded(dtype, width)
+        key = (dtype, width, *((p.data_ptr(), p._version) for p in parameters))
+        if self._packed is None or self._packed[0] != key:
+            self._packed = (key, self.folded(dtype, width))
+        return self._packed[1]
+
+    def lift_hidden(self, both: Tensor, radius: Tensor | float = 1.0) -> Tensor:
+        """``[h, t, 1, 0, ...]`` with ``h = silu(gate) * up`` on the hyperboloid of curvature -1.
+
+        Args:
+            both: (..., 2 inner), gate and up, zero where time and one will be.
+            radius: the norm that :attr:`norm` gives to ``h``; broadcasts against (..., 1).
+        """
+        gate, up = wide(both).chunk(2, -1)
+        h = F.silu(gate) * up
+        if self.norm:
+            h = h * (radius * torch.rsqrt(sqnorm(h) + self.hidden * self.eps))
+        h = rounded(h, both.dtype)
+        column = torch.arange(self.inner, device=h.device)
+        lifted = torch.where(column == self.hidden, time_of(h), h)
+        if self.bias_in is not None:
+            lifted = torch.where(column == self.hidden + 1, 1.0, lifted)
+        return lifted.to(both.dtype)
+
+    def _radius(self) -> Tensor | float:
+        """Norm of normalised hidden points in units of the expert's radius: (E,) or the float they share."""
+        return root(self.curvature()) / math.sqrt(self.c)
+
+    def forward(self, rows: Tensor, ends: Tensor, backend: str = "auto") -> Tensor:
+        """Rows sorted by expert, each through its own: lifted (S, width), ends (E,) -> points (S, n)."""
+        weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
+        radius = self._radius() if self.norm else 1.0
+        if isinstance(radius, Tensor):
+            places = torch.arange(rows.shape[0], device=rows.device)
+            radius = radius[torch.searchsorted(ends, places, right=True)][:, None]  # (S, 1)
+        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends, backend), radius)
+        return grouped_linear(lifted, weight_out, ends, backend)[:, : self.features]
+
+    def every(self, rows: Tensor) -> list[Tensor]:
+        """All rows through every expert, the first map of all as one product: lifted (T, width) -> E points (T, n)."""
+        weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
+        both = F.linear(rows, weight_in.flatten(0, 1)).unflatten(-1, (self.num_experts, -1))  # (T, E, 2 inner)
+        radius = self._radius() if self.norm else 1.0
+        if isinstance(radius, Tensor):
+            radius = radius[:, None]  # (E, 1)
+        lifted = self.lift_hidden(both, radius)  # (T, E, inner)
+        return [F.linear(lifted[:, e], weight_out[e])[:, : self.features] for e in range(self.num_experts)]
+
+    def train(self, mode: bool = True) -> ExpertStack:
+        """Also forgets the kept matrices, so that whatever training does to the weights is seen."""
+        self._packed = None
+        return super().train(mode)
+
+    def _mark(self) -> None:
+        for name, says in _MARKS.items():
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                parameter.__dict__.update(says)
+
+    # Copies, loading and sharding put other parameters in place, which must say the same.
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _MARKS:
+            self._mark()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._mark()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertStack:
+        super()._apply(fn, recurse)
+        self._mark()
+        return self
+
+    def extra_repr(self) -> str:
+        kind = "learned" if self.log_curvature is not None else f"{self.initial:g}"
+        return f"{self.num_experts}, features={self.features}, hidden={self.hidden}, curvature={kind}"
+
+
+def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """``[W, w_t, b, 0]`` with zero rows below: (..., m, n), (..., m) -> (..., rows, width) in ``dtype``."""
+    parts = [weight, time[..., None]] if bias is None else [weight, time[..., None], bias[..., None]]
+    full = torch.cat([part.to(dtype) for part in parts], -1)
+    return F.pad(full, (0, width - full.shape[-1], 0, rows - full.shape[-2]))
+
+
+class Mice(nn.Module):
+    """Mixture of curvature experts: some always on, k chosen for every token, merged as a Lorentz centroid.
+
+    Choices are sorted by expert on the device; two grouped products run all experts; rows come back by a permutation
+    and are summed in a fixed order. No token is dropped, and the order of experts does not matter.
+
+    Shape:
+        lifted (B, N, width), space (B, N, n) -> points (B, N, n), balance loss () or None
+    """
+
+    def __init__(self, config: HelmConfig, device: Any = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.c, num_routed, num_shared = config.curvature, config.n_routed_experts, config.n_shared_experts
+        is_learned = config.expert_curvature == "learned"
+        low, high = config.expert_curvature_range
+        spread = [low + (high - low) * i / max(num_routed - 1, 1) for i in range(num_routed)]
+        sizes = (config.hidden_size, config.moe_intermediate_size, config.curvature)
+        options: dict[str, Any] = {
+            "bias": config.ffn_bias,
+            "norm": config.expert_norm,
+            "eps": config.rms_norm_eps,
+            **factory,
+        }
+        self.gate = Gate(
+            config.hidden_size,
+            num_routed,
+            config.num_experts_per_tok,
+            config.gate,
+            config.route_scale,
+            rate=config.balance_rate,
+            rule=config.balance_rule,
+            loss=config.balance_loss,
+            **factory,
+        )
+        self.routed = ExpertStack(num_routed, *sizes, curvature=spread if is_learned else 1.0, **options)
+        own: float | list[float] = config.curvature
+        if config.shared_curvature:
+            own = [config.curvature] * num_shared if is_learned else 1.0
+        self.shared = ExpertStack(num_shared, *sizes, curvature=own, **options) if num_shared else None
+
+    def forward(self, lifted: Tensor, space: Tensor) -> tuple[Tensor, Tensor | None]:
+        route = self.gate(space.reshape(-1, *space.shape[-2:]))
+        rows, top_k = lifted.flatten(0, -2), self.gate.top_k
+        plan = sort_by_expert(route.experts.flatten(0, -2), route.counts.sum(0))
+        routed = self.run(rows, plan).unflatten(0, (-1, top_k))  # (T, k, n)
+        shared = self.shared.every(rows) if self.shared is not None else []
+        out = merge(shared, routed, route.weight.flatten(0, -2), self.c)
+        return out.to(lifted.dtype).view(space.shape), route.aux_loss
+
+    def run(self, rows: Tensor, plan: Order) -> Tensor:
+        """Every row through the experts it chose: lifted (T, width) -> points (T k, n), best choice first."""
+        sent = send(rows, plan.order, plan.inverse, self.gate.top_k)
+        return bring(self.routed(sent, plan.ends), plan.order, plan.inverse)

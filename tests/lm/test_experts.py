@@ -1,0 +1,332 @@
+"""MICE beside a loop over tokens and experts that follows its definition, on ambient points in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from ramify.geometry import lorentz
+from ramify.lm.ambient import lift, rms_norm
+from ramify.lm.config import HelmConfig
+from ramify.lm.experts import CURVATURE_BOUNDS, ExpertStack, Mice, merge
+from ramify.train.optimizer import param_groups
+from ramify.train.recipe import OptimSettings
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def config(**changes: Any) -> HelmConfig:
+    sizes: dict[str, Any] = {"hidden_size": 13, "moe_intermediate_size": 10, "num_attention_heads": 2, "vocab_size": 11}
+    return HelmConfig(variant="mice", **{**sizes, "intermediate_size": 9, "n_routed_experts": 4, **changes})
+
+
+def stir(module: nn.Module) -> nn.Module:
+    """Values other than the initial ones, so that no zero bias hides a mistake."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return module
+
+
+def make(dtype: torch.dtype = torch.float64, **changes: Any) -> Mice:
+    return stir(Mice(config(**changes)).to(dtype))  # type: ignore[return-value]
+
+
+def points(c: float, *shape: int, dtype: torch.dtype = torch.float64, n: int = 13) -> Tensor:
+    return rms_norm(torch.randn(*shape, n, dtype=dtype), torch.ones(n, dtype=dtype)) / math.sqrt(c)
+
+
+def minkowski(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1) - 2 * x[..., 0] * y[..., 0]
+
+
+def assert_on_manifold(x: Tensor, c: Tensor | float) -> None:
+    """T1 for ambient points."""
+    bound = 1e-12 if x.dtype == torch.float64 else 1e-5
+    assert ((minkowski(x, x) + 1 / c).abs() <= bound * (1 + x[..., 0] ** 2)).all()
+
+
+def expert_by_definition(stack: ExpertStack, e: int, x: Tensor) -> Tensor:
+    """Section 6.2 in full: (n + 1,) ambient point of curvature -c -> the same, through the hyperboloid of expert e."""
+    c, k = stack.c, stack.curvature()
+    k = k[e] if isinstance(k, Tensor) else torch.tensor(k, dtype=x.dtype)
+    r = (c / k).sqrt() * x
+    assert_on_manifold(r, k)
+    gate, up = (
+        stack.weight_in[e, i] @ r[1:]
+        + stack.time_in[e, i] * r[0]
+        + (0 if stack.bias_in is None else stack.bias_in[e, i])
+        for i in (0, 1)
+    )
+    h = F.silu(gate) * up
+    if stack.norm:
+        h = h / (h.pow(2).mean() + stack.eps / k).sqrt() / math.sqrt(stack.hidden * c)
+    hidden = lorentz.to_ambient(h, k)
+    assert_on_manifold(hidden, k)
+    u = stack.weight_out[e] @ hidden[1:] + stack.time_out[e] * hidden[0]
+    u = lorentz.to_ambient(u if stack.bias_out is None else u + stack.bias_out[e], k)
+    z = (k / c).sqrt() * u
+    assert_on_manifold(z, c)
+    return z
+
+
+def mice_by_definition(mice: Mice, space: Tensor) -> Tensor:
+    """Section 6.3, token by token: (T, n) -> (T, n + 1) ambient."""
+    gate, rows = mice.gate, []
+    for x in lorentz.to_ambient(space, mice.c):
+        logits = gate.weight @ x[1:]
+        score = logits.sigmoid() if gate.kind == "sigmoid" else logits.softmax(0)
+        best = (score + gate.balance_bias).topk(gate.top_k).indices
+        weight = score[best] if gate.kind == "softmax_raw" else score[best] / score[best].sum()
+        y = torch.zeros_like(x)
+        for e in range(mice.shared.num_experts if mice.shared is not None else 0):
+            y = y + expert_by_definition(mice.shared, e, x)
+        for g, e in zip(weight * gate.route_scale, best.tolist(), strict=True):
+            y = y + g * expert_by_definition(mice.routed, e, x)
+        rows.append(y / (math.sqrt(mice.c) * (-minkowski(y, y)).sqrt()))
+    return torch.stack(rows)
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    *({"num_experts_per_tok": k, "n_shared_experts": (k + 1) % 4} for k in range(1, 5)),
+    *({"n_shared_experts": s, "gate": "softmax", "route_scale": 2.5} for s in range(4)),
+    {"gate": "softmax_raw", "n_shared_experts": 0},
+    {"curvature": 0.1, "shared_curvature": True, "n_shared_experts": 2},
+    {"curvature": 2.0, "expert_curvature": "const"},
+    {"curvature": 2.0, "expert_curvature": "const", "shared_curvature": True},
+    {"expert_norm": True, "n_shared_experts": 2, "shared_curvature": True},
+    {"expert_norm": True, "curvature": 0.5},
+    {"ffn_bias": False, "hidden_size": 15},
+]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_grouped_mice_is_its_definition(changes: dict[str, Any]) -> None:
+    """T1, T8, T9: values, all gradients, and the manifold."""
+    mice = make(**changes).eval()
+    mice.gate.balance_bias.copy_(0.1 * torch.randn(4))
+    n, c = mice.routed.features, mice.c
+    space = points(c, 2, 5, n=n).requires_grad_()
+    found, aux = mice(lift(space, c), space)
+    expected = mice_by_definition(mice, space.flatten(0, 1)).unflatten(0, (2, 5))
+    assert aux is None and found.shape == space.shape
+    assert_on_manifold(expected, c)
+    assert_on_manifold(lorentz.to_ambient(found, c), c)
+    torch.testing.assert_close(found, expected[..., 1:], **EXACT)
+    grad, inputs = torch.randn_like(found), [space, *mice.parameters()]
+    one = torch.autograd.grad(found, inputs, grad, allow_unused=True)
+    other = torch.autograd.grad(expected[..., 1:], inputs, grad, allow_unused=True)
+    for a, b, p in zip(one, other, inputs, strict=True):
+        torch.testing.assert_close(
+            torch.zeros_like(p) if a is None else a, torch.zeros_like(p) if b is None else b, **EXACT
+        )
+
+
+def test_float32_is_on_the_manifold_and_near_float64() -> None:
+    mice = make(torch.float32).eval()
+    space = points(1.0, 3, 6, dtype=torch.float32)
+    found = mice(lift(space), space)[0]
+    assert_on_manifold(lorentz.to_ambient(found), 1.0)
+    exact = copy.deepcopy(mice).double()
+    torch.testing.assert_close(found.double(), exact(lift(space.double()), space.double())[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [0.1, 1.0, 2.0])
+def test_curvature_folds_into_the_weights(k: float) -> None:
+    """T8: the identity of 6.5, and the way to another curvature and back."""
+    stack = stir(ExpertStack(1, 13, 10, c=0.7, curvature=[k]).double())
+    assert isinstance(stack, ExpertStack)
+    with torch.no_grad():
+        stack.log_curvature.fill_(math.log(k))
+    x = points(0.7, 6)
+    found = stack(lift(x, 0.7), torch.tensor([6], dtype=torch.int32))
+    expected = torch.stack([expert_by_definition(stack, 0, a) for a in lorentz.to_ambient(x, 0.7)])
+    torch.testing.assert_close(found, expected[:, 1:], **EXACT)
+    torch.testing.assert_close(stack.every(lift(x, 0.7))[0], expected[:, 1:], **EXACT)
+    ambient = lorentz.to_ambient(x, 0.7)
+    there = math.sqrt(0.7 / k) * ambient
+    torch.testing.assert_close(math.sqrt(k / 0.7) * there, ambient, rtol=1e-14, atol=1e-14)
+
+
+def test_order_of_experts_does_not_matter() -> None:
+    """T9: experts and gate rows in another order, the same output."""
+    mice = make(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=2).eval()
+    mice.gate.balance_bias.copy_(0.2 * torch.randn(6))
+    other, order, turn = copy.deepcopy(mice), torch.randperm(6), torch.tensor([1, 0])
+    with torch.no_grad():
+        for stack, new in ((other.routed, order), (other.shared, turn)):
+            for p in stack.parameters():
+                p.copy_(p[new].clone())
+        other.gate.weight.copy_(mice.gate.weight[order])
+        other.gate.balance_bias.copy_(mice.gate.balance_bias[order])
+    space = points(1.0, 2, 9)
+    torch.testing.assert_close(other(lift(space), space)[0], mice(lift(space), space)[0], **EXACT)
+
+
+def test_one_expert_of_the_models_curvature_is_the_dense_network() -> None:
+    """T9: c_i = c and gate weight 1."""
+    mice = make(n_routed_experts=1, num_experts_per_tok=1, n_shared_experts=0)
+    stack, space = mice.routed, points(1.0, 2, 5)
+    with torch.no_grad():
+        stack.log_curvature.zero_()
+    x = lorentz.to_ambient(space)
+    w1, w3 = (torch.cat([stack.time_in[0, i, :, None], stack.weight_in[0, i]], -1) for i in (0, 1))
+    h = F.silu(F.linear(x, w1, stack.bias_in[0, 0])) * F.linear(x, w3, stack.bias_in[0, 1])
+    w2 = torch.cat([stack.time_out[0, :, None], stack.weight_out[0]], -1)
+    dense = F.linear(lorentz.to_ambient(h), w2, stack.bias_out[0])
+    torch.testing.assert_close(mice(lift(space), space)[0], dense, **EXACT)
+
+
+def test_merge_is_the_centroid_and_keeps_its_bound() -> None:
+    shared, routed = (
+        [torch.randn(7, 5, dtype=torch.float64) for _ in range(2)],
+        torch.randn(7, 3, 5, dtype=torch.float64),
+    )
+    weight = torch.rand(7, 3, dtype=torch.float64)
+    together = torch.cat([torch.stack(shared, 1), routed], 1)
+    masses = torch.cat([torch.ones(7, 2, dtype=torch.float64), weight], 1)
+    torch.testing.assert_close(merge(shared, routed, weight, 0.6), lorentz.centroid(together, masses, 0.6), **EXACT)
+    far = 1e4 * torch.randn(50, 1, 5)  # t^2 - |s|^2 is lost in float32, the bound is not
+    alone = merge([], far, torch.rand(50, 1) + 0.1)
+    assert (alone.norm(dim=-1) <= far[:, 0].norm(dim=-1) * (1 + 1e-5)).all() and alone.isfinite().all()
+
+
+def test_gate_and_curvatures_are_trained() -> None:
+    """T9: gradients of the gate and of every curvature, by differences too; none of the bias."""
+    mice = make(hidden_size=4, moe_intermediate_size=3, n_routed_experts=3, shared_curvature=True)
+    space = points(1.0, 1, 6, n=4)
+    lifted = lift(space)
+    names = ["gate.weight", "routed.log_curvature", "shared.log_curvature", "routed.bias_out", "shared.weight_out"]
+    values = [mice.get_parameter(name) for name in names]
+
+    def run(*tensors: Tensor) -> Tensor:
+        return torch.func.functional_call(mice, dict(zip(names, tensors, strict=True)), (lifted, space))[0]
+
+    assert gradcheck(run, tuple(v.detach().clone().requires_grad_() for v in values))
+    mice(lifted, space)[0].pow(2).sum().backward()
+    for name, value in zip(names, values, strict=True):
+        assert value.grad is not None and value.grad.abs().max() > 1e-6, name
+    assert (mice.routed.log_curvature.grad != 0).sum() >= 2 and mice.gate.balance_bias.grad is None
+
+
+def test_balance_loss_reaches_the_gate_alone() -> None:
+    mice = make().train()
+    space = points(1.0, 2, 6)
+    aux = mice(lift(space), space)[1]
+    assert aux is not None and aux.dim() == 0
+    aux.backward()
+    assert [name for name, p in mice.named_parameters() if p.grad is not None] == ["gate.weight"]
+    assert make(balance_loss=0.0).train()(lift(space), space)[1] is None
+
+
+def test_curvatures_begin_spread_and_stay_within_bounds() -> None:
+    mice = Mice(config(n_routed_experts=5))
+    torch.testing.assert_close(mice.routed.curvature(), torch.linspace(0.1, 2.0, 5))
+    with torch.no_grad():
+        mice.routed.log_curvature.copy_(torch.tensor([-99.0, 99.0, 0.0, math.log(3.0), -1.0]))
+    expected = torch.tensor([CURVATURE_BOUNDS[0], CURVATURE_BOUNDS[1], 1.0, 3.0, math.exp(-1)])
+    torch.testing.assert_close(mice.routed.curvature(), expected)
+    assert Mice(config(expert_curvature="const")).routed.curvature() == 1.0
+    assert Mice(config(curvature=3.0)).shared.curvature() == 3.0
+
+
+def test_optimisers_are_told_what_not_to_decay() -> None:
+    mice = Mice(config(shared_curvature=True))
+    copies = [mice, copy.deepcopy(mice), pickle.loads(pickle.dumps(mice)), Mice(config(shared_curvature=True)).double()]
+    empty = Mice(config(shared_curvature=True), device="meta")
+    copies.append(empty.to_empty(device="cpu"))
+    loaded = Mice(config(shared_curvature=True))
+    loaded.routed.log_curvature = nn.Parameter(torch.zeros(4))  # as loading does
+    for module in (*copies, loaded):
+        groups = param_groups(module, OptimSettings(lr=1.0, weight_decay=0.1))
+        said = {id(p): (g["weight_decay"], g["lr_scale"]) for g in groups for p in g["params"]}
+        for name, p in module.named_parameters():
+            expected = (0.0, 0.1) if "curvature" in name else (0.0, 1.0) if "bias" in name else (0.1, 1.0)
+            assert said[id(p)] == expected, name
+
+
+def test_number_of_parameters() -> None:
+    """Every map counts its time column; biases and one number per learned curvature; the gate's bias is a buffer."""
+    mice = Mice(config(n_shared_experts=1), device="meta")
+    expert = 2 * (10 * 14 + 10) + (13 * 11 + 13)
+    assert sum(p.numel() for p in mice.parameters()) == 4 * expert + expert + 4 * 13 + 4
+    assert all(p.is_meta for p in mice.parameters())
+
+
+def test_kept_matrices_see_changed_weights() -> None:
+    mice = make().eval()
+    space = points(1.0, 1, 4)
+    with torch.no_grad():
+        first = mice(lift(space), space)[0]
+        kept = mice.routed.matrices(torch.float64, lift(space).shape[-1])[0]
+        assert torch.equal(mice(lift(space), space)[0], first)
+        assert mice.routed.matrices(torch.float64, lift(space).shape[-1])[0] is kept
+        mice.routed.weight_in.mul_(1.5)
+        second = mice(lift(space), space)[0]
+    assert (second - first).abs().max() > 1e-3
+    torch.testing.assert_close(second, mice(lift(space), space)[0], **EXACT)
+
+
+def test_training_and_evaluation_agree_and_runs_repeat() -> None:
+    mice = make(torch.float32).train()
+    space = points(1.0, 2, 8, dtype=torch.float32)
+    found = mice(lift(space), space)[0]
+    assert torch.equal(mice(lift(space), space)[0], found) and torch.equal(mice.eval()(lift(space), space)[0], found)
+
+
+def test_bfloat16_is_near_float32() -> None:
+    mice = make(torch.float32, hidden_size=64, moe_intermediate_size=96)
+    with torch.no_grad():
+        for p in mice.parameters():
+            p.mul_(0.3)
+    space = points(1.0, 4, 16, dtype=torch.float32, n=64)
+    exact = mice(lift(space), space)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = mice(lift(space), space)[0]
+    low = copy.deepcopy(mice).bfloat16()
+    pure = low(lift(space.bfloat16()), space.bfloat16())[0]
+    for found in (mixed, pure):
+        assert found.dtype == torch.bfloat16
+        close = ((found - exact).norm(dim=-1) / exact.norm(dim=-1)).median()  # a token may choose other experts
+        assert close < 0.02
+    mixed.float().pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in mice.parameters())
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_compiles_whole(norm: bool) -> None:
+    """T15: not even routing breaks the graph; forward and gradients as without."""
+    mice = make(torch.float32, expert_norm=norm, n_shared_experts=2).train()
+    space = points(1.0, 2, 6, dtype=torch.float32)
+    compiled = torch.compile(mice, fullgraph=True, backend="aot_eager")
+    results = []
+    for run in (mice, compiled):
+        mice.zero_grad()
+        mice.gate.counts.zero_()
+        out, aux = run(lift(space), space)
+        (out.pow(2).sum() + aux).backward()
+        results.append([out, aux, mice.gate.counts.clone(), *(p.grad for p in mice.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+def test_inductor_agrees_in_bfloat16() -> None:
+    mice = make(torch.float32, hidden_size=64, moe_intermediate_size=54).train()
+    space = points(1.0, 2, 32, dtype=torch.float32, n=64)
+
+    def step(space: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mice(lift(space), space)[0]
+
+    found, expected = torch.compile(step, fullgraph=True)(space), step(space)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.detach().abs().max()))
