@@ -50,6 +50,7 @@ VERBS: dict[str, str] = {
     "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
     "eval": "numbers of a trained run",
+    "generate": "text from a trained language model",
     "compare": "train variants of a recipe alike and write the table",
     "explain": "show what a model clustered, on a page or in numbers",
     "reduce": "measure and draw a vision transformer with fewer tokens",

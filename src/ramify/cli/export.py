@@ -15,10 +15,11 @@ class ExportConfig:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder that ramify train wrote."""
-    format: Literal["safetensors", "torch-export", "onnx"] = "safetensors"
-    """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none."""
+    format: Literal["safetensors", "torch-export", "onnx", "hf"] = "safetensors"
+    """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;
+    hf: a folder with language model and tokenizer for transformers' from_pretrained."""
     out: Path | None = None
-    """File to write; by default model.safetensors, model.pt2 or model.onnx in the run's folder."""
+    """File to write; by default model.safetensors, model.pt2, model.onnx or the folder hf in the run's folder."""
     size: int | None = None
     """Side of the input pictures; by default that of the recipe."""
     batch: int | None = None

@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 def export(
     run: Path, format: str, out: Path | None = None, *, size: int | None = None, batch: int | None = None
 ) -> tuple[Path, float | None]:
-    """Write the best model of a run in a format of ``SUFFIXES``.
+    """Write the best model of a run in a format of ``SUFFIXES``, or a language model as a folder (``hf``).
 
     Args:
         size: side of the input pictures, the recipe's by default.
@@ -32,10 +32,16 @@ def export(
     Raises:
         UserError: the model cannot be exported, or the program gives other numbers.
     """
+    if format == "hf":
+        from ramify.train.language import export_language_model
+
+        return export_language_model(run, out), None
     if format == "onnx":
         require("onnx", "onnx")
         require("onnxscript", "onnx")
     model, recipe = load_model(run)
+    if recipe.task == "language" and format != "safetensors":
+        raise UserError(f"a language model is exported as hf (a folder for transformers) or safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)

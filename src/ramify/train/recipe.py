@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.data.settings import DataSettings
+from ramify.data.text.settings import TextSettings
 from ramify.errors import UserError
 
 
@@ -21,9 +22,10 @@ class ModelSettings:
     """Which model, and how it differs from its defaults."""
 
     name: str = "hcformer_pico"
-    """Any name that timm.create_model knows, ours included (ramify models lists them)."""
+    """Any name that timm.create_model knows, ours included (ramify models lists them). Of the task language: a preset
+    of ramify.lm such as helm-d-pico, or twin:helm-d-pico for the Euclidean model of the same shape."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Passed on to create_model: drop_path_rate, img_size, ..."""
+    """Passed on to create_model: drop_path_rate, img_size, ... Language: to the preset, e.g. hidden_size."""
     head: dict[str, Any] = field(default_factory=dict)
     """Passed on to the head that a task puts on the backbone (segmentation, detection)."""
     pretrained: bool = False
@@ -176,6 +178,8 @@ class Recipe:
     """What is learned: a name in ramify.train.tasks.TASKS."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
+    text: TextSettings = field(default_factory=TextSettings)
+    """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
@@ -205,6 +209,9 @@ FREE_TO_CHANGE = {
     "data.cache",
     "data.eval_batch_size",
     "data.strict",
+    "text.path",
+    "text.val_path",
+    "text.cache",
     "run.device",
     "run.threads",
     "run.parallel",

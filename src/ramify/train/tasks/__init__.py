@@ -15,6 +15,7 @@ TASKS: dict[str, str] = {
     "classify": "ramify.train.tasks.classify:Classify",
     "segment": "ramify.train.tasks.segment:Segment",
     "detect": "ramify.train.tasks.detect:Detect",
+    "language": "ramify.train.tasks.language:Language",
 }
 
 
