@@ -1,0 +1,87 @@
+"""What latent attention keeps of a token, in the two slots of any transformers cache, and how many bytes that takes.
+
+Key slot: the normed latent as it was lifted, and the rotated shared key, (B, 1, N, r + 2 + d_r). Value slot: per head
+how far the times of key and value lie above the origin's, (B, 1, N, 2H). One head and plain tensors: cropping, beams
+and static caches need to know nothing about it. A cache has one dtype; where that is half precision each of the 2H
+times is kept as two numbers, ``high + low``, because scores are small differences of large products.
+
+The latent's time and the one behind it could be made again from the latent. Kept, they let the two matrix products of a
+step read the cache as it lies, and time and bias of the up-projection need no steps of their own.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..nn.common import wide
+from .ambient import aligned
+
+if TYPE_CHECKING:
+    from .config import HelmConfig
+
+
+class LatentState(NamedTuple):
+    """What is kept of N tokens, as attention reads it; unpacked, ``keys`` is a view of the cache."""
+
+    keys: Tensor  # (B, N, r + 2 + d_r) lifted latent and rotated key
+    key_excess: Tensor  # (B, N, H) time of each head's key above the origin's, float32 at least
+    value_excess: Tensor  # (B, N, H)
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether a cache of this dtype keeps each time as two numbers."""
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def split_high_low(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two tensors of ``dtype`` whose sum is ``x`` to twice the digits of ``dtype``."""
+    high = x.to(dtype)
+    return high, (x - high.to(x.dtype)).to(dtype)
+
+
+def pack(state: LatentState) -> tuple[Tensor, Tensor]:
+    """The key slot and the value slot of N new tokens for ``Cache.update``, in the dtype of ``state.keys``."""
+    dtype = state.keys.dtype
+    excess = torch.cat([state.key_excess, state.value_excess], -1)  # (B, N, 2H)
+    times = split_high_low(excess, dtype) if is_half(dtype) else (excess.to(dtype),)
+    return state.keys.unsqueeze(1), torch.cat(times, -1).unsqueeze(1)
+
+
+def unpack(keys: Tensor, values: Tensor, num_heads: int) -> LatentState:
+    """What :func:`pack` was given, from the slots of all cached tokens."""
+    keys, values = keys.squeeze(1), values.squeeze(1)
+    excess = wide(values[..., : 2 * num_heads])
+    if is_half(values.dtype):
+        excess = excess + wide(values[..., 2 * num_heads : 4 * num_heads])
+    key_excess, value_excess = excess.split(num_heads, -1)
+    return LatentState(keys, key_excess, value_excess)
+
+
+def scalars_per_token(config: "HelmConfig") -> dict[str, int]:
+    """Numbers per token and layer by the paper's count: space components only, one number per time.
+
+    ``full``: keys and values of all heads. ``latent``: the least from which they can be rebuilt. ``absorbed``: what
+    attention needs that rebuilds nothing, two times per head more. Dense models have ``full`` alone.
+    """
+    heads = config.num_attention_heads
+    if config.variant == "dense":
+        return {"full": 2 * heads * int(config.head_dim or 0)}
+    key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    latent = config.kv_lora_rank + config.qk_rope_head_dim
+    return {"full": heads * (key_dim + config.v_head_dim), "latent": latent, "absorbed": latent + 2 * heads}
+
+
+def cache_bytes_per_token(config: "HelmConfig", dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes that one token takes in the cache, all layers together, with all that is stored: times and padding too."""
+    heads, size = config.num_attention_heads, dtype.itemsize
+    key_times = 3 if config.time_columns == "split" else 1
+    if config.variant == "mice" and config.cache_mode == "latent":
+        times = 2 * heads * (2 if is_half(dtype) else 1)
+        scalars = config.kv_lora_rank + 1 + int(config.attention_bias) + config.qk_rope_head_dim + times
+    else:
+        key_dim = value_dim = int(config.head_dim or 0)
+        if config.variant == "mice":
+            key_dim, value_dim = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        scalars = heads * (aligned(key_dim + key_times) + aligned(value_dim + 1))
+    return scalars * size * config.num_hidden_layers

@@ -1,0 +1,216 @@
+"""Latent attention against its formulas: values, gradients, masks, precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.lm.ambient import lift
+from ramify.lm.config import HelmConfig
+from ramify.lm.latent import LatentAttention, visible_keys
+from ramify.lm.rotary import HelmRotary
+
+from .naive_latent import inner, naive_latent_attention
+
+SMALL: dict[str, Any] = {
+    "variant": "mice",
+    "vocab_size": 64,
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "head_dim": 6,
+    "kv_lora_rank": 9,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "intermediate_size": 22,
+    "moe_intermediate_size": 14,
+    "max_position_embeddings": 128,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "flat": {"curvature": 0.1, "rope_pairing": "half"},
+    "curved": {"curvature": 2.0, "q_lora_rank": 8},
+    "no bias": {"attention_bias": False, "value_scale": 1.0},
+    "wide values": {"v_head_dim": 19, "time_columns": "split"},
+    "odd rotary": {"qk_rope_head_dim": 5, "qk_nope_head_dim": 12, "v_head_dim": 3},
+}
+
+
+def make(dtype: torch.dtype = torch.float64, layer_idx: int = 0, **changes: Any) -> LatentAttention:
+    """A layer in which nothing is zero or one: biases, gains and temperature are drawn too."""
+    layer = LatentAttention(HelmConfig(**{**SMALL, **changes}), layer_idx).to(torch.float64)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "bias" in name:
+                parameter.normal_(0.0, 0.5)
+            elif "gain" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name == "tau":
+                parameter.fill_(2.3)
+    return layer.to(dtype)
+
+
+def tables(layer: LatentAttention, positions: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for positions (B, N)."""
+    cos, sin = HelmRotary(layer.config)(torch.zeros((), dtype=dtype), positions)
+    return cos, sin
+
+
+def run(
+    layer: LatentAttention, s: Tensor, positions: Tensor | None = None, mask: Any = None, cache: Any = None
+) -> Tensor:
+    """The layer on points s (B, N, n), by default at positions 0..N-1."""
+    if positions is None:
+        positions = torch.arange(s.shape[1]).expand(s.shape[:2])
+    lifted = lift(s, layer.c, bias=layer.config.attention_bias)
+    out: Tensor = layer(lifted, tables(layer, positions, s.dtype), mask, cache)
+    return out
+
+
+def causal(batch: int, length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril().expand(batch, -1, -1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_the_definition_with_gradients(name: str) -> None:
+    layer = make(**VARIANTS[name])
+    s = torch.randn(2, 7, 20, dtype=torch.float64, requires_grad=True)
+    positions = torch.arange(7).expand(2, -1) + torch.tensor([[0], [11]])
+    wanted = naive_latent_attention(layer, s, positions, causal(2, 7)).out
+    given = run(layer, s, positions)
+    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(wanted)
+    leaves = {"s": s, **dict(layer.named_parameters())}
+    expected = torch.autograd.grad((wanted * direction).sum(), list(leaves.values()))
+    gradients = torch.autograd.grad((given * direction).sum(), list(leaves.values()))
+    for leaf, gradient, right in zip(leaves, gradients, expected, strict=True):
+        assert right.abs().max() > 1e-6, f"{leaf} has no gradient to compare"
+        assert (gradient - right).abs().max() <= 1e-12 * (1 + right.abs().max()), leaf
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 2.0])
+def test_equals_the_definition_in_float32(c: float) -> None:
+    layer = make(curvature=c)
+    s = torch.randn(2, 33, 20, dtype=torch.float64)
+    wanted = naive_latent_attention(layer, s, torch.arange(33).expand(2, -1), causal(2, 33)).out
+    given = run(layer.float(), s.float()).double()
+    assert (given - wanted).abs().max() <= 1e-5 * (1 + wanted.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+def test_packed_documents_and_padding_by_masks(kind: str) -> None:
+    layer = make()
+    s = torch.randn(2, 8, 20, dtype=torch.float64)
+    document = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [-1, -1, 0, 0, 0, 0, 0, 0]])  # -1: padding on the left
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0], [0, 0, 0, 1, 2, 3, 4, 5]])
+    allowed = causal(2, 8) & (document[:, :, None] == document[:, None]) & (document >= 0)[:, None]
+    mask = allowed[:, None]
+    if kind == "added":
+        mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    given = run(layer, s, positions, mask)
+    wanted = naive_latent_attention(layer, s, positions, allowed).out
+    real = document >= 0
+    assert torch.isfinite(given).all(), "rows that see nothing"
+    assert torch.allclose(given[real], wanted[real], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 2.0])
+def test_all_points_lie_on_the_sheet(c: float) -> None:
+    layer = make(curvature=c)
+    s = torch.randn(2, 6, 20, dtype=torch.float64)
+    traced = naive_latent_attention(layer, s, torch.arange(6).expand(2, -1), causal(2, 6))
+    for name, point in traced.points.items():
+        off = (inner(point, point) + 1 / c).abs()
+        assert (off <= 1e-12 * (1 + point[..., 0] ** 2)).all(), name
+    # What the output projection is given: the same centroids, space first and the time behind.
+    seen: list[Tensor] = []
+    handle = layer.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    run(layer, s)
+    handle.remove()
+    heads = seen[0].unflatten(-1, (3, -1))
+    point = torch.cat([heads[..., 7:8], heads[..., :7]], -1)
+    assert torch.allclose(point, traced.points["centroid"], rtol=1e-12, atol=1e-12)
+    assert (heads[..., 8:] == 0).all()
+
+
+def test_later_tokens_change_nothing_before_them() -> None:
+    layer = make(torch.float32)
+    s = torch.randn(2, 12, 20)
+    changed = s.clone()
+    changed[:, 5:] = torch.randn(2, 7, 20) * 3
+    first, second = run(layer, s), run(layer, changed)
+    assert torch.equal(first[:, :5], second[:, :5])
+    assert not torch.allclose(first[:, 5:], second[:, 5:])
+
+
+def test_only_differences_of_positions_matter() -> None:
+    layer = make()
+    s = torch.randn(1, 9, 20, dtype=torch.float64)
+    at_zero = run(layer, s)
+    far = run(layer, s, torch.arange(9)[None] + 1000)
+    stretched = run(layer, s, torch.arange(9)[None] * 3)
+    assert torch.allclose(at_zero, far, rtol=1e-9, atol=1e-9)
+    assert (at_zero - stretched).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("columns", ["single", "split"])
+def test_bfloat16_stays_close_to_float32(columns: str) -> None:
+    layer = make(torch.float32, time_columns=columns)
+    s = torch.randn(2, 24, 20)
+    exact = run(layer, s)
+    lifted = lift(s.bfloat16(), layer.c)
+    half = layer.bfloat16()(lifted, tables(layer, torch.arange(24).expand(2, -1), torch.float32))
+    assert half.dtype == torch.bfloat16
+    error = (half.float() - exact).norm() / exact.norm()
+    assert 1e-4 < error < 2e-2
+
+
+def test_split_times_carry_scores_that_one_column_loses() -> None:
+    """The columns in bfloat16 against the scores of the same rounded points, products and sums in float64."""
+    errors = {}
+    for columns in ("single", "split"):
+        layer = make(torch.bfloat16, time_columns=columns)
+        q = (8 * torch.randn(1, 30, 3, 9)).bfloat16()  # times near 24
+        latent = lift(3 * torch.randn(1, 30, 9).bfloat16())
+        with torch.no_grad():
+            heads = layer._heads(latent, 8 * torch.randn(1, 30, 1, 4))
+            given = layer._queries(q, torch.bfloat16).double() @ layer._keys(heads).double().mT
+            factor = 2 / layer.tau.double()
+            point = (q.float() * (2 / layer.tau.float())).bfloat16().double().transpose(1, 2)  # (B, H, N, 9)
+            time = torch.sqrt((point * point).sum(-1, keepdim=True) + factor**2)
+            key = torch.cat([heads.nope, heads.rotated.expand(-1, -1, 3, -1)], -1).double().transpose(1, 2)
+            excess = torch.sqrt((key * key).sum(-1, keepdim=True) + 1) - 1
+            exact = point @ key.mT - time * excess.mT
+        errors[columns] = (given - exact).abs().max().item()
+    assert errors["single"] > 0.1
+    assert errors["split"] < errors["single"] / 100, errors
+
+
+def test_starts_as_published() -> None:
+    layer = LatentAttention(HelmConfig(**SMALL), 0)
+    assert layer.tau.item() == pytest.approx((3 * (5 + 4 + 1)) ** 0.5)
+    assert (layer.kv_gain == 1).all()
+    for rows in layer.down.weight.split(layer.down_rows):
+        bound = (2 * 6 / (rows.shape[0] + 21)) ** 0.5
+        assert rows.abs().max() <= bound
+        assert rows.abs().mean().item() == pytest.approx(bound / 2, rel=0.2)
+    assert (layer.down.bias == 0).all()
+
+
+def test_keys_that_a_query_may_see() -> None:
+    device = torch.device("cpu")
+    assert visible_keys(None, 0, 5, 5, device) == (None, True)
+    assert visible_keys(None, 4, 1, 5, device) == (None, False)
+    wanted = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    mask, is_causal = visible_keys(None, 2, 2, 4, device)
+    assert not is_causal
+    assert mask is not None and torch.equal(mask[0, 0], wanted)
+    mask, _ = visible_keys(None, torch.tensor(2), 1, 6, device)
+    assert mask is not None and mask.flatten().tolist() == [True, True, True, False, False, False]
+    given = torch.rand(1, 1, 2, 9) > 0.5
+    mask, is_causal = visible_keys(given, 0, 2, 4, device)
+    assert mask is not None and torch.equal(mask, given[..., :4]) and not is_causal
