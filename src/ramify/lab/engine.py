@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.lab.definition import EPS, initial
@@ -24,8 +25,6 @@ from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid, Model, schedule
 from ramify.lab.hyperbolic import excess, narrow, pull_back, widen
 from ramify.lab.sample import EVAL, TRAIN, Batch, Sampler
-from ramify.ops.bag import bag_sum
-from ramify.ops.product import product
 
 BETAS = (0.9, 0.999)
 
@@ -93,11 +92,13 @@ def outputs(P: Tensor, index: Index, root: Tensor | None = None) -> tuple[Tensor
         root: (G, 1, 1) square roots of curvatures; then ``P`` has the column of the excess, and ``H`` as well.
     """
     G, n, width = P.shape
-    H = bag_sum(P.view(G * n, width), index.feature, index.value, index.row_starts).view(G, index.num_rows, width)
+    H = F.embedding_bag(
+        index.feature, P.view(G * n, width), index.row_starts, mode="sum", per_sample_weights=index.value
+    ).view(G, index.num_rows, width)
     H[..., -1] = index.is_row
     if root is not None:
         H[..., -2:-1] = -excess(H[..., :-2], root)
-    return H, product(H, P.mT, relu=True)
+    return H, torch.bmm(H, P.transpose(1, 2)).relu_()
 
 
 def losses(P: Tensor, Y: Tensor, index: Index, size: int) -> Tensor:
@@ -137,14 +138,18 @@ def gradients(
         dZ = Y
         dZ.view(-1)[index.cell] = torch.where(y > 0, y - index.value, 0)
         # Through the decoder; the column of ones gives the bias.
-        grad = grad.baddbmm_(dZ.mT, H) if k else product(dZ.mT, H)
-        dH = product(dZ, P)
+        grad = grad.baddbmm_(dZ.transpose(1, 2), H) if k else torch.bmm(dZ.transpose(1, 2), H)
+        dH = torch.bmm(dZ, P)
         if root is not None:
             pull_back(dH, H, root, sign=-1)
             dH[..., -2] = 0  # spent: rows reach h by their space components alone
-        encoder = bag_sum(dH.view(-1, width), index.row_by_feature, index.value_by_feature, index.feature_starts).view(
-            G, n, width
-        )
+        encoder = F.embedding_bag(
+            index.row_by_feature,
+            dH.view(-1, width),
+            index.feature_starts,
+            mode="sum",
+            per_sample_weights=index.value_by_feature,
+        ).view(G, n, width)
         encoder[..., -1] = P[..., -1].relu() * index.num_empty  # samples without active cells answer relu(b)
         grad += encoder
     if root is not None:
