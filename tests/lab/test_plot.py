@@ -14,10 +14,11 @@ from ramify.cli import main
 from ramify.errors import UserError
 from ramify.lab.figures import FIGURES, means, to_rows
 from ramify.lab.fits import fit_runs
+from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
 from ramify.lab.runner import sweep
 from ramify.lab.table import COLUMNS
-from ramify.lab.theory import strong_exponent, welch_bound
+from ramify.lab.theory import finite_exponent, strong_exponent, welch_bound
 
 WIDTHS = (4, 8, 16)
 
@@ -43,8 +44,8 @@ def points(figure: str, rows: list[dict[str, Any]], panel: str, series: str) -> 
 
 def test_losses_by_side_and_data() -> None:
     expected = {4: 1 / 4, 8: 1 / 8, 16: 1 / 16}
-    assert points("loss", RUNS, "loss against width, growth, γ = -1", "α = 2 (a: strong)") == expected
-    assert points("loss", RUNS, "loss against width, decay, γ = 0.2", "α = 1 (a: weak)") == expected
+    assert points("loss", RUNS, "loss against width, growth, γ = -1", "α = 2 (strong)") == expected
+    assert points("loss", RUNS, "loss against width, decay, γ = 0.2", "α = 1 (weak)") == expected
 
 
 def test_represented_features_by_decay() -> None:
@@ -55,28 +56,30 @@ def test_represented_features_by_decay() -> None:
 
 
 def test_exponents_with_theory_beside() -> None:
-    found = points("strong", RUNS, "exponent of strong models", "a, γ = -1")
+    found = points("strong", RUNS, "exponent of strong models", "γ = -1")
     assert found == pytest.approx({1.0: 1.0, 2.0: 1.0})
     theory = points("strong", RUNS, "exponent of strong models", "max(1, 2α - 2)")
-    assert theory == {alpha: strong_exponent(alpha) for alpha in (1.0, 2.0)}
+    assert theory == {alpha: strong_exponent(alpha) for alpha in theory} and {1.0, 1.5, 2.0} <= set(theory)
     weak = points("weak", RUNS, "exponent of weak models", "α - 1")
-    assert weak == {1.0: 0.0, 2.0: 1.0}
+    assert (weak[1.0], weak[2.0]) == (0.0, 1.0)
+    finite = points("weak", RUNS, "exponent of weak models", "theory, n = 100")
+    assert finite == {alpha: finite_exponent(frequencies(100, alpha), WIDTHS) for alpha in (1.0, 2.0)}
     assert points("exponents", RUNS, "exponent", "-1") == pytest.approx({1.0: 1.0, 2.0: 1.0})
 
 
 def test_weak_losses_against_theory() -> None:
-    found = points("weak", RUNS, "loss of weak models against that of the dropped features", "α = 1")
+    found = points("weak", RUNS, "loss of weak models and of what they drop", "α = 1")
     assert found == pytest.approx({0.9 / m: 1 / m for m in WIDTHS})
 
 
 def test_strong_panels() -> None:
-    bound = points("strong", RUNS, "mean squared overlap of features with a norm above one", "least possible, n = 100")
+    bound = points("strong", RUNS, "overlap of features with a norm above one", "least possible, n = 100")
     assert bound == pytest.approx(
         {4: welch_bound(8, 4) ** 2, 8: welch_bound(32, 8) ** 2, 16: welch_bound(100, 16) ** 2}
     )
     share = points("strong", RUNS, "features with a norm above one", "m² / 2n, n = 100")
     assert share == pytest.approx({4: 0.08, 8: 0.32, 16: 1.0})
-    norms = points("strong", RUNS, "norms of features", "α = 1 (a)")
+    norms = points("strong", RUNS, "norms of features, strongest growth", "α = 1")
     assert sum(norms.values()) == pytest.approx(1) and max(norms, key=norms.__getitem__) == pytest.approx(1, abs=0.02)
 
 
@@ -85,6 +88,8 @@ def test_density_figure_needs_two_densities() -> None:
     rows = [run(m, 1.0, -1.0, density) for m in WIDTHS for density in (1.0, 3.0)]
     assert points("density", rows, "loss by density, growth, γ = -1", "m = 8") == {1.0: 1 / 8, 3.0: 3 / 8}
     assert points("density", rows, "loss against width, growth, γ = -1", "E = 3")[16] == 3 / 16
+    found = points("density", rows, "exponent by density", "α = 1 (γ = -1, strong)")
+    assert found == pytest.approx({1.0: 1.0, 3.0: 1.0})
 
 
 def test_diverged_models_are_not_drawn() -> None:

@@ -126,7 +126,7 @@ def overlap(config: OverlapConfig) -> None:
     for name, fit in fits.items():
         interval = f", 95 % {fit.low:.3f} to {fit.high:.3f}" if math.isfinite(fit.low) else ", two points: no error"
         error = f" ± {fit.error:.3f}" if math.isfinite(fit.error) else ""
-        print(f"{name} overlap² falls as m^-{fit.exponent:.3f}{error}{interval}, {fit.num_points} heads; random: m^-1")
+        print(f"{name} overlap² falls as m^{-fit.exponent:+.3f}{error}{interval}, {fit.num_points} heads; random: m^-1")
     print("\n".join(map(str, written)), end="\n" if written else "")
 
 

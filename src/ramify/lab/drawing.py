@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from ramify.lab.table import read_runs, to_csv
 
 _SIZE = (5.2, 4.0)
 _ENDINGS = (".png", ".svg", ".csv")
-_MANY = 9
-"""More series than this get no legend of their own; the CSV names them."""
+_INSIDE = 4
+"""More series than this have their names beside the axes, where they hide nothing."""
+_MANY = 40
+"""More than this get no names at all; the CSV has them."""
+_DASHES = ("--", ":", "-.")
 
 
 def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | None = None) -> dict[str, list[Path]]:
@@ -38,10 +41,17 @@ def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | No
     runs = Path(runs)
     rows = read_runs(runs)
     folder = Path(out) if out is not None else (runs if runs.is_dir() else runs.parent) / "figures"
-    fits, norms = fit_runs(rows), _norms(runs, rows)
+    norms = _norms(runs, rows)
+    # Curved models have a figure of their own, beside the same models flat; the others are about one space.
+    flat = [i for i, row in enumerate(rows) if row["curvature"] == 0] or list(range(len(rows)))
+    of_flat = [rows[i] for i in flat]
     written = {}
     for name in FIGURES if "all" in which else which:
-        panels = [panel for panel in FIGURES[name](rows, fits, norms) if panel.series]
+        if name == "curvature":
+            found = FIGURES[name](rows, fit_runs(rows), norms)
+        else:
+            found = FIGURES[name](of_flat, fit_runs(of_flat), norms[flat] if len(norms) else norms)
+        panels = [panel for panel in found if panel.series]
         written[name] = write_figure(folder / name, panels) if panels else []
     return written
 
@@ -73,7 +83,7 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     stem = Path(stem)
     name = stem.stem if stem.suffix in _ENDINGS else stem.name
     files = [stem.with_name(name + ending) for ending in _ENDINGS]
-    columns = min(2, len(panels))
+    columns = 3 if len(panels) in (3, 5, 6) else min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
@@ -102,9 +112,9 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
     dashes = 0
     for series in panel.series:
         if series.style == "dashed":
-            grey = str(min(0.75, 0.2 + 0.25 * dashes))
+            grey, dash = str(min(0.6, 0.15 + 0.15 * dashes)), _DASHES[dashes % len(_DASHES)]
             dashes += 1
-            ax.plot(series.x, series.y, "--", color=grey, label=series.name, linewidth=1.2)
+            ax.plot(series.x, series.y, dash, color=grey, label=series.name, linewidth=1.3)
             continue
         colour = colours[solid.index(series)]
         if series.style == "bars":
@@ -117,21 +127,58 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
         else:
             mark = "o-" if series.style == "line" else "o"
             ax.plot(series.x, series.y, mark, color=colour, label=series.name, markersize=4, linewidth=1.2)
-    if "x" in panel.log:
-        ax.set_xscale("log")
-    if "y" in panel.log:
-        ax.set_yscale("log")
+    _scale(ax, panel)
+    for series in panel.series:
+        for x, y, text in zip(series.x, series.y, series.labels or (), strict=False):
+            across = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))[0]
+            side, shift = ("left", 5) if across < 0.6 else ("right", -5)  # towards the middle
+            ax.annotate(text, (x, y), xytext=(shift, 4), textcoords="offset points", ha=side, fontsize=7)
     ax.set_ylabel(panel.y_name)
-    if panel.x_name == "m":  # the widths themselves, not powers of ten
-        widths = sorted({x for series in panel.series for x in series.x})
-        ax.set_xticks(widths, [f"{x:g}" for x in widths], fontsize=8)
-        ax.minorticks_off()
     bars = [series for series in panel.series if series.style == "bars"]
     if bars:
         ax.set_xticks([series.x[0] for series in bars], [series.name for series in bars], fontsize=7, rotation=60)
-    elif len(panel.series) <= _MANY:
+    elif len(panel.series) <= _INSIDE:
         ax.legend(fontsize=7)
+    elif len(panel.series) <= _MANY:
+        columns = math.ceil(len(panel.series) / 20)
+        ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, ncols=columns)
+    ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
+
+
+def _scale(ax: Any, panel: Panel) -> None:
+    """Logarithmic axes with plain numbers; widths are named themselves, as many as have room."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    for axis, set_scale in (("x", ax.set_xscale), ("y", ax.set_yscale)):
+        if axis not in panel.log:
+            continue
+        set_scale("log")
+        low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
+        decades = math.log10(high / low)
+        many, some = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), (1.0, 2.0, 5.0)
+        subs = many if decades < 0.7 else some if decades < 3 else (1.0,)
+        which = ax.xaxis if axis == "x" else ax.yaxis
+        which.set_major_locator(LogLocator(subs=subs))
+        which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        which.set_minor_formatter(NullFormatter())
+    if panel.x_name in ("m", "1 / m"):
+        say = "{:g}".format if panel.x_name == "m" else lambda x: f"1/{1 / x:.0f}"
+        widths = _apart(sorted({x for series in panel.series if series.style != "dashed" for x in series.x}), say)
+        ax.xaxis.set_major_locator(FixedLocator(widths))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: say(value)))
+        ax.tick_params(axis="x", labelsize=8)
+
+
+def _apart(values: Sequence[float], say: Callable[[float], str]) -> list[float]:
+    """Those of sorted positive values whose names have room side by side on a logarithmic axis."""
+    span = math.log(values[-1] / values[0]) if len(values) > 1 else 0.0
+    kept: list[float] = []
+    for value in values:
+        if not kept or math.log(value / kept[-1]) >= (0.03 + 0.02 * len(say(value))) * span:
+            kept.append(value)
+    return kept
 
 
 def _draw_map(figure: Any, ax: Any, panel: Panel) -> None:

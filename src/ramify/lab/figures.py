@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ramify.lab.theory import welch_bound
+from ramify.lab.theory import strong_exponent, weak_exponent, welch_bound
 
 Row = Mapping[str, Any]
 Style = Literal["points", "line", "dashed", "bars", "steps"]
@@ -82,9 +82,20 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     return dict(sorted(found.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
 
 
-def _said(row: Row) -> str:
-    """What tells a data set: its exponent, or its shape."""
-    return f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
+def _said(row: Row, *rest: str) -> str:
+    """What tells a data set: its exponent, or its shape; what else there is to say in brackets."""
+    data = f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
+    extra = ", ".join(filter(None, rest))
+    return f"{data} ({extra})" if extra else data
+
+
+def _part(row: Row, rows: Sequence[Row], same: Sequence[str] = ("dist", "alpha")) -> str:
+    """The part of a row, where another part has rows that are the same in all else that is said about it."""
+
+    def is_twin(other: Row) -> bool:
+        return other["part"] != row["part"] and all(str(other[name]) == str(row[name]) for name in same)
+
+    return str(row["part"]) if any(map(is_twin, rows)) else ""
 
 
 def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -110,10 +121,9 @@ def losses(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         panel = Panel(f"loss against width, {title}", "m", "loss", log="xy")
         for (part, *_), some in by(chosen, "part", "dist", "alpha", "density").items():
             regime = regimes[part, _said(some[0]), some[0]["density"], some[0]["gamma"]]
-            extra = "" if some[0]["density"] == 1 else f", E = {some[0]['density']:.3g}"
-            panel.series.append(
-                Series(f"{_said(some[0])}{extra} ({part}: {regime})", *means(some, "m", "loss_eval"), "line")
-            )
+            extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
+            name = _said(some[0], _part(some[0], chosen), extra, regime)
+            panel.series.append(Series(name, *means(some, "m", "loss_eval"), "line"))
         panels.append(panel)
     return panels
 
@@ -127,18 +137,17 @@ def represented(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> 
         Series(f"n = {n}, m = {m}", *means(some, "gamma", "phi_half"), "line")
         for (n, m), some in by(rows, "n", "m").items()
     ]
-    heat = _map("represented features", rows, "phi_half", "φ½")
-    return [lines, heat]
+    return [lines, *_map("represented features", rows, "phi_half", "φ½")]
 
 
-def _map(title: str, rows: Sequence[Row], name: str, said: str) -> Panel:
-    """A heat map of a column: alpha across, gamma upwards."""
+def _map(title: str, rows: Sequence[Row], name: str, said: str) -> list[Panel]:
+    """A heat map of a column, alpha across and gamma upwards, where both have several values."""
     panel = Panel(title, "α", said, is_map=True, rows_name="γ")
     alphas = sorted({row["alpha"] for row in rows if row["dist"] == "power"})
     for (gamma,), some in by([row for row in rows if row["dist"] == "power"], "gamma").items():
         found = dict(zip(*means(some, "alpha", name), strict=True))
         panel.series.append(Series(f"{gamma:.3g}", alphas, [found.get(alpha, math.nan) for alpha in alphas]))
-    return panel
+    return [panel] if len(alphas) > 1 and len(panel.series) > 1 else []
 
 
 def exponents(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
@@ -148,15 +157,14 @@ def exponents(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
         return []
     panels = []
     for title, chosen in _sides(sound):
-        names = [f"{_said(fit)}, {fit['part']}" for fit in chosen]
+        densities = len({fit["density"] for fit in chosen}) > 1
+        names = [_said(fit, _part(fit, chosen), f"E = {fit['density']:.3g}" if densities else "") for fit in chosen]
         bars = Panel(f"R² of the power law, {title}", "data", "R²")
         bars.series = [
             Series(name, [i], [fit["r2"]], "bars") for i, (name, fit) in enumerate(zip(names, chosen, strict=True))
         ]
         panels.append(bars)
-    if len({fit["gamma"] for fit in sound}) > 1 and any(fit["dist"] == "power" for fit in sound):
-        panels.append(_map("exponent", sound, "exponent", "exponent"))
-    return panels
+    return panels + _map("exponent", sound, "exponent", "exponent")
 
 
 def weak(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
@@ -164,32 +172,39 @@ def weak(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Pa
     models = [row for row in rows if row["regime"] == "weak" and not row["diverged"] and row["loss_unlearned"] > 0]
     panels = []
     if models:
-        panel = Panel("loss of weak models against that of the dropped features", "theory", "loss", log="xy")
+        panel = Panel("loss of weak models and of what they drop", "loss of dropped features", "loss", log="xy")
         for _, some in by(models, "part", "dist", "alpha").items():
+            name = _said(some[0], _part(some[0], models))
             panel.series.append(
-                Series(_said(some[0]), [row["loss_unlearned"] for row in some], [row["loss_eval"] for row in some])
+                Series(name, [row["loss_unlearned"] for row in some], [row["loss_eval"] for row in some])
             )
         ends = [float(f(row["loss_unlearned"] for row in models)) for f in (min, max)]
         panel.series.append(Series("equal", ends, ends, "dashed"))
         panels.append(panel)
-    curves = {"finite n": "theory_finite", "α - 1": "theory_weak"}
-    return panels + _exponent_panel("exponent of weak models", fits, "weak", curves)
+    return panels + _exponent_panel("exponent of weak models", fits, "weak", "α - 1", weak_exponent)
 
 
-def _exponent_panel(title: str, fits: Sequence[Row], regime: str, curves: Mapping[str, str]) -> list[Panel]:
+def _exponent_panel(
+    title: str, fits: Sequence[Row], regime: str, limit: str, exponent: Callable[[float], float]
+) -> list[Panel]:
+    """Exponents against alpha with the limit of theory; for weak models also with theory for as many features."""
     chosen = [fit for fit in fits if fit["regime"] == regime and fit["dist"] == "power"]
     chosen = sorted((fit for fit in chosen if math.isfinite(fit["exponent"])), key=lambda fit: fit["alpha"])
     if not chosen:
         return []
     panel = Panel(title, "α", "exponent")
-    for (part, gamma), some in by(chosen, "part", "gamma").items():
+    for (_, gamma, density), some in by(chosen, "part", "gamma", "density").items():
         x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
-        panel.series.append(Series(f"{part}, γ = {gamma:.3g}", x, y, "points", error))
-    for (n,), some in by(chosen, "n").items():
-        for name, column in curves.items():
-            values = dict(sorted((fit["alpha"], fit[column]) for fit in some))
-            said = name if column != "theory_finite" else f"theory, n = {n}"
-            panel.series.append(Series(said, list(values), list(values.values()), "dashed"))
+        extra = "" if density == 1 else f"E = {density:.3g}"
+        name = ", ".join(filter(None, (_part(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
+        panel.series.append(Series(name, x, y, "points", error))
+    if regime == "weak":
+        for (n,), some in by(chosen, "n").items():
+            values = dict(sorted((fit["alpha"], fit["theory_finite"]) for fit in some))
+            panel.series.append(Series(f"theory, n = {n}", list(values), list(values.values()), "dashed"))
+    alphas = sorted({fit["alpha"] for fit in chosen})
+    alphas = sorted({*alphas, *np.linspace(alphas[0], alphas[-1], 33).tolist()})  # to see where the theory bends
+    panel.series.append(Series(limit, alphas, [exponent(alpha) for alpha in alphas], "dashed"))
     return [panel]
 
 
@@ -201,18 +216,13 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
     models = [rows[i] for i in places]
     panels = []
     if len(norms):
-        panel = Panel("norms of features", "norm", "share")
-        for (part, alpha), some in by([{**rows[i], "place": i} for i in places], "part", "alpha").items():
-            values = np.concatenate([norms[row["place"]][: row["n"]] for row in some])
-            counts, edges = np.histogram(values, bins=np.linspace(0, 2, 81))
-            name = f"{_said(some[0])} ({part})" if alpha != "" else f"{some[0]['dist']} ({part})"
-            panel.series.append(Series(name, list((edges[1:] + edges[:-1]) / 2), list(counts / len(values)), "steps"))
-        panels.append(panel)
+        panels.append(_norms(rows, places, norms))
     share = Panel("features with a norm above one", "m", "φ1", log="xy")
-    overlap = Panel("mean squared overlap of features with a norm above one", "m", "mean squared overlap", log="xy")
-    for panel, name in ((share, "phi_one"), (overlap, "mso_strong")):
-        for (part, *_), some in by(models, "part", "dist", "alpha").items():
-            panel.series.append(Series(f"{_said(some[0])} ({part})", *means(some, "m", name)))
+    overlap = Panel("overlap of features with a norm above one", "m", "mean squared overlap", log="xy")
+    for panel, column in ((share, "phi_one"), (overlap, "mso_strong")):
+        for _, some in by(models, "part", "dist", "alpha").items():
+            seen = means([row for row in some if row[column] > 0], "m", column)  # axes are logarithmic
+            panel.series.append(Series(_said(some[0], _part(some[0], models)), *seen))
     for (n,), some in by(models, "n").items():
         m = sorted({row["m"] for row in some})
         packed = [max(2, min(n, k * k // 2)) for k in m]
@@ -220,16 +230,39 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         share.series.append(Series(f"m² / 2n, n = {n}", m, [min(1.0, k * k / 2 / n) for k in m], "dashed"))
         bound = [welch_bound(num, k) ** 2 for num, k in zip(packed, m, strict=True)]
         overlap.series.append(Series(f"least possible, n = {n}", m, bound, "dashed"))
-        overlap.series.append(Series(f"1 / m, n = {n}", m, [1 / k for k in m], "dashed"))
+    m = sorted({row["m"] for row in models})
+    overlap.series.append(Series("random, 1 / m", m, [1 / k for k in m], "dashed"))
     panels += [share, overlap]
-    return panels + _exponent_panel("exponent of strong models", fits, "strong", {"max(1, 2α - 2)": "theory_strong"})
+    return panels + _exponent_panel("exponent of strong models", fits, "strong", "max(1, 2α - 2)", strong_exponent)
+
+
+def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:
+    """How the norms of features spread, for some data sets, under the strongest growth of each part."""
+    panel = Panel("norms of features, strongest growth", "norm", "share")
+    found = by([{**rows[i], "place": i} for i in places], "part", "dist", "alpha")
+    keys = list(found)
+    if len(keys) > most:  # evenly over all of them
+        keys = [keys[round(k * (len(keys) - 1) / (most - 1))] for k in range(most)]
+    for key in keys:
+        some = [row for row in found[key] if row["gamma"] == min(other["gamma"] for other in found[key])]
+        values = np.concatenate([norms[row["place"]][: row["n"]] for row in some])
+        counts, edges = np.histogram(values, bins=np.linspace(0, 2, 81))
+        name = _said(some[0], _part(some[0], [rows[i] for i in places]))
+        panel.series.append(Series(name, list((edges[1:] + edges[:-1]) / 2), list(counts / len(values)), "steps"))
+    return panel
 
 
 def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
-    """Loss against the number of active features, and against width for each."""
+    """Loss against the number of active features, and against width for each; exponents against it."""
     if len({row["density"] for row in rows}) < 2:
         return []
     panels = []
+    sound = [fit for fit in fits if math.isfinite(fit["exponent"])]
+    exponent = Panel("exponent by density", "E", "exponent")
+    for _, some in by(sound, "part", "dist", "alpha", "gamma", "regime").items():
+        name = _said(some[0], _part(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
+        x, y, error = ([fit[column] for fit in some] for column in ("density", "exponent", "error"))
+        exponent.series.append(Series(name, x, y, "points", error))
     for title, chosen in _sides(rows):
         against = Panel(f"loss by density, {title}", "E", "loss", log="y")
         against.series = [
@@ -241,7 +274,35 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
             for (E,), some in by(chosen, "density").items()
         ]
         panels += [against, width]
-    return panels
+    return [*panels, exponent]
+
+
+def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
+    """Features in hyperbolic space: loss, exponent and their change from the same models flat, by curvature."""
+    if len({row["curvature"] for row in rows}) < 2:
+        return []
+    panels = []
+    for (part,), some in by(rows, "part").items():
+        width = Panel(f"loss against width, {part}", "m", "loss", log="xy")
+        for (_, _, _, gamma, c), models in by(some, "dist", "alpha", "density", "gamma", "curvature").items():
+            extra = f"γ = {gamma:.3g}" if len({row["gamma"] for row in some}) > 1 else ""
+            name = _said(models[0], extra, f"c = {c:g}")
+            width.series.append(Series(name, *means(models, "m", "loss_eval"), "line"))
+        panels.append(width)
+    sound = [fit for fit in fits if math.isfinite(fit["exponent"])]
+    exponent = Panel("exponent by curvature", "c", "exponent")
+    change = Panel("exponent less that of the same models flat", "c", "change of the exponent")
+    ratio = Panel("loss as a multiple of the same models flat", "c", "loss / flat", log="y")
+    for _, some in by(sound, "part", "dist", "alpha", "density", "gamma").items():
+        name = _said(some[0], str(some[0]["part"]), f"γ = {some[0]['gamma']:.3g}")
+        x, y, error = ([fit[column] for fit in some] for column in ("curvature", "exponent", "error"))
+        exponent.series.append(Series(name, x, y, "points", error))
+        curved = [fit for fit in some if math.isfinite(fit["change"])]
+        if curved:
+            x, y, error = ([fit[column] for fit in curved] for column in ("curvature", "change", "change_error"))
+            change.series.append(Series(name, x, y, "points", error))
+            ratio.series.append(Series(name, x, [fit["loss_ratio"] for fit in curved], "line"))
+    return [*panels, exponent, change, ratio]
 
 
 FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Row], np.ndarray], list[Panel]]] = {
@@ -251,5 +312,9 @@ FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Row], np.ndarray], list[Pan
     "weak": weak,
     "strong": strong,
     "density": density,
+    "curvature": curvature,
 }
-"""Name to what gives its panels from runs, fits and norms (models, n); no panels where a sweep has no such data."""
+"""Name to what gives its panels from runs, fits and norms (models, n); no panels where a sweep has no such data.
+
+All but the last are about flat space.
+"""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ramify.lab.head_overlap import HeadOverlap
     from ramify.lab.shared_exponent import SharedFit
 
+_ENOUGH = 400
+"""Rows that fill the bins of a histogram."""
+
 
 def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
     """Mean squared overlap against 1/m, raw and centred, beside what random directions have; norms of the rows.
@@ -34,13 +37,16 @@ def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str,
     panel.series.append(Series("random, 1 / m", ends, ends, "dashed"))
     for name, fit in fits.items():
         y = [fit.scale * end**fit.exponent for end in ends]
-        panel.series.append(Series(f"{name}: m^-{fit.exponent:.2f}", ends, y, "dashed"))
-    norms = Panel("norms of rows", "norm / mean norm", "share of rows")
+        panel.series.append(Series(f"{name}: m^{-fit.exponent:+.2f}", ends, y, "dashed"))
+    norms = Panel("norms of rows", "norm / mean norm", "density")
     for one, name in zip(found, names, strict=True):
-        middle = (np.array(one.norm_edges[1:]) + np.array(one.norm_edges[:-1])) / 2 / one.norm_mean
-        share = np.array(one.norm_counts) / one.num
-        norms.series.append(Series(f"{name}, m = {one.m}", middle.tolist(), share.tolist(), "steps"))
-    return [panel, norms]
+        if one.num < _ENOUGH:
+            continue
+        edges = np.array(one.norm_edges) / one.norm_mean
+        density = np.array(one.norm_counts) / one.num / np.diff(edges)
+        middle = (edges[1:] + edges[:-1]) / 2
+        norms.series.append(Series(f"{name}, m = {one.m}", middle.tolist(), density.tolist(), "steps"))
+    return [panel, norms] if norms.series else [panel]
 
 
 def model_losses(points: Sequence[Mapping[str, Any]], fit: SharedFit) -> list[Panel]:
