@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,15 +15,16 @@ from ramify.errors import UserError
 from ramify.geometry import lorentz
 from ramify.lab import definition
 from ramify.lab.engine import Engine, build_index, gradients
-from ramify.lab.fits import fit_power, fit_runs
+from ramify.lab.fits import best_curvatures, fit_power, fit_runs
 from ramify.lab.folder import stored_parts
+from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid, Model
 from ramify.lab.hyperbolic import excess, readout
 from ramify.lab.metrics import lorentz_overlap, overlap
 from ramify.lab.runner import sweep
 from ramify.lab.sample import Sampler
 from ramify.lab.table import read_runs, to_csv
-from ramify.lab.theory import curved_threshold
+from ramify.lab.theory import curved_floor, curved_threshold, matched_curvature
 from ramify.train.checkpoint import load_tensors, save_tensors
 
 from .test_engine import dense_batches, run, trained
@@ -246,7 +244,8 @@ def test_overlaps_that_the_readout_sees(seed: int) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*TINY, "--eval-samples", "32", "--quiet"]
     assert main(["lab", "sweep", *flags, "--curvature", "0", "0.5", "--out", str(tmp_path / "run")]) == 0
-    head, flat, curved = capsys.readouterr().out.splitlines()[:3]
+    head, flat, curved, _, best, _ = capsys.readouterr().out.splitlines()
+    assert best.startswith("best curvature by width")
     assert "curvature" in head and "from flat" in head and " 0.5 " in curved and " 0.5 " not in flat
     assert main(["lab", "sweep", *flags, "--out", str(tmp_path / "flat")]) == 0
     assert "from flat" not in capsys.readouterr().out
@@ -254,11 +253,91 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "curvature must be 0 (flat) or more, got -1; 1 means a space of curvature -1" in capsys.readouterr().err
 
 
-def test_sweeps_need_no_command_line(tmp_path: Path) -> None:
-    """Machines that only compute have no tyro."""
-    code = "import sys; sys.modules['tyro'] = None; from ramify import lab; lab.sweep(lab.Grid(n=20, m=(2, 3), "
-    code += f"curvature=(0.0, 1.0), steps=2, batch=8, eval_samples=16), {str(tmp_path / 'run')!r})"
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    assert len(read_runs(tmp_path / "run")) == 24
+def test_the_best_curvature_of_each_width(tmp_path: Path) -> None:
+    """Curved losses cross: each curvature is best somewhere, and the exponent is that of the best ones."""
+    common = {
+        "part": "a",
+        "n": 99,
+        "dist": "power",
+        "alpha": 1.0,
+        "density": 1.0,
+        "gamma": -1.0,
+        "steps": 1,
+        "batch": 1,
+    }
+    table = [
+        {**common, "m": m, "seed": seed, "curvature": c, "diverged": False, "loss_eval": loss * (1 + seed)}
+        for m, losses in ((4, (8, 4, 2)), (8, (4, 1, 1.5)), (16, (2, 0.5, 1)))
+        for c, loss in zip((0.0, 1.0, 4.0), losses, strict=True)
+        for seed in range(2)
+    ]
+    (line,) = best_curvatures(table)
+    assert line["curvatures"] == {4: 4.0, 8: 1.0, 16: 1.0}
+    assert line["exponent"] == pytest.approx(1) and line["change"] == pytest.approx(0, abs=1e-12)
+    assert line["loss_ratio"] == pytest.approx(0.25)
+    (later,) = best_curvatures(table, drop_small=1)
+    assert later["curvatures"] == {8: 1.0, 16: 1.0}
+    assert best_curvatures([row for row in table if row["curvature"] == 0]) == []
+
+
+def test_threshold_and_the_curvature_that_matches_overlaps(seed: int) -> None:
+    for c in (0.2, 1.0, 7.0):
+        row = torch.randn(1, 5, dtype=torch.float64)
+        norm = row.norm().item()
+        across = torch.zeros_like(row)
+        across[0, :2] = (
+            torch.stack([-row[0, 1], row[0, 0]]) / row[0, :2].norm() * norm
+        )  # at a right angle, equally long
+        assert readout(row, across, c).item() == pytest.approx(-curved_threshold(c, norm) * norm**2, rel=1e-10)
+    assert (curved_threshold(0.0), curved_threshold(1e12)) == pytest.approx((0, 1), abs=1e-5)
+    for m in (2, 10, 400):
+        assert curved_threshold(matched_curvature(m)) == pytest.approx(m**-0.5)
+    assert math.isinf(matched_curvature(1))
+
+
+def test_floor_is_the_loss_of_equal_norms_and_angles(seed: int) -> None:
+    """A model with as many dimensions as features, built by hand, loses what theory says; other angles lose more."""
+    n, c = 60, 1.0
+    p = frequencies(n, 0.0)
+    loss, norm, cosine = curved_floor(p, c)
+    assert 0.003 < loss < 0.007 and norm > 1 and 0 < cosine < 0.5
+    batch = Sampler(torch.from_numpy(p)[None], 2**13, seed, torch.float64).draw(0)
+    x = batch.dense(0, n)
+
+    def measured(norm: float, cosine: float) -> float:
+        """With the best bias."""
+        W = norm * torch.linalg.cholesky(torch.full((n, n), cosine).fill_diagonal_(1).double())
+        z = readout(x @ W, W, c)
+        tried = [(torch.relu(z + b) - x).square().sum().item() for b in torch.linspace(-0.3, 0, 31)]
+        return min(tried) / batch.size
+
+    assert measured(norm, cosine) == pytest.approx(loss, rel=0.15)
+    assert min(measured(norm, 0.0), measured(norm, 0.6), measured(1.0, cosine)) > 2 * loss
+    assert curved_floor(p, 0.0) == (0.0, 1.0, 0.0)
+    assert loss < curved_floor(p, 4.0)[0]
+
+
+def test_theory_of_curved_spaces_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--n", "60", "--m", "5", "10", "--alpha", "0", "--curvature", "3"]
+    assert main(["lab", "theory", *flags]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    floor = curved_floor(frequencies(60, 0.0), 3.0)[0]
+    assert head.endswith("floor, c=3") and float(line.split()[-1]) == pytest.approx(floor, rel=0.05)
+    assert main(["lab", "theory", *flags, "--curvature", "-2"]) == 2
+    assert "curvature must be 0 (flat) or more" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pad", [False, True])
+def test_whole_trainings_on_a_gpu(seed: int, pad: bool) -> None:
+    """Equal to autograd in float64, and the same bits every time in float32."""
+    grid = fresh(seed, gamma=(-0.8,))
+    engine, _ = run(grid, device="cuda", dtype=torch.float64, pad=pad)
+    for bucket in engine.buckets:
+        for i, model in enumerate(bucket.models):
+            toy = definition.ToyModel(*definition.initial(model, dtype=torch.float64), model.curvature)
+            batches = (x.cpu() for x in dense_batches(engine, bucket.groups[i], grid.steps))
+            definition.train(toy, batches, grid, model.gamma)
+            torch.testing.assert_close(bucket.weights(i)[0].cpu(), toy.W.detach(), rtol=0, atol=1e-10)
+    (one, losses_one), (other, losses_other) = (run(grid, device="cuda", pad=pad) for _ in range(2))
+    assert torch.equal(losses_one, losses_other) and same(trained(one), trained(other))

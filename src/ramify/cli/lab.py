@@ -124,9 +124,11 @@ class PlotConfig:
     runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
     """Folder of a sweep."""
     which: tuple[str, ...] = ("all",)
-    """all, or some of loss, represented, exponents, weak, strong, density."""
+    """all, or some of loss, represented, exponents, weak, strong, density, curvature."""
     out: Path | None = None
     """Folder for PNG, SVG and CSV; by default figures in that of the sweep."""
+    page: bool = True
+    """Also write index.html: the figures with a table of exponents, regime checks and theory."""
 
 
 @dataclass
@@ -141,6 +143,8 @@ class TheoryConfig:
     """Exponents of the feature frequencies."""
     density: float = 1.0
     """Expected active features per sample."""
+    curvature: tuple[float, ...] = ()
+    """Also the loss that no width takes away in hyperbolic spaces of curvature minus these."""
     json: bool = False
     """Print JSON."""
 
@@ -155,7 +159,7 @@ def sweep(config: SweepConfig) -> None:
         raise UserError(f"threads must be 0 (chosen) or more, got {config.threads}")
     import torch
 
-    from ramify.lab.fits import fit_runs
+    from ramify.lab.fits import best_curvatures, fit_runs
     from ramify.lab.runner import sweep as run
     from ramify.train.embedder import find_device
 
@@ -185,40 +189,48 @@ def sweep(config: SweepConfig) -> None:
         )
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
         return
-    print_fits(fit_runs(rows), config.json)
+    print_fits(fit_runs(rows), config.json, best_curvatures(rows))
     say(f"sweep in {config.out}")
 
 
 def fit(config: FitConfig) -> None:
     """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
-    from ramify.lab.fits import fit as fit_sweep
-    from ramify.lab.table import to_csv
+    from ramify.lab.fits import best_curvatures, fit_runs
+    from ramify.lab.table import read_runs, to_csv
 
-    lines = fit_sweep(config.runs, config.drop_small, f"loss_{config.loss}")
+    rows, loss = read_runs(config.runs), f"loss_{config.loss}"
+    lines = fit_runs(rows, config.drop_small, loss)
     folder = config.runs if config.runs.is_dir() else config.runs.parent
     with full_disk_is_one_line(folder, "fit again"):
         write_text(config.out or folder / "fits.csv", to_csv(lines))
-    print_fits(lines, config.json)
+    print_fits(lines, config.json, best_curvatures(rows, config.drop_small, loss))
 
 
 def plot(config: PlotConfig) -> None:
-    """Draw the figures of a sweep, with the data of each as CSV beside it."""
+    """Draw the figures of a sweep, with the data of each as CSV beside it, and put them on a page."""
     from ramify.lab.drawing import plot as draw
 
-    for name, files in draw(config.runs, config.which, config.out).items():
+    written = draw(config.runs, config.which, config.out)
+    for name, files in written.items():
         if files:
             print("\n".join(map(str, files)))
         else:
             say(f"no figure {name}: the sweep has no data for it")
+    if config.page:
+        from ramify.explore.lab_page import lab_page
+
+        pictures = {name: files[0] for name, files in written.items() if files}
+        print(lab_page(config.runs, pictures, config.out and config.out / "index.html"))
 
 
 def theory(config: TheoryConfig) -> None:
     """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
     from ramify.lab.frequencies import frequencies
     from ramify.lab.table import show
-    from ramify.lab.theory import finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+    from ramify.lab.theory import curved_floor, finite_exponent, strong_exponent, unlearned_loss, weak_exponent
 
-    grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,))  # checks what was given
+    curvature = config.curvature or (0.0,)
+    grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,), curvature=curvature)  # checks
     if len(grid.m) < 2 or max(grid.m) >= grid.n:
         raise UserError(f"an exponent needs two widths below n = {grid.n}, got {' '.join(map(str, grid.m))}")
     lines = []
@@ -231,6 +243,7 @@ def theory(config: TheoryConfig) -> None:
                 "weak": weak_exponent(alpha),
                 "strong": strong_exponent(alpha),
                 **{f"loss_{m}": float(unlearned_loss(p, m)) for m in config.m},
+                **{f"floor_{i}": curved_floor(p, c)[0] for i, c in enumerate(config.curvature)},
             }
         )
     if config.json:
@@ -242,7 +255,9 @@ def theory(config: TheoryConfig) -> None:
         "weak": "{weak:.3f}",
         "strong": "{strong:.3f}",
     }
-    print("\n".join(show(lines, columns | {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m})))
+    columns |= {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m}
+    columns |= {f"floor, c={c:g}": f"{{floor_{i}:.2g}}" for i, c in enumerate(config.curvature)}
+    print("\n".join(show(lines, columns)))
 
 
 SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory, "overlap": overlap, "llm-fit": llm_fit}

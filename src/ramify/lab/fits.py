@@ -117,11 +117,42 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(None if row[name] != row[name] else row[name] for name in names)
 
 
+def best_curvatures(
+    rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str = "loss_eval"
+) -> list[dict[str, Any]]:
+    """For each setting with several curvatures: the best one of those tried at each width, and the exponent with them.
+
+    ``curvatures`` maps widths to the curvature whose loss, in the geometric mean over seeds, is the least there.
+    """
+    rows = [row for row in rows if not row["diverged"]]
+    flat = {_key(row, _TWIN): row[loss] for row in rows if row["curvature"] == 0}
+    names = [name for name in SETTING if name != "curvature"]
+    settings: dict[tuple[Any, ...], dict[int, dict[float, list[Mapping[str, Any]]]]] = {}
+    for row in rows:
+        of_width = settings.setdefault(_key(row, names), {}).setdefault(row["m"], {})
+        of_width.setdefault(row["curvature"], []).append(row)
+    found = []
+    for by_width in settings.values():
+        widths = sorted(by_width)[drop_small:]
+        if len(widths) < 2 or max(len(by_width[m]) for m in widths) < 2:
+            continue
+        chosen = [
+            min(by_width[m].values(), key=lambda some: np.log([row[loss] for row in some]).mean()) for m in widths
+        ]
+        used = [row for some in chosen for row in some]
+        fit = fit_power([row["m"] for row in used], [row[loss] for row in used])
+        curvatures = {m: some[0]["curvature"] for m, some in zip(widths, chosen, strict=True)}
+        line = {name: used[0][name] for name in names} | {"curvatures": curvatures}
+        line |= {name: getattr(fit, name) for name in ("exponent", "error", "low", "high", "r2")}
+        found.append(line | _change(used, flat, loss))
+    return found
+
+
 def _change(curved: Sequence[Mapping[str, Any]], flat: Mapping[tuple[Any, ...], float], loss: str) -> dict[str, float]:
-    """How the exponent and the loss of curved models differ from those of their flat twins."""
+    """How the exponent and the loss of models differ from those of their flat twins; nothing for flat ones."""
     found = dict.fromkeys(("change", "change_error", "loss_ratio"), math.nan)
     pairs = [(row["m"], row[loss] / flat[key]) for row in curved if (key := _key(row, _TWIN)) in flat]
-    if curved and curved[0]["curvature"] and len({m for m, _ in pairs}) > 1:
+    if any(row["curvature"] for row in curved) and len({m for m, _ in pairs}) > 1:
         m, ratio = np.array(pairs).T
         fit = fit_power(m, ratio)
         found = {"change": fit.exponent, "change_error": fit.error, "loss_ratio": float(np.exp(np.log(ratio).mean()))}

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +43,28 @@ CURVED_COLUMNS = ("curvature", "from flat", "± its error", "loss / flat")
 """Shown where a sweep has curved models: what curvature changes in the exponent and the loss of the same models."""
 
 
-def print_fits(lines: list[dict[str, Any]], as_json: bool) -> None:
-    """Fits to the output; exponents whose models are not all weak or all strong carry no such label."""
+BEST_COLUMNS = {
+    "best curvature by width": "{said}",
+    **{name: FIT_COLUMNS[name] for name in ("part", "dist", "alpha", "density", "gamma", "exponent", "± error")},
+    **{name: FIT_COLUMNS[name] for name in ("95 %", "R2", "from flat", "± its error", "loss / flat")},
+}
+
+
+def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[str, Any]] = ()) -> None:
+    """Fits to the output; exponents whose models are not all weak or all strong carry no such label.
+
+    Args:
+        best: those with the best curvature at each width, for people only.
+    """
     if as_json:
         plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
         print(json.dumps(plain))
         return
     is_curved = any(line["curvature"] for line in lines)
     print("\n".join(show(lines, {k: v for k, v in FIT_COLUMNS.items() if is_curved or k not in CURVED_COLUMNS})))
+    if best:
+        said = [{**line, "said": " ".join(f"{m}:{c:g}" for m, c in line["curvatures"].items())} for line in best]
+        print("\n".join(["", *show(said, BEST_COLUMNS)]))
     if lost := sum(line["num_diverged"] for line in lines):
         print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
 

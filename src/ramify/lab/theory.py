@@ -72,3 +72,68 @@ def matched_curvature(m: int) -> float:
     """
     k = m**-0.5
     return 4 * k / (1 - k) ** 2 if m > 1 else float("inf")
+
+
+def curved_floor(p: np.ndarray, curvature: float) -> tuple[float, float, float]:
+    """(loss, norm, cosine): what is left in endless dimensions where all features have one norm and one angle.
+
+    A flat space has room for all features at right angles and no loss. In a curved one the time of a sum of points is
+    not the sum of their times, so features that are active together disturb each other at any width, and the best
+    arrangement has long rows that share a direction: overlaps near the threshold. Loss at a fixed curvature cannot fall
+    as a power of the width for ever. An estimate, not a bound: features of their own norms and angles may do better.
+
+    Args:
+        p: (n) chances.
+    """
+    if curvature == 0:
+        return 0.0, 1.0, 0.0
+    values, active, weight = _active_values(p)
+    total, square = values.sum(1), (values**2).sum(1)  # (S)
+    root = np.sqrt(curvature)
+
+    def excess(of_square: np.ndarray) -> np.ndarray:
+        return root * of_square / (1 + np.sqrt(1 + curvature * of_square))
+
+    def loss(norm: np.ndarray, share: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """Of candidates, all (C, 1); the cosine is a share of the threshold, so that idle features answer nearly 0."""
+        size = norm**2
+        cosine = share * excess(size) ** 2 / size
+        idle = size * cosine * total - excess(size) * excess(size * (square + cosine * (total**2 - square))) + bias
+        own = idle[..., None] + (size * (1 - cosine))[..., None] * values  # (C, S, K)
+        errors = ((np.maximum(own, 0) - values) ** 2 * active).sum(-1)
+        errors += np.maximum(idle, 0) ** 2 * (len(p) - active.sum(1))
+        return (errors * weight).sum(-1) + (1 - weight.sum()) * len(p) * np.maximum(bias[:, 0], 0) ** 2
+
+    # The least of a grid of 5 x 5 x 5 around the last, which shrinks where that is inside. At the first norm a feature
+    # answers itself with one.
+    middle, half = np.array([np.sqrt(1 + curvature / 4), 1.0, 0.0]), np.array([0.4, 0.2, 0.2])
+    steps = np.stack(np.meshgrid(*[np.linspace(-1, 1, 5)] * 3), -1).reshape(-1, 3)
+    least = np.inf
+    for _ in range(40):
+        tried = middle + half * steps
+        found = loss(*tried.T[..., None])
+        best = int(found.argmin())
+        least, middle = float(found[best]), tried[best]
+        half = half * np.where(np.abs(steps[best]) == 1, 1.0, 0.7)
+    return least, float(middle[0]), float(middle[1]) * curved_threshold(curvature, float(middle[0]))
+
+
+def _active_values(p: np.ndarray, most: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples with 1 to ``most`` active features, as a quadrature: values (S, most), which are active, weights (S)."""
+    chance = np.zeros(most + 1)  # of k active features; more count as ``most``
+    chance[0] = 1
+    for q in p:
+        chance[1:-1], chance[0], chance[-1] = (
+            chance[1:-1] * (1 - q) + chance[:-2] * q,
+            chance[0] * (1 - q),
+            chance[-1] + chance[-2] * q,
+        )
+    values, active, weights = [], [], []
+    for k, points in zip(range(1, most + 1), (16, 10, 6, 4), strict=True):
+        node, mass = np.polynomial.legendre.leggauss(points)
+        grid = np.stack(np.meshgrid(*[node + 1] * k), -1).reshape(-1, k)
+        each = np.prod(np.stack(np.meshgrid(*[mass / 2] * k), -1).reshape(-1, k), 1)
+        values.append(np.pad(grid, ((0, 0), (0, most - k))))
+        active.append(np.tile(np.arange(most) < k, (len(grid), 1)))
+        weights.append(chance[k] * each)
+    return np.concatenate(values), np.concatenate(active), np.concatenate(weights)
