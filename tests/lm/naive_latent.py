@@ -58,7 +58,7 @@ def naive_latent_attention(layer: LatentAttention, s: Tensor, positions: Tensor,
     """What ``layer`` gives for points s (B, N, n) at positions (B, N); ``allowed[b, i, j]``: query i sees key j."""
     config, c, heads = layer.config, layer.c, layer.num_heads
     nope, rope, value_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
-    num_query, rank = layer.down_rows[0], config.kv_lora_rank
+    num_query, rank = config.q_lora_rank or heads * (nope + rope), config.kv_lora_rank
     x = ambient(s, c)
     q = linear(layer.down, x, slice(0, num_query))
     if config.q_lora_rank:
@@ -66,16 +66,17 @@ def naive_latent_attention(layer: LatentAttention, s: Tensor, positions: Tensor,
     latent = linear(layer.down, x, slice(num_query, num_query + rank))
     shared = linear(layer.down, x, slice(num_query + rank, None))
     z = ambient(rms_norm(latent, layer.kv_gain, config.rms_norm_eps), c)
-    up = linear(layer.kv_up, z).unflatten(-1, (heads, nope + value_dim))
+    k_nope, value = linear(layer.kv_up, z).split((heads * nope, heads * value_dim), -1)
+    k_nope, value = k_nope.unflatten(-1, (heads, nope)), value.unflatten(-1, (heads, value_dim))
     q = q.unflatten(-1, (heads, nope + rope))
-    q_rope, k_rope = torch.zeros_like(q[..., nope:]), torch.zeros_like(shared)
+    q_rope, k_rope = torch.zeros_like(q[..., :rope]), torch.zeros_like(shared)
     for b, i in torch.cartesian_prod(torch.arange(s.shape[0]), torch.arange(s.shape[1])).tolist():
-        q_rope[b, i] = turn(q[b, i, :, nope:], int(positions[b, i]), config)
+        q_rope[b, i] = turn(q[b, i, :, :rope], int(positions[b, i]), config)
         k_rope[b, i] = turn(shared[b, i], int(positions[b, i]), config)
-    q = ambient(torch.cat([q[..., :nope], q_rope], -1), c)
-    k = ambient(torch.cat([up[..., :nope], k_rope[:, :, None].expand(-1, -1, heads, -1)], -1), c)
-    v = ambient(up[..., nope:] * config.value_scale, c)
-    scores = (2 / c + 2 * inner(q[:, :, None], k[:, None])) / layer.tau  # (B, N, N, H)
+    q = ambient(torch.cat([q_rope, q[..., rope:]], -1), c)
+    k = ambient(torch.cat([k_rope[:, :, None].expand(-1, -1, heads, -1), k_nope], -1), c)
+    v = ambient(value * config.value_scale, c)
+    scores = (2 / c + 2 * inner(q[:, :, None], k[:, None])) / layer.log_tau.exp()  # (B, N, N, H)
     weights = scores.masked_fill(~allowed[..., None], -torch.inf).softmax(2)
     mean = torch.einsum("bijh,bjhd->bihd", weights, v)
     centroid = mean / torch.sqrt(-c * inner(mean, mean))[..., None]

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from transformers import DynamicCache
 
 from ramify.lm.ambient import lift
 from ramify.lm.config import HelmConfig
-from ramify.lm.latent import LatentAttention, visible_keys
+from ramify.lm.latent import LatentAttention
+from ramify.lm.latent_attend import Queries, Sizes, key_columns, query_columns, visible_keys
 from ramify.lm.rotary import HelmRotary
 
 from .naive_latent import inner, naive_latent_attention
@@ -49,8 +52,8 @@ def make(dtype: torch.dtype = torch.float64, layer_idx: int = 0, **changes: Any)
                 parameter.normal_(0.0, 0.5)
             elif "gain" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name == "tau":
-                parameter.fill_(2.3)
+            elif name == "log_tau":
+                parameter.fill_(0.8)
     return layer.to(dtype)
 
 
@@ -172,33 +175,67 @@ def test_bfloat16_stays_close_to_float32(columns: str) -> None:
 def test_split_times_carry_scores_that_one_column_loses() -> None:
     """The columns in bfloat16 against the scores of the same rounded points, products and sums in float64."""
     errors = {}
-    for columns in ("single", "split"):
-        layer = make(torch.bfloat16, time_columns=columns)
-        q = (8 * torch.randn(1, 30, 3, 9)).bfloat16()  # times near 24
-        latent = lift(3 * torch.randn(1, 30, 9).bfloat16())
-        with torch.no_grad():
-            heads = layer._heads(latent, 8 * torch.randn(1, 30, 1, 4))
-            given = layer._queries(q, torch.bfloat16).double() @ layer._keys(heads).double().mT
-            factor = 2 / layer.tau.double()
-            point = (q.float() * (2 / layer.tau.float())).bfloat16().double().transpose(1, 2)  # (B, H, N, 9)
-            time = torch.sqrt((point * point).sum(-1, keepdim=True) + factor**2)
-            key = torch.cat([heads.nope, heads.rotated.expand(-1, -1, 3, -1)], -1).double().transpose(1, 2)
-            excess = torch.sqrt((key * key).sum(-1, keepdim=True) + 1) - 1
-            exact = point @ key.mT - time * excess.mT
-        errors[columns] = (given - exact).abs().max().item()
-    assert errors["single"] > 0.1
-    assert errors["split"] < errors["single"] / 100, errors
+    space, key = ((8 * torch.randn(1, 30, 3, 16)).bfloat16().float() for _ in range(2))  # times near 24
+    space[..., 9:] = key[..., 9:] = 0
+    time, excess = torch.sqrt((space**2).sum(-1, keepdim=True) + 1), torch.sqrt((key**2).sum(-1, keepdim=True) + 1) - 1
+    left, right = space.double().transpose(1, 2), key.double().transpose(1, 2)
+    exact = (
+        left @ right.mT
+        - ((left**2).sum(-1, keepdim=True) + 1).sqrt() * (((right**2).sum(-1, keepdim=True) + 1).sqrt() - 1).mT
+    )
+    for split in (False, True):
+        sizes = Sizes(9, 7, 1.0, split)
+        q = query_columns(Queries(space, time), sizes, torch.bfloat16)
+        k = key_columns(key, excess, sizes, torch.bfloat16)
+        errors[split] = (q.double() @ k.double().mT - exact).abs().max().item()
+    assert errors[False] > 0.1
+    assert errors[True] < errors[False] / 100, errors
 
 
 def test_starts_as_published() -> None:
     layer = LatentAttention(HelmConfig(**SMALL), 0)
-    assert layer.tau.item() == pytest.approx((3 * (5 + 4 + 1)) ** 0.5)
+    assert layer.log_tau.exp().item() == pytest.approx((3 * (5 + 4 + 1)) ** 0.5)
     assert (layer.kv_gain == 1).all()
-    for rows in layer.down.weight.split(layer.down_rows):
-        bound = (2 * 6 / (rows.shape[0] + 21)) ** 0.5
+    pieces = [*layer.down.weight.split((3 * 9, 9 + 4)), layer.kv_up.weight, layer.o_proj.weight]
+    inputs = [21, 21, 10, 24]  # with the times
+    for rows, num_inputs in zip(pieces, inputs, strict=True):
+        bound = (2 * 6 / (rows.shape[0] + num_inputs)) ** 0.5
         assert rows.abs().max() <= bound
-        assert rows.abs().mean().item() == pytest.approx(bound / 2, rel=0.2)
+        assert rows.abs().mean().item() == pytest.approx(bound / 2, rel=0.15)
     assert (layer.down.bias == 0).all()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+@torch.no_grad()
+def test_other_implementations_agree(implementation: str) -> None:
+    layer = make(time_columns="split")
+    s = torch.randn(2, 9, 20, dtype=torch.float64)
+    document = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2, 2]])
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & (document[b, i] == document[b, j])
+
+    dense = create_mask(visible, 2, 1, 9, 9, "cpu")
+    wanted = run(layer, s, None, dense)
+    layer.config._attn_implementation = implementation
+    mask = dense if implementation == "eager" else create_block_mask(visible, 2, None, 9, 9, "cpu")
+    assert torch.allclose(run(layer, s, None, mask), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_come_with_the_eager_implementation() -> None:
+    layer = make()
+    layer.config._attn_implementation = "eager"
+    s = torch.randn(2, 5, 20, dtype=torch.float64)
+    positions = tables(layer, torch.arange(5).expand(2, -1))
+    out, weights = layer(lift(s, layer.c), positions, output_attentions=True)
+    assert torch.equal(out, run(layer, s))
+    assert weights.shape == (2, 3, 5, 5)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
+    assert (weights.triu(1) == 0).all()
+    cache = DynamicCache()
+    run(layer, s[:, :4], None, None, cache)
+    _, last = layer(lift(s[:, 4:], layer.c), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
+    assert torch.allclose(last, weights[:, :, 4:], rtol=1e-12, atol=1e-12)  # absorbed
 
 
 def test_keys_that_a_query_may_see() -> None:

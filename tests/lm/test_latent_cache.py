@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from transformers import DynamicCache, StaticCache
 from ramify.lm.ambient import lift
 from ramify.lm.config import HelmConfig
 from ramify.lm.latent import LatentAttention
+from ramify.lm.latent_attend import attend_absorbed
 from ramify.lm.latent_cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
+from ramify.lm.modeling import HelmForCausalLM
 from ramify.lm.presets import preset, presets
 
 from .test_latent import SMALL, make, run, tables
@@ -115,31 +118,25 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     """The derived form: keys [z, k_r, k_t of all heads], values [z, v_t of all heads], the heads are the queries."""
     layer = make()
     s = torch.randn(2, LENGTH, 20, dtype=torch.float64)
-    cache = DynamicCache()
-    feed(layer, s[:, :-1], cache, [LENGTH - 1])
-    seen: list[Tensor] = []
-    absorbed = layer._absorbed
-    layer._absorbed = lambda *inputs: seen.append(absorbed(*inputs)) or seen[-1]  # type: ignore[method-assign]
-    run(layer, s[:, -1:], torch.full((2, 1), LENGTH - 1), None, cache)
+    cache, place = DynamicCache(), torch.full((2, 1), LENGTH - 1)
+    feed(layer, s, cache, [LENGTH - 1, 1])
     state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
-    lifted = lift(s[:, -1:], layer.c)
-    q = layer._project(lifted, tables(layer, torch.full((2, 1), LENGTH - 1)))[0][:, 0]  # (B, H, 9)
-    weight = torch.cat([layer.kv_up.weight, layer.kv_up.weight_time[:, None]], 1).unflatten(0, (3, 12))
-    bias = layer.kv_up.bias.unflatten(0, (3, 12))  # type: ignore[union-attr]
-    z, k_rope = state.keys[..., :10], state.keys[..., 11:]  # (B, M, r + 1), (B, M, d_r)
-    time = torch.sqrt((q * q).sum(-1) + 1)  # (B, H)
-    query = torch.cat(
-        [torch.einsum("bhd,hdr->bhr", q[..., :5], weight[:, :5]), q[..., 5:], -torch.diag_embed(time)], -1
-    )
-    keys = torch.cat([z, k_rope, state.key_excess], -1)
-    values = torch.cat([z, state.value_excess], -1)
-    mean = torch.nn.functional.scaled_dot_product_attention(
-        query[:, None], keys[:, None], values[:, None], scale=2 / layer.tau.item()
-    )[:, 0]
-    space = (torch.einsum("bhr,hdr->bhd", mean[..., :10], weight[:, 5:]) + bias[:, 5:]) * layer.config.value_scale
-    excess = torch.stack([mean[:, head, 10 + head] for head in range(3)], 1)
-    assert torch.allclose(seen[0][:, :, 0, :7], space, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(seen[0][:, :, 0, 7], excess, rtol=1e-12, atol=1e-12)
+    queries, _, _ = layer._project(lift(s[:, -1:], layer.c), tables(layer, place))
+    given, weights = attend_absorbed(queries, state, *layer._up(torch.float64), 4, layer.value_scale, None, LENGTH - 1)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 1, dtype=torch.float64))
+
+    q, time = queries.space[:, 0], queries.time[:, 0, :, 0]  # (B, H, width), (B, H), both times 2/tau
+    weight = torch.cat([layer.kv_up.weight, layer.kv_up.weight_time[:, None]], 1)
+    up_key, up_value = weight[: 3 * 5].unflatten(0, (3, 5)), weight[3 * 5 :].unflatten(0, (3, 7))
+    z, rotated = state.keys[..., :10], state.keys[..., 11:]  # (B, M, r + 1), (B, M, d_r)
+    query = torch.cat([torch.einsum("bhd,hdr->bhr", q[..., 4:9], up_key), q[..., :4], -torch.diag_embed(time)], -1)
+    keys, values = torch.cat([z, rotated, state.key_excess], -1), torch.cat([z, state.value_excess], -1)
+    mean = torch.nn.functional.scaled_dot_product_attention(query[:, None], keys[:, None], values[:, None], scale=1.0)
+    bias = layer.kv_up.bias[3 * 5 :].unflatten(0, (3, 7))  # type: ignore[index]
+    space = (torch.einsum("bhr,hdr->bhd", mean[:, 0, :, :10], up_value) + bias) * layer.config.value_scale
+    excess = torch.stack([mean[:, 0, head, 10 + head] for head in range(3)], 1)
+    assert torch.allclose(given[:, :, 0, :7], space, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(given[:, :, 0, 7], excess, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["latent", "full"])
@@ -265,3 +262,73 @@ def test_the_cache_holds_as_many_bytes_as_counted(changes: dict[str, Any], dtype
         run(make(dtype, index, **changes), torch.randn(1, 5, 20).to(dtype), None, None, cache)
     slots = [slot for layer in cache.layers for slot in (layer.keys, layer.values)]
     assert sum(slot.numel() * slot.element_size() for slot in slots) == 5 * cache_bytes_per_token(config, dtype)
+
+
+def lively(**changes: Any) -> HelmForCausalLM:
+    """A small model, float64, whose greedy text is no single token repeated."""
+    model = HelmForCausalLM(preset("helm-mice-pico", **changes)).double().eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(8)
+        model.lm_head.weight[:, -1] = 0  # times are almost equal, so that their part of the logits always wins
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.normal_(0.0, 0.1)
+            elif "weight_time" in name and "attention" not in name:
+                parameter.mul_(0.1)
+    return model
+
+
+@pytest.mark.parametrize("mode", ["latent", "full"])
+@torch.no_grad()
+def test_generate_gives_the_same_text_with_any_cache(mode: str) -> None:
+    model = lively(cache_mode=mode)
+    ids, mask = torch.randint(1024, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = mask[2, :1] = 0  # padding on the left
+    common: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "disable_compile": True,
+    }
+    plain = model.generate(ids, use_cache=False, **common)
+    assert len(plain.sequences[:, 9:].unique()) > 8
+    for cache in (None, "static"):
+        given = model.generate(ids, use_cache=True, cache_implementation=cache, **common)
+        assert torch.equal(given.sequences, plain.sequences)
+        for step, logits in zip(given.logits, plain.logits, strict=True):
+            assert (step - logits).abs().max() <= 1e-9 * (1 + logits.abs().max())
+    beams = [model.generate(ids, use_cache=cached, num_beams=2, **common).sequences for cached in (False, True)]
+    assert torch.equal(*beams)
+    assert not torch.equal(beams[0], plain.sequences)
+    # Alone, without padding, a sequence goes on as it did in the batch.
+    common["attention_mask"] = torch.ones(1, 5, dtype=torch.long)
+    alone = model.generate(ids[:1, 4:], use_cache=True, **common)
+    assert torch.equal(alone.sequences[0], plain.sequences[0, 4:])
+
+
+@torch.no_grad()
+def test_both_caches_give_the_logits_of_one_pass() -> None:
+    models = {mode: lively(cache_mode=mode) for mode in ("latent", "full")}
+    models["full"].load_state_dict(models["latent"].state_dict())
+    ids = torch.randint(1024, (2, 10))
+    wanted = models["latent"](ids, use_cache=False).logits
+    for mode, model in models.items():
+        cache = DynamicCache(config=model.config)
+        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in [(0, 4), (4, 5), (5, 9), (9, 10)]]
+        given = torch.cat(parts, 1)
+        assert (given - wanted).abs().max() <= 1e-9 * (1 + wanted.abs().max()), mode
+
+
+@torch.no_grad()
+def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    """Also what is drawn in pieces: loading must not draw it again."""
+    model = lively(q_lora_rank=24).float()
+    model.save_pretrained(tmp_path)
+    again = HelmForCausalLM.from_pretrained(tmp_path)
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(parameter, again.state_dict()[name]), name
+    ids = torch.randint(1024, (1, 7))
+    assert torch.equal(model(ids).logits, again.eval()(ids).logits)

@@ -5,6 +5,9 @@ never rebuilds keys and values: for a lifted latent z the product ``q_n.(W_K z)`
 ``W_V z`` is ``W_V`` of the mean of z. What does not follow from means are the times, and those are cached. Longer
 queries rebuild.
 
+A head's row is ``[rotated, rest, time, 0, ...]``: what turns with the position comes first, and rows leave their
+product with room for the time, so that none changes its length and a compiler makes one kernel of what happens to it.
+
 Scores are ``(2/tau)(q.k - t_q t_k)``. As in :mod:`ramify.nn.attention`, keys and values carry the excess
 ``e = t - 1/s`` of their time over the origin's: the difference is constant in a row, and nothing large is rounded.
 """
@@ -12,6 +15,7 @@ Scores are ``(2/tau)(q.k - t_q t_k)``. As in :mod:`ramify.nn.attention`, keys an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..geometry.numerics import sqnorm
-from ..nn.attention import _normalise
 from ..nn.common import wide
-from .ambient import AmbientLinear, aligned, lift, rms_norm, rounded
-from .latent_cache import LatentState, is_half, pack, split_high_low, unpack
+from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
+from .attention import excess_of
+from .latent_attend import Queries, Sizes, attend, attend_absorbed, key_columns, value_columns
+from .latent_cache import LatentState, pack, unpack
 from .rotary import rotate, score_scale
 
 if TYPE_CHECKING:
@@ -31,13 +36,64 @@ if TYPE_CHECKING:
     from .config import HelmConfig
 
 
-class _Heads(NamedTuple):
-    """Keys and values of all heads, in the dtype of the matrix product, and the excess of their times."""
+class Block(NamedTuple):
+    """Outputs of a :class:`BlockLinear` that belong together: in every group ``rows`` behind ``start`` zeros."""
 
-    nope: Tensor  # (B, N, H, d_n)
-    rotated: Tensor  # (B, N, 1, d_r), the same for all heads
-    value: Tensor  # (B, N, H, d_v)
-    key_excess: Tensor  # (B, N, H, 1), float32 at least
+    groups: int
+    rows: int
+    width: int
+    start: int = 0
+
+
+class BlockLinear(AmbientLinear):
+    """Several linear maps of the same points in one product, each output in rows with room for what is added later.
+
+    Args:
+        in_features: n. blocks: what comes out, in this order. bias: learn one.
+        drawn: how many of the outputs each of the matrices had that were put together; drawn as if alone.
+
+    Shape:
+        lifted (..., width) -> one (..., groups, width) per block
+    """
+
+    def __init__(self, in_features: int, blocks: Sequence[Block], bias: bool, drawn: Sequence[int] | None = None):
+        self.blocks = tuple(blocks)
+        self.sizes = [block.groups * block.rows for block in blocks]
+        self.drawn = list(drawn or [sum(self.sizes)])
+        super().__init__(in_features, sum(self.sizes), bias)
+
+    def reset_parameters(self) -> None:
+        """Draw as Xavier uniform with gain sqrt(2) does; the bias is 0."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        for parameter in (self.weight, self.weight_time):
+            if not getattr(parameter, "_is_hf_initialized", False):  # transformers marks what came from a file
+                for rows in parameter.split(self.drawn):
+                    bound = math.sqrt(12 / (rows.shape[0] + self.in_features + 1))
+                    nn.init.uniform_(rows, -bound, bound)
+
+    def _pad_rows(self, full: Tensor) -> Tensor:
+        parts = []
+        for block, part in zip(self.blocks, full.split(self.sizes), strict=True):
+            behind = block.width - block.start - block.rows
+            grouped = part.unflatten(0, (block.groups, block.rows))
+            parts.append(F.pad(grouped, (0, 0, block.start, behind)).flatten(0, 1))
+        return torch.cat(parts)
+
+    def split(self, product: Tensor) -> tuple[Tensor, ...]:
+        """The blocks of what the forward pass gave."""
+        parts = product.split([block.groups * block.width for block in self.blocks], -1)
+        return tuple(
+            part.unflatten(-1, (block.groups, block.width)) for block, part in zip(self.blocks, parts, strict=True)
+        )
+
+
+class _Heads(NamedTuple):
+    """Keys and values of all heads, rounded but held in float32 at least, and the excess of their times."""
+
+    key: Tensor  # (B, N, H, width), [rotated, rest, 0, ...]
+    key_excess: Tensor  # (B, N, H, 1)
+    value: Tensor  # (B, N, H, width)
     value_excess: Tensor  # (B, N, H, 1)
 
 
@@ -50,41 +106,48 @@ class LatentAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        lifted (B, N, width) -> (B, N, n), space components of the points that go into the residual.
+        lifted (B, N, width) -> (B, N, n), space components of the points that go into the residual; with
+        ``output_attentions`` the weights too, (B, H, N, M) or None where they are not built.
     """
 
     def __init__(self, config: HelmConfig, layer_idx: int):
         super().__init__()
         self.config, self.layer_idx, self.num_heads = config, layer_idx, config.num_attention_heads
-        self.nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
-        self.value_dim, self.key_dim = config.v_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
+        nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
+        key_dim, value_dim = nope_dim + self.rope_dim, config.v_head_dim
         self.rank, self.query_rank = config.kv_lora_rank, config.q_lora_rank
-        self.latent_width = self.rank + 1 + int(config.attention_bias)  # of a lifted latent, without its padding
-        self.value_scale, self.score_scale = float(config.value_scale or 1.0), score_scale(config)
         self.c, bias, heads = float(config.curvature), config.attention_bias, config.num_attention_heads
-        # One matrix for all that reads the stream: the queries (or their latent), the latent, the shared rotated key.
-        self.down_rows = (self.query_rank or heads * self.key_dim, self.rank, self.rope_dim)
-        self.down = _aligned_linear(config.hidden_size, sum(self.down_rows), bias)
+        self.value_scale, self.score_scale = float(config.value_scale or 1.0), score_scale(config)
+        split = config.time_columns == "split"
+        self.sizes = Sizes(key_dim, value_dim, self.c, split)
+        self.key_width, self.value_width = aligned(key_dim + (3 if split else 1)), aligned(value_dim + 1)
+        width = max(self.key_width, self.value_width)  # fused attention wants one for both
+        self.latent_width = self.rank + 1 + int(bias)  # of a lifted latent, without its padding
+        queries = Block(heads, key_dim, width)
+        latents = [Block(1, self.rank, padded_width(self.rank, bias)), Block(1, self.rope_dim, aligned(self.rope_dim))]
+        # One product for all that reads the stream: the queries (or their latent), the latent, the shared rotated key.
+        first = Block(1, self.query_rank, padded_width(self.query_rank, bias)) if self.query_rank else queries
+        drawn = [first.groups * first.rows, self.rank + self.rope_dim]
+        self.down = BlockLinear(config.hidden_size, [first, *latents], bias, drawn)
         self.kv_gain = nn.Parameter(torch.empty(self.rank))
-        self.kv_up = _aligned_linear(self.rank, heads * (self.nope_dim + self.value_dim), bias)
+        self.kv_up = BlockLinear(
+            self.rank, [Block(heads, nope_dim, width, start=self.rope_dim), Block(heads, value_dim, width)], bias
+        )
         if self.query_rank:
             self.q_gain = nn.Parameter(torch.empty(self.query_rank))
-            self.q_up = _aligned_linear(self.query_rank, heads * self.key_dim, bias)
-        self.o_proj = AmbientLinear(heads * self.value_dim, config.hidden_size, bias, points=heads)
-        self.tau = nn.Parameter(torch.empty(()))
+            self.q_up = BlockLinear(self.query_rank, [queries], bias)
+        self.o_proj = AmbientLinear(
+            heads * value_dim, config.hidden_size, bias, points=heads, point_width=self.value_width
+        )
+        self.log_tau = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set temperature and gains, draw the pieces of the first projection as if each were alone."""
-        nn.init.constant_(self.tau, math.sqrt(self.num_heads * (self.key_dim + 1)))
+        """Set the temperature to ``sqrt(H (d_n + d_r + 1))`` and the gains to 1; the projections draw themselves."""
+        nn.init.constant_(self.log_tau, 0.5 * math.log(self.num_heads * (self.sizes.key_dim + 1)))
         nn.init.ones_(self.kv_gain)
         if self.query_rank:
             nn.init.ones_(self.q_gain)
-        pieces = zip(self.down.weight.split(self.down_rows), self.down.weight_time.split(self.down_rows), strict=True)
-        for weight, time in pieces:
-            bound = math.sqrt(12.0 / (weight.shape[0] + weight.shape[1] + 1))  # Xavier, gain sqrt(2)
-            nn.init.uniform_(weight, -bound, bound)
-            nn.init.uniform_(time, -bound, bound)
 
     def forward(
         self,
@@ -92,191 +155,108 @@ class LatentAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Any = None,
         past_key_values: Cache | None = None,
+        output_attentions: bool = False,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         q, latent, rotated = self._project(lifted, position_embeddings)
         heads = self._heads(latent, rotated)
         if past_key_values is None:
-            mean = self._attend(q, self._keys(heads), self._values(heads), attention_mask, 0)
+            mean, weights = self._attend(q, *self._columns(heads, lifted.dtype), attention_mask, 0)
         elif self.config.cache_mode == "full":
-            mean = self._with_full_cache(q, heads, attention_mask, past_key_values)
+            mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, lifted.dtype)
         else:
-            mean = self._with_latent_cache(q, latent, heads, attention_mask, past_key_values)
-        space, excess = wide(mean).split((self.value_dim, 1), -1)  # (B, H, N, ...)
-        points = _normalise(space, excess, self.c).to(lifted.dtype).transpose(1, 2)
-        return self.o_proj(lift(points, self.c, self.o_proj.point_width, bias=False).flatten(-2))
+            mean, weights = self._with_latent_cache(q, latent, rotated, heads, attention_mask, past_key_values)
+        out = self.o_proj(self._centroids(mean.transpose(1, 2), lifted.dtype).flatten(-2))
+        return (out, weights) if output_attentions else out
 
-    def _project(self, lifted: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, N, H, d_n + d_r), the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r)."""
-        q, latent, rotated = _product(self.down, lifted).split(self.down_rows, -1)
-        latent = self._normed(latent, self.kv_gain)
+    def _project(self, lifted: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Queries, Tensor, Tensor]:
+        """Queries, the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r) in the latent's dtype."""
+        q, latent, rotated = self.down.split(self.down(lifted))
+        latent = self._normed(latent, self.kv_gain)[:, :, 0]
         if self.query_rank:
-            q = _product(self.q_up, self._normed(q, self.q_gain))
-        nope, rope = q.unflatten(-1, (self.num_heads, self.key_dim)).split((self.nope_dim, self.rope_dim), -1)
+            (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
         cos, sin = (table.unsqueeze(-2).to(wide(q).dtype) for table in position_embeddings)  # (B, N, 1, turned)
-        rope, rotated = (rotate(x, cos, sin, self.config.rope_pairing) for x in (rope, rotated.unsqueeze(-2)))
-        return torch.cat([nope, rope.to(nope.dtype)], -1), latent, rotated
+        q, rotated = (rotate(x, cos, sin, self.config.rope_pairing) for x in (q, rotated))
+        # A scaled point is a point of another curvature, and its time is scaled with it.
+        factor = 2 * self.score_scale * torch.exp(-wide(self.log_tau)).to(q.dtype)
+        q = rounded(q * factor, lifted.dtype)
+        queries = Queries(q, torch.sqrt(sqnorm(q) + factor * factor / self.c))
+        return queries, latent, rotated[..., : self.rope_dim].to(lifted.dtype)
 
     def _normed(self, latent: Tensor, gain: Tensor) -> Tensor:
-        normed = rms_norm(latent, gain, self.config.rms_norm_eps)
-        return lift(normed, self.c, bias=self.kv_up.bias is not None)
+        """RMS norm of rows whose first components are a latent, lifted: (..., width) -> (..., width)."""
+        x, rank = wide(latent), gain.shape[0]
+        scale = torch.rsqrt(sqnorm(x) / rank + self.config.rms_norm_eps)
+        gain = F.pad(gain.to(x.dtype), (0, x.shape[-1] - rank))
+        return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.down.bias is not None)
 
     def _heads(self, latent: Tensor, rotated: Tensor) -> _Heads:
         """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r)."""
-        up = _product(self.kv_up, latent).unflatten(-1, (self.num_heads, -1))
-        nope, value = up.split((self.nope_dim, self.value_dim), -1)
-        value, rotated = rounded(wide(value) * self.value_scale, up.dtype), rotated.to(up.dtype)
-        key_excess = _excess(sqnorm(wide(nope)) + sqnorm(wide(rotated)), self.c)
-        return _Heads(nope, rotated, value.to(up.dtype), key_excess, _excess(sqnorm(value), self.c))
+        key, value = self.kv_up.split(self.kv_up(latent))
+        rotated = F.pad(wide(rotated), (0, key.shape[-1] - self.rope_dim))
+        key, value = wide(key) + rotated, rounded(wide(value) * self.value_scale, value.dtype)
+        excess = [excess_of(sqnorm(x), 1 / self.c) for x in (key, value)]
+        return _Heads(key, excess[0], value, excess[1])
 
-    def _keys(self, heads: _Heads) -> Tensor:
-        """``[k, -e, 0, ...]`` as (B, H, N, key width), or ``[k, -e_high, -e_low, -e_high, 0, ...]``."""
-        nope, dtype = heads.nope, heads.nope.dtype
-        times = [(-heads.key_excess).to(dtype)]
-        if self.config.time_columns == "split":
-            high, low = split_high_low(-heads.key_excess, dtype)
-            times = [high, low, high]
-        return _side_by_side([nope, heads.rotated.expand(*nope.shape[:-1], -1), *times])
+    def _columns(self, heads: _Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention reads them, two (B, H, N, width)."""
+        key = key_columns(heads.key, heads.key_excess, self.sizes, dtype)
+        return key, value_columns(heads.value, heads.value_excess, self.sizes, dtype)
 
-    def _values(self, heads: _Heads) -> Tensor:
-        """``[v, e, 0, ...]`` as (B, H, N, value width)."""
-        return _side_by_side([heads.value, heads.value_excess.to(heads.value.dtype)])
+    def _attend(self, q: Queries, k: Tensor, v: Tensor, mask: Any, past: int | Tensor) -> tuple[Tensor, Tensor | None]:
+        return attend(self.config._attn_implementation or "sdpa", q, k, v, self.sizes, mask, past)
 
-    def _queries(self, q: Tensor, dtype: torch.dtype) -> Tensor:
-        """``(2/tau) [q, t, 0, ...]`` as (B, H, N, key width), or ``(2/tau) [q, t_high, t_high, t_low, 0, ...]``."""
-        q, time = self._query(q, dtype)
-        times = [time.to(dtype)]
-        if self.config.time_columns == "split":
-            high, low = split_high_low(time, dtype)
-            times = [high, high, low]
-        return _side_by_side([q.to(dtype), *times])
+    def _with_full_cache(
+        self, q: Queries, heads: _Heads, mask: Any, cache: Cache, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with a cache of the keys and values of all heads."""
+        past, num_new = self._past(cache), q.space.shape[1]
+        k, v = self._columns(heads, dtype)
+        cached = cache.update(k[..., : self.key_width], v[..., : self.value_width], self.layer_idx)
+        if not _is_first(past, num_new):
+            k, v = cached
+        return self._attend(q, k, v, mask, past)
 
-    def _query(self, q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``(2/tau) q`` rounded to ``dtype``, and ``(2/tau) t_q`` of the rounded point; both float32 at least."""
-        factor = 2 * self.score_scale / wide(self.tau)
-        q = rounded(wide(q) * factor, dtype)
-        return q, torch.sqrt(sqnorm(q) + factor * factor / self.c)
+    def _with_latent_cache(
+        self, q: Queries, latent: Tensor, rotated: Tensor, heads: _Heads, mask: Any, cache: Cache
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
+        past, num_new = self._past(cache), q.space.shape[1]
+        keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
+        new = LatentState(keys, heads.key_excess[..., 0], heads.value_excess[..., 0])
+        cached = cache.update(*pack(new), self.layer_idx)
+        if not _is_first(past, num_new):
+            state = unpack(*cached, self.num_heads)
+            if num_new == 1:
+                up_key, up_value = self._up(latent.dtype)
+                return attend_absorbed(q, state, up_key, up_value, self.rope_dim, self.value_scale, mask, past)
+            latents, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
+            latents = F.pad(latents, (0, latent.shape[-1] - self.latent_width))
+            heads = self._heads(latents, rotated.unsqueeze(-2))
+        return self._attend(q, *self._columns(heads, latent.dtype), mask, past)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:
-        """Mean values (B, H, N, d_v + 1), the last column the mean excess, by one fused attention."""
-        q = self._queries(q, k.dtype)
-        mask, is_causal = visible_keys(mask, past, q.shape[-2], k.shape[-2], q.device)
-        if q.shape[-2] > 1:  # the fused kernels want one width; for a single query no kernel is worth a copied cache
-            width = max(k.shape[-1], v.shape[-1])
-            q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-        mean = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0)
-        return mean[..., : self.value_dim + 1]
+    def _up(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The maps from lifted latents to rows of keys (H, width, r + 2) and to values (H, d_v, r + 2)."""
+        matrix = self.kv_up.matrices(dtype)[0][:, : self.latent_width]
+        key, value = (part.unflatten(0, (self.num_heads, -1)) for part in matrix.chunk(2))
+        return key, value[:, : self.sizes.value_dim]
 
     def _past(self, cache: Cache) -> int | Tensor:
         """How many tokens the cache holds; a tensor once a static cache is in use, which must not be read back."""
         past: int | Tensor = cache.get_seq_length(self.layer_idx)
         return past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
 
-    def _with_full_cache(self, q: Tensor, heads: _Heads, mask: Tensor | None, cache: Cache) -> Tensor:
-        """Attention with a cache of the keys and values of all heads."""
-        past = self._past(cache)
-        k, v = self._keys(heads), self._values(heads)
-        cached = cache.update(k, v, self.layer_idx)
-        if not _is_first(past, q.shape[1]):
-            k, v = cached
-        return self._attend(q, k, v, mask, past)
-
-    def _with_latent_cache(self, q: Tensor, latent: Tensor, heads: _Heads, mask: Tensor | None, cache: Cache) -> Tensor:
-        """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
-        past = self._past(cache)
-        keys = torch.cat([latent[..., : self.latent_width], heads.rotated[:, :, 0]], -1)
-        new = LatentState(keys, heads.key_excess[..., 0], heads.value_excess[..., 0])
-        cached = cache.update(*pack(new), self.layer_idx)
-        if not _is_first(past, q.shape[1]):
-            state = unpack(*cached, self.num_heads)
-            if q.shape[1] == 1:
-                return self._absorbed(q[:, 0], state, mask, past)
-            latent, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
-            heads = self._heads(F.pad(latent, (0, self.kv_up.width - self.latent_width)), rotated.unsqueeze(-2))
-        return self._attend(q, self._keys(heads), self._values(heads), mask, past)
-
-    def _absorbed(self, q: Tensor, state: LatentState, mask: Tensor | None, past: int | Tensor) -> Tensor:
-        """:meth:`_attend` for one query per sequence (B, H, d_n + d_r) on the cache itself: (B, H, 1, d_v + 1).
-
-        One attention with a single key head whose rows of queries are the heads. It is written as products because
-        the latent and its times lie in two slots: fused attention would have to copy the whole cache into one block,
-        and would read it with one thread block per sequence, where products share the keys among many.
-        """
-        dtype, width = state.keys.dtype, self.latent_width
-        up = self.kv_up.matrices(dtype)[0][: self.kv_up.out_features, :width].unflatten(0, (self.num_heads, -1))
-        up_key, up_value = up.split((self.nope_dim, self.value_dim), 1)  # (H, d_n, r + 2), (H, d_v, r + 2)
-        q, time = self._query(q, dtype)
-        nope, rope = q.to(dtype).split((self.nope_dim, self.rope_dim), -1)
-        nope = torch.bmm(nope.transpose(0, 1), up_key).transpose(0, 1)  # (B, H, r + 2), a query to lifted latents
-        scores = _wide_product(torch.cat([nope, rope], -1), state.keys.mT) - time * state.key_excess.mT  # (B, H, M)
-        mask, _ = visible_keys(mask, past, 1, scores.shape[-1], q.device)
-        if mask is not None:
-            mask = mask[:, :, 0]  # (B, 1 or H, M)
-            lowest = torch.finfo(scores.dtype).min
-            scores = torch.where(mask, scores, lowest) if mask.dtype == torch.bool else scores + mask
-        weights = scores.softmax(-1)
-        mean = torch.bmm(weights.to(dtype), state.keys[..., :width])  # (B, H, r + 2), the mean of lifted latents
-        value = torch.bmm(mean.transpose(0, 1), up_value.mT).transpose(0, 1)  # (B, H, d_v)
-        excess = (weights * state.value_excess.mT).sum(-1, keepdim=True)
-        return torch.cat([wide(value) * self.value_scale, excess], -1).unsqueeze(2)
-
-
-def visible_keys(
-    mask: Tensor | None, past: int | Tensor, num_queries: int, num_keys: int, device: torch.device
-) -> tuple[Tensor | None, bool]:
-    """The mask for ``num_keys`` keys, and whether the kernel's own causal order is meant in its place.
-
-    Without a mask query i sees the keys up to ``past + i``. Reads no value of ``past`` when it is a tensor, as in a
-    static cache, whose unused places are then masked.
-
-    Args:
-        mask: (B, 1 or H, N, >= num_keys), boolean (True: look) or added to the scores; or None.
-        past: tokens in the cache before the queries came.
-    """
-    if mask is not None:
-        return mask[..., :num_keys], False
-    if isinstance(past, int) and past + num_queries == num_keys:
-        if num_queries == 1:
-            return None, False
-        if past == 0:
-            return None, True
-    last = past + torch.arange(num_queries, device=device)
-    return (torch.arange(num_keys, device=device) <= last[:, None])[None, None], False
+    def _centroids(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
+        """Points ``[s, t, 0, ...]`` (B, N, H, width) in the direction of mean values with their mean excess behind."""
+        d = self.sizes.value_dim
+        mean = F.pad(wide(mean), (0, self.value_width - mean.shape[-1]))  # a negative number cuts
+        column = torch.arange(self.value_width, device=mean.device)
+        space, excess = torch.where(column < d, mean, 0.0), mean[..., d : d + 1]
+        # m_t^2 - |m|^2 - 1/c, never negative but for rounding
+        gap = excess * (excess + 2 / math.sqrt(self.c)) - sqnorm(space)
+        return lift_padded(space * torch.rsqrt(1 + self.c * gap.clamp(min=0.0)), d, dtype, self.c, bias=False)
 
 
 def _is_first(past: int | Tensor, num_new: int) -> bool:
     """Whether these are several tokens for an empty cache, so that their own keys and values are all there are."""
     return num_new > 1 and isinstance(past, int) and past == 0
-
-
-def _aligned_linear(in_features: int, out_features: int, bias: bool) -> AmbientLinear:
-    """A linear map that writes rows of an aligned width; :func:`_product` cuts them."""
-    return AmbientLinear(in_features, out_features, bias, row_groups=(1, out_features, aligned(out_features)))
-
-
-def _product(linear: AmbientLinear, lifted: Tensor) -> Tensor:
-    product: Tensor = linear(lifted)
-    return product[..., : linear.out_features]
-
-
-def _excess(square: Tensor, c: float) -> Tensor:
-    """``t - 1/s`` of points with squared norms ``square``, without cancellation."""
-    return square / (torch.sqrt(square + 1 / c) + 1 / math.sqrt(c))
-
-
-def _side_by_side(parts: list[Tensor]) -> Tensor:
-    """(B, N, H, ...) parts in one row, zeros up to an aligned width: (B, H, N, width)."""
-    width = sum(part.shape[-1] for part in parts)
-    row = torch.cat(parts, -1)
-    return F.pad(row, (0, aligned(width) - width)).transpose(1, 2)
-
-
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of batches of matrices, not rounded to half precision in the end."""
-    if not is_half(a.dtype):
-        return torch.bmm(a, b)
-    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if a.is_cuda and not needs_gradient:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.float(), b.float())

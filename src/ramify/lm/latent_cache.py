@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..nn.common import wide
-from .ambient import aligned
+from .ambient import aligned, rounded
 
 if TYPE_CHECKING:
     from .config import HelmConfig
@@ -36,8 +36,8 @@ def is_half(dtype: torch.dtype) -> bool:
 
 def split_high_low(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Two tensors of ``dtype`` whose sum is ``x`` to twice the digits of ``dtype``."""
-    high = x.to(dtype)
-    return high, (x - high.to(x.dtype)).to(dtype)
+    high = rounded(x, dtype)
+    return high.to(dtype), (x - high).to(dtype)
 
 
 def pack(state: LatentState) -> tuple[Tensor, Tensor]:
