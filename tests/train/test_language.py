@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +279,53 @@ def test_recipes_say_what_they_should():
     paper = recipes["helm_d_115m"]
     tokens = paper.data.batch_size * paper.text.block_length
     assert tokens == 4 * 4 * 2048 * 64 and paper.optim.lr == 4e-4 and paper.run.seed == 1234
+
+
+# --------------------------------------------------------------------------------------------------- inside the model
+
+
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
+def test_inside_is_what_the_model_does(tmp_path, cache, name):
+    from ramify.evaluate.stream import look_inside
+    from ramify.train.tasks import build_task
+
+    task = build_task(recipe(cache, name))
+    text = task.build_dataset("train")
+    model: Any = task.build_model(task.describe(text)).eval()
+    batch = text.batch([0, 1, 2])
+    found = look_inside(model, batch)
+    with torch.no_grad():
+        states = model.model(batch["input_ids"], output_hidden_states=True).hidden_states
+    # Between the two layers; what transformers gives for the last one is normed in some models.
+    assert found["stream/00"] == pytest.approx(states[1].norm(dim=-1).mean().item(), rel=1e-6)
+    assert [key for key in found if key.startswith("stream/")] == ["stream/00", "stream/01"]
+    loads = {key: value for key, value in found.items() if key.startswith("load/")}
+    assert ("clamped" in found) == (not name.startswith("twin:"))
+    if name != "helm-mice-pico":
+        assert not loads
+        return
+    assert sum(loads.values()) == pytest.approx(1) and len(loads) == 4  # the second of two layers has experts
+    assert [found[f"curvature/01.{i}"] for i in range(4)] == pytest.approx([0.1, 0.1 + 1.9 / 3, 0.1 + 3.8 / 3, 2.0])
+
+
+def test_bounds_are_counted():
+    from ramify.evaluate.stream import look_inside
+
+    class Layer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clamp(min=0.0) + x.clamp(-9.0, 9.0)  # only the first is a lower bound
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer()])
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+            return self.layers[0](input_ids)
+
+    model = Model()
+    object.__setattr__(model, "base_model", model)
+    x = torch.tensor([[[-3.0, 4.0], [0.0, 5.0]]])
+    found = look_inside(model, {"input_ids": x, "labels": x})
+    assert found["clamped"] == 0.25
+    assert found["stream/00"] == pytest.approx((math.hypot(-3, 8) + 10) / 2)

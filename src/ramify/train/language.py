@@ -6,6 +6,7 @@ python -m ramify.train.language runs/helm --resume
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -134,9 +135,9 @@ def run(argv: Sequence[str]) -> int:
     if source.is_dir():
         source = source / "recipe.yaml"
     result = fit(load(Recipe, source, given.overrides), out, resume=given.resume)
-    if result.numbers:
+    if result.numbers and os.environ.get("RANK", "0") == "0":
         print("  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items()))
-    print(result.folder)
+        print(result.folder)
     return 0
 
 

@@ -357,7 +357,8 @@ class Trainer:
         """What the task finds inside the model, which is left as it was."""
         self.model.eval()
         try:
-            with torch.no_grad(), self._autocast(), torch.compiler.set_stance("force_eager"):
+            eager = torch.compiler.set_stance("force_eager")
+            with torch.no_grad(), self._autocast(), eager, self.processes.evaluating(self.model):
                 return self.task.probe(self.model, self._last_batch)
         finally:
             self.model.train()

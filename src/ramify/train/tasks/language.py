@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ramify.errors import UserError, as_user_error, require
 from ramify.evaluate.perplexity import as_score, batch_sums, byte_lengths
+from ramify.evaluate.stream import look_inside
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 
@@ -96,8 +97,8 @@ class Language(Task):
             post_step()
 
     def probe(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Norm of the stream after each block, over one sequence."""
-        return {}
+        """Length of the stream after each layer, share of numbers at a bound, load and curvature of experts."""
+        return look_inside(model, batch)
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
@@ -151,8 +152,4 @@ def build_language_model(recipe: Recipe, data: dict[str, Any]) -> nn.Module:
             return euclidean_twin(config)
     from ramify.lm.modeling import HelmForCausalLM
 
-    model: nn.Module = HelmForCausalLM(config)
-    for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("weight_time"):  # a column of a matrix, kept apart: decays as the matrix does
-            parameter._no_weight_decay = False  # type: ignore[attr-defined]
-    return model
+    return HelmForCausalLM(config)

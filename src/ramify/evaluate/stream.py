@@ -1,0 +1,92 @@
+"""What goes on inside a language model in training: how long the stream is, what hits a bound, who does the work."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+MAX_SEQUENCES = 4
+"""Sequences that are looked at; more would cost time and say the same."""
+
+
+def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
+    """Numbers of one forward pass without gradients, by name.
+
+    * ``stream/00``, ...: mean norm of the tokens after each layer (of their space components, for HELM);
+    * ``clamped``: share of the numbers that a lower bound of the geometry had to lift (residuals, centroids of HELM):
+      rounding where it is small, trouble where it grows;
+    * ``load/02.1``: share of the choices that went to expert 1 of layer 2; ``curvature/02.1``: its K, curvature -K.
+
+    Args:
+        model: a causal language model of transformers' kind, uncompiled, in eval mode.
+        batch: ``input_ids`` (B, N), perhaps ``position_ids`` and ``attention_mask``.
+    """
+    norms: dict[int, Tensor] = {}
+    loads: dict[int, Tensor] = {}
+    curvatures: dict[int, Tensor] = {}
+    bounds = _Bounds()
+    inputs = {name: value[:MAX_SEQUENCES] for name, value in batch.items() if name != "labels"}
+    with contextlib.ExitStack() as stack:
+        for i, layer in enumerate(model.base_model.layers):
+            stack.enter_context(_hook(layer, norms, i, _mean_norm))
+            for module in layer.modules():
+                if hasattr(module, "balance_bias"):  # the gate of a mixture of experts
+                    stack.enter_context(_hook(module, loads, i, _load))
+                if getattr(module, "log_curvature", None) is not None:
+                    curvatures[i] = torch.as_tensor(module.curvature())
+        stack.enter_context(bounds)
+        with torch.no_grad():
+            model.base_model(**inputs, use_cache=False)
+    found = {f"stream/{i:02}": value for i, value in norms.items()}
+    if bounds.parts:
+        hit, total = torch.stack(bounds.parts).sum(0)
+        found["clamped"] = hit / total
+    for name, values in (("load", loads), ("curvature", curvatures)):
+        found |= {f"{name}/{i:02}.{j}": value for i, row in values.items() for j, value in enumerate(row)}
+    if not found:
+        return {}
+    numbers = torch.stack([value.detach().double() for value in found.values()]).tolist()  # one wait for the device
+    return dict(zip(found, numbers, strict=True))
+
+
+@contextlib.contextmanager
+def _hook(module: nn.Module, found: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        found[place] = measure(output)
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _mean_norm(output: Any) -> Tensor:
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden.float().norm(dim=-1).mean()
+
+
+def _load(route: Any) -> Tensor:
+    counts: Tensor = route.counts.reshape(-1, route.counts.shape[-1]).sum(0).double()
+    return counts / counts.sum()
+
+
+class _Bounds(TorchFunctionMode):
+    """Counts what ``clamp(min=...)`` changes, wherever it is called inside: the models need no code for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[Tensor] = []
+        """(2,) of each call: numbers below the bound, numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.clamp and len(args) == 1 and set(kwargs) == {"min"} and args[0].is_floating_point():
+            below = (args[0] < kwargs["min"]).sum().double()
+            self.parts.append(torch.stack([below, torch.full_like(below, args[0].numel())]))
+        return func(*args, **kwargs)
