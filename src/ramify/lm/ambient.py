@@ -8,7 +8,8 @@ already rounded ``s``. A linear map reads the row ``[s, t, 1, 0, ...]``: one ali
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from ..geometry.numerics import Scalar, dot, root, sqnorm
 from ..nn.common import gemm_dtype, like, wide
+
+Made = TypeVar("Made")
 
 _ALIGN = 8
 """Columns of a row are padded to a multiple of this: 16 bytes of bfloat16, what fast matrix products read at once."""
@@ -77,6 +80,23 @@ def lift(s: Tensor, c: Scalar = 1.0, width: int | None = None, bias: bool = True
     return torch.cat([point.to(dtype), tail.to(dtype)], -1)
 
 
+def lift_padded(s: Tensor, n: int, dtype: torch.dtype, c: Scalar = 1.0, bias: bool = True) -> Tensor:
+    """:func:`lift` of rows that already have their width: (..., width) whose columns from n on are 0 -> (..., width).
+
+    For what comes out of an :class:`AmbientLinear` with ``row_groups``: no row changes its length, so that a compiler
+    makes one kernel of this and of whatever made ``s``.
+
+    Args:
+        s: rows in float32 at least, not yet rounded. n: the number of space components. dtype: of the result.
+    """
+    point = rounded(s, dtype)
+    column = torch.arange(point.shape[-1], device=point.device)
+    filled = torch.where(column == n, time_of(point, c), point)
+    if bias:
+        filled = torch.where(column == n + 1, 1.0, filled)
+    return filled.to(dtype)
+
+
 def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
     """``gain s / sqrt(mean(s^2) + eps)`` in float32 at least, then the dtype of ``s``: (..., n) -> (..., n)."""
     x = wide(s)
@@ -109,6 +129,40 @@ def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Sca
 
 UNIT_WEIGHT = math.log(math.expm1(1.0))
 """The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
+
+
+class Kept:
+    """A tensor made from parameters, kept from call to call in evaluation without gradients.
+
+    There a step with one token would otherwise cast and pad every weight of the model. Whatever changes a parameter
+    makes a new one: in-place operations by their version, everything else by its address.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._key: Any = None
+        self._value: Any = None
+
+    def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Made]) -> Made:
+        """What ``make`` makes of ``parameters`` and ``extra``, perhaps made earlier."""
+        if training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return make()
+        if any(p.is_inference() for p in parameters):  # those have no version
+            return make()
+        key = (extra, *((p.data_ptr(), p._version) for p in parameters))
+        if self._key != key:
+            self._key, self._value = key, make()
+        made: Made = self._value
+        return made
+
+    def __deepcopy__(self, memo: Any) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
 
 
 class AmbientLinear(nn.Module):
@@ -161,7 +215,9 @@ class AmbientLinear(nn.Module):
         time_shape = (out_features,) if points == 1 else (out_features, points)
         self.weight_time = nn.Parameter(torch.empty(time_shape, **factory))
         self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
-        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
+        # The column of the time belongs to the matrix, and is decayed as such, although it is a vector here.
+        self.weight_time._no_weight_decay = False  # type: ignore[attr-defined]
+        self._kept = Kept()
         self.reset_parameters()
 
     @property
@@ -207,23 +263,13 @@ class AmbientLinear(nn.Module):
         return self._pad_rows(self.bias.to(dtype))
 
     def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """:meth:`padded` and the bias of the epilogue; kept between calls while nothing can change them.
-
-        Only in evaluation, without gradients: there a step with one token would otherwise copy every weight.
-        """
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.padded(dtype), self._epilogue(dtype)
+        """:meth:`padded` and the bias of the epilogue; kept in evaluation without gradients."""
         parameters = [p for p in (self.weight, self.weight_time, self.bias) if p is not None]
-        if any(p.is_inference() for p in parameters):
-            return self.padded(dtype), self._epilogue(dtype)
-        key = (dtype, *((p.data_ptr(), p._version) for p in parameters))
-        if self._packed is None or self._packed[0] != key:
-            self._packed = (key, self.padded(dtype), self._epilogue(dtype))
-        return self._packed[1], self._packed[2]
+        return self._kept.get(self.training, parameters, dtype, lambda: (self.padded(dtype), self._epilogue(dtype)))
 
     def train(self, mode: bool = True) -> AmbientLinear:
         """Also forgets the kept matrix, so that whatever training does to the weights is seen."""
-        self._packed = None
+        self._kept.clear()
         return super().train(mode)
 
     def forward(self, lifted: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ def _frequencies(settings: Any, device: Any = None) -> tuple[Tensor, float]:
 
 def score_scale(config: HelmConfig) -> float:
     """Factor on attention scores that goes with the kind of rotary scaling; 1 without scaling."""
-    return float(_frequencies(_frequency_settings(config), "cpu")[1]) ** 2
+    with torch.device("cpu"):  # a model may be built without memory, this number not
+        return float(_frequencies(_frequency_settings(config), "cpu")[1]) ** 2
 
 
 class HelmRotary(nn.Module):

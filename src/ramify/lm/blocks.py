@@ -1,0 +1,96 @@
+"""What a HELM is stacked from: the table of tokens as points, and one layer of the stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..geometry import Lorentz, PointModule, lorentz
+from .ambient import UNIT_WEIGHT, lift, residual, rms_norm
+from .attention import HelmAttention
+from .config import HelmConfig
+from .ffn import DenseFFN
+
+
+class PointEmbedding(nn.Embedding, PointModule):
+    """A table of Lorentz points: an ``nn.Embedding`` that Riemannian optimisers know as points."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, c: float = 1.0, padding_idx: int | None = None):
+        self.c = c
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        with torch.device("cpu"):  # a model may be built without memory, a curvature not
+            self._points["weight"] = Lorentz(c)
+        self.mark_points()
+
+    def reset_parameters(self) -> None:
+        """Draw directions, and go one unit of length from the origin in each."""
+        if getattr(self.weight, "_is_hf_initialized", False):  # transformers marks what it has loaded
+            return
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(lorentz.expmap0(F.normalize(self.weight, dim=-1), self.c))
+
+
+class HelmBlock(GradientCheckpointingLayer):
+    """One layer: attention and feed-forward part, each of the normed stream, each joined by a Lorentz residual."""
+
+    def __init__(self, config: HelmConfig, layer_idx: int):
+        super().__init__()
+        self.c, self.eps, self.gain = float(config.curvature), config.rms_norm_eps, float(config.residual_gain or 1.0)
+        self.attention_bias, self.ffn_bias = config.attention_bias, config.ffn_bias
+        self.attention: nn.Module
+        self.ffn: nn.Module
+        if config.variant == "mice":
+            from .latent import LatentAttention
+
+            self.attention = LatentAttention(config, layer_idx)
+        else:
+            self.attention = HelmAttention(config, layer_idx)
+        if config.variant == "mice" and layer_idx >= config.num_dense_layers:
+            from .experts import Mice
+
+            self.ffn = Mice(config)
+        else:
+            self.ffn = DenseFFN(config)
+        self.attention_norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.ffn_norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.attention_weight = nn.Parameter(torch.empty(1))
+        self.ffn_weight = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Unit gains, and weight 1 for both branches."""
+        for gain in (self.attention_norm, self.ffn_norm):
+            nn.init.ones_(gain)
+        for weight in (self.attention_weight, self.ffn_weight):
+            nn.init.constant_(weight, UNIT_WEIGHT)
+
+    def forward(
+        self,
+        x: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Any = None,
+        past_key_values: Cache | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The stream (B, N, n) after the layer, the experts' balance loss, the attention weights if asked for."""
+        weights = None
+        space = rms_norm(x, self.attention_norm, self.eps)
+        y = self.attention(
+            lift(space, self.c, bias=self.attention_bias),
+            position_embeddings,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            output_attentions=output_attentions,
+        )
+        if isinstance(y, tuple):
+            y, weights = y
+        x = residual(x, y, self.attention_weight, self.gain, self.c)
+        space = rms_norm(x, self.ffn_norm, self.eps)
+        y, aux_loss = self.ffn(lift(space, self.c, bias=self.ffn_bias), space)
+        return residual(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights

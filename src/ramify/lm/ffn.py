@@ -1,0 +1,41 @@
+"""The feed-forward part of HELM: SwiGLU on space components, with the time of the hidden point derived in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..nn.common import wide
+from .ambient import AmbientLinear, lift_padded, padded_width
+
+if TYPE_CHECKING:
+    from .config import HelmConfig
+
+
+class DenseFFN(nn.Module):
+    """``W_2 lift(silu(W_1 x) * (W_3 x))`` of lifted points, two matrix products and one pass in between.
+
+    Args:
+        config: ``hidden_size`` n, ``intermediate_size``, ``curvature``, ``ffn_bias``.
+
+    Shape:
+        lifted (B, N, width), space (not needed here) -> (B, N, n), no loss of its own.
+    """
+
+    def __init__(self, config: HelmConfig):
+        super().__init__()
+        self.hidden, self.c, self.has_bias = config.intermediate_size, float(config.curvature), config.ffn_bias
+        # Rows as wide as what the second product reads: zero rows of the first leave room for time and one.
+        width = padded_width(self.hidden, self.has_bias)
+        self.gate_up_proj = AmbientLinear(
+            config.hidden_size, 2 * self.hidden, self.has_bias, row_groups=(2, self.hidden, width), fused=2
+        )
+        self.down_proj = AmbientLinear(self.hidden, config.hidden_size, self.has_bias)
+
+    def forward(self, lifted: Tensor, space: Tensor | None = None) -> tuple[Tensor, None]:
+        both = self.gate_up_proj(lifted)
+        gate, up = wide(both).chunk(2, -1)
+        hidden = lift_padded(F.silu(gate) * up, self.hidden, both.dtype, self.c, self.has_bias)
+        return self.down_proj(hidden), None
