@@ -302,7 +302,7 @@ def test_bfloat16_is_near_float32() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in mice.parameters())
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiles_whole(norm: bool) -> None:
     """T15: not even routing breaks the graph; forward and gradients as without."""
     mice = make(torch.float32, expert_norm=norm, n_shared_experts=2).train()
@@ -330,3 +330,39 @@ def test_inductor_agrees_in_bfloat16() -> None:
 
     found, expected = torch.compile(step, fullgraph=True)(space), step(space)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.detach().abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_gpu_waits_for_nothing_and_repeats(is_compiled: bool) -> None:
+    """bfloat16 on a GPU: no host sync in forward and backward, the same bits twice, near the loop in float32."""
+    mice = make(torch.float32, hidden_size=72, moe_intermediate_size=100, n_routed_experts=6, n_shared_experts=2).cuda()
+    with torch.no_grad():
+        for p in mice.parameters():
+            p.mul_(0.3)
+    space = points(1.0, 4, 50, dtype=torch.float32, n=72).cuda()
+    exact = mice(lift(space), space)[0]
+    mice.gate.counts.zero_()
+
+    def step(space: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            return mice(lift(space), space)
+
+    run = torch.compile(step, fullgraph=True) if is_compiled else step
+    results = []
+    for turn in range(3):
+        mice.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if turn else "default")  # the first turn may compile and tune
+        try:
+            out, aux = run(space)
+            (out.float().pow(2).sum() + aux).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        results.append([out, *(p.grad for p in mice.parameters())])
+    for one, other in zip(results[1], results[2], strict=True):
+        assert torch.equal(one, other)
+    assert ((results[0][0] - exact).norm(dim=-1) / exact.norm(dim=-1)).median() < 0.02
+    assert int(mice.gate.counts.sum()) == 3 * 200 * 2
+    mice.gate.update_bias()
+    assert mice.gate.balance_bias.abs().max() > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +49,24 @@ def test_grouped_product_is_the_loop_over_groups(sizes: tuple[int, ...], dtype: 
         torch.autograd.grad(found, (x, weight), grad), torch.autograd.grad(expected, (x, weight), grad), strict=True
     ):
         torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [*SIZES, (123, 1, 0, 877), (0, 300, 129, 64)])
+def test_gpu_kernel_is_the_loop_over_groups(sizes: tuple[int, ...]) -> None:
+    x = torch.randn(sum(sizes), 72, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(len(sizes), 104, 72, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ends, grad = ends_of(sizes).cuda(), torch.randn(sum(sizes), 104, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = grouped_linear(x, weight, ends)
+        grads = torch.autograd.grad(found, (x, weight), grad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = grouped_linear(x, weight, ends, "loop")
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(grads, torch.autograd.grad(expected, (x, weight), grad), strict=True):
+        torch.testing.assert_close(one, other, rtol=1.6e-2, atol=1e-2 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize("backend", ["torch", "loop"])
@@ -253,8 +273,10 @@ def test_wrong_gates_are_refused() -> None:
         Gate(4, 3, 2, rule="signs")
 
 
-def _rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor], expected: Tensor) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def _bias_of_rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor], found: Tensor) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=240)
+    )
     try:
         torch.set_num_threads(1)
         gate = Gate(5, 4, 2, rate=0.125, rule="proportional")
@@ -263,15 +285,25 @@ def _rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor], expecte
         for part in space[rank].chunk(2):  # two micro-batches; the wrapper broadcasts buffers before each
             wrapped(part)
         gate.update_bias()
-        torch.testing.assert_close(gate.balance_bias, expected)
+        found[rank] = gate.balance_bias
     finally:
         dist.destroy_process_group()
 
 
-def test_counts_are_summed_over_processes(tmp_path: object) -> None:
+def test_counts_are_summed_over_processes(tmp_path: Path) -> None:
     gate = Gate(5, 4, 2, rate=0.125, rule="proportional")
     space = torch.randn(2, 4, 6, 5) + torch.tensor([1.0, -1.0])[:, None, None, None]  # unlike from rank to rank
     counts = gate(space.flatten(0, 1)).counts.sum(0)
     expected = 0.125 * balance_step(counts, "proportional")
     assert expected.abs().max() > 0
-    mp.spawn(_rank, (f"{tmp_path}/meet", space, gate.state_dict(), expected), nprocs=2)
+    found = torch.full((2, 4), float("nan")).share_memory_()
+    common = (str(tmp_path / "meet"), space, gate.state_dict(), found)
+    other = mp.get_context("spawn").Process(target=_bias_of_rank, args=(1, *common))
+    other.start()  # the second process; the first is this one
+    try:
+        _bias_of_rank(0, *common)
+    finally:
+        other.join(60)
+        if other.is_alive():
+            other.terminate()
+    torch.testing.assert_close(found, expected.expand(2, 4))

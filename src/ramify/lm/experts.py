@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..geometry.numerics import Scalar, root, sqnorm
 from ..nn.common import like, wide
-from .ambient import aligned, padded_width, rounded, time_of
+from .ambient import Kept, aligned, lift_padded, padded_width, time_of
 from .grouped import bring, grouped_linear, send
 from .routing import Gate, Order, sort_by_expert
 
@@ -49,10 +49,10 @@ def merge(shared: Sequence[Tensor], routed: Tensor, weight: Tensor, c: Scalar = 
     """
     over_c = 1 / like(c, weight)
     mass = weight.sum(-1, keepdim=True) + len(shared)  # (T, 1)
+    ones = [torch.ones_like(mass)] * len(shared)
+    space = time = torch.zeros_like(mass)
     # One after another: a compiler makes one pass over all rows of this.
-    terms = [(1.0, y) for y in shared] + [(weight[:, j, None], routed[:, j]) for j in range(routed.shape[1])]
-    space, time = torch.zeros((), device=weight.device), torch.zeros((), device=weight.device)
-    for g, point in terms:
+    for g, point in zip([*ones, *weight[..., None].unbind(1)], [*shared, *routed.unbind(1)], strict=True):
         point = wide(point)
         space = space + g * point
         time = time + g * time_of(point, c)
@@ -101,7 +101,7 @@ class ExpertStack(nn.Module):
         self.bias_out = nn.Parameter(torch.empty(num_experts, features, **factory)) if bias else None
         is_learned = not isinstance(curvature, int | float)
         self.log_curvature = nn.Parameter(torch.empty(num_experts, **factory)) if is_learned else None
-        self._packed: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self._kept = Kept()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -157,16 +157,9 @@ class ExpertStack(nn.Module):
         return (self.weight_in * scale[..., None], self.time_in * scale, bias_in), (weight_out, time_out, bias_out)
 
     def matrices(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
-        """:meth:`folded`, kept between calls in evaluation without gradients, where nothing can change it."""
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.folded(dtype, width)
+        """:meth:`folded`, kept in evaluation without gradients."""
         parameters = list(self.parameters(recurse=False))
-        if any(p.is_inference() for p in parameters):
-            return self.folded(dtype, width)
-        key = (dtype, width, *((p.data_ptr(), p._version) for p in parameters))
-        if self._packed is None or self._packed[0] != key:
-            self._packed = (key, self.folded(dtype, width))
-        return self._packed[1]
+        return self._kept.get(self.training, parameters, (dtype, width), lambda: self.folded(dtype, width))
 
     def lift_hidden(self, both: Tensor, radius: Tensor | float = 1.0) -> Tensor:
         """``[h, t, 1, 0, ...]`` with ``h = silu(gate) * up`` on the hyperboloid of curvature -1.
@@ -175,16 +168,11 @@ class ExpertStack(nn.Module):
             both: (..., 2 inner), gate and up, zero where time and one will be.
             radius: the norm that :attr:`norm` gives to ``h``; broadcasts against (..., 1).
         """
-        gate, up = wide(both).chunk(2, -1)
-        h = F.silu(gate) * up
+        gate, up = both.chunk(2, -1)  # before widening: so the two gradients meet in the dtype of the product
+        h = F.silu(wide(gate)) * wide(up)
         if self.norm:
             h = h * (radius * torch.rsqrt(sqnorm(h) + self.hidden * self.eps))
-        h = rounded(h, both.dtype)
-        column = torch.arange(self.inner, device=h.device)
-        lifted = torch.where(column == self.hidden, time_of(h), h)
-        if self.bias_in is not None:
-            lifted = torch.where(column == self.hidden + 1, 1.0, lifted)
-        return lifted.to(both.dtype)
+        return lift_padded(h, self.hidden, both.dtype, bias=self.bias_in is not None)
 
     def _radius(self) -> Tensor | float:
         """Norm of normalised hidden points in units of the expert's radius: (E,) or the float they share."""
@@ -198,7 +186,7 @@ class ExpertStack(nn.Module):
             places = torch.arange(rows.shape[0], device=rows.device)
             radius = radius[torch.searchsorted(ends, places, right=True)][:, None]  # (S, 1)
         lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends, backend), radius)
-        return grouped_linear(lifted, weight_out, ends, backend)[:, : self.features]
+        return self._crop(grouped_linear(lifted, weight_out, ends, backend))
 
     def every(self, rows: Tensor) -> list[Tensor]:
         """All rows through every expert, the first map of all as one product: lifted (T, width) -> E points (T, n)."""
@@ -208,11 +196,14 @@ class ExpertStack(nn.Module):
         if isinstance(radius, Tensor):
             radius = radius[:, None]  # (E, 1)
         lifted = self.lift_hidden(both, radius)  # (T, E, inner)
-        return [F.linear(lifted[:, e], weight_out[e])[:, : self.features] for e in range(self.num_experts)]
+        return [self._crop(F.linear(h, w)) for h, w in zip(lifted.unbind(1), weight_out.unbind(0), strict=True)]
+
+    def _crop(self, points: Tensor) -> Tensor:
+        return points if points.shape[-1] == self.features else points[..., : self.features]
 
     def train(self, mode: bool = True) -> ExpertStack:
         """Also forgets the kept matrices, so that whatever training does to the weights is seen."""
-        self._packed = None
+        self._kept.clear()
         return super().train(mode)
 
     def _mark(self) -> None:
@@ -245,7 +236,8 @@ def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width
     """``[W, w_t, b, 0]`` with zero rows below: (..., m, n), (..., m) -> (..., rows, width) in ``dtype``."""
     parts = [weight, time[..., None]] if bias is None else [weight, time[..., None], bias[..., None]]
     full = torch.cat([part.to(dtype) for part in parts], -1)
-    return F.pad(full, (0, width - full.shape[-1], 0, rows - full.shape[-2]))
+    missing = (rows - full.shape[-2], width - full.shape[-1])
+    return F.pad(full, (0, missing[1], 0, missing[0])) if any(missing) else full
 
 
 class Mice(nn.Module):
