@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramify.bench.hcformer import HCFormerOptions
+from ramify.bench.helm_options import HelmOptions
 from ramify.bench.lab import LabOptions
 from ramify.bench.options import GeometryOptions
 from ramify.bench.tokens_options import TokensOptions
@@ -49,4 +50,14 @@ def lab(config: LabOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab}
+def helm(config: HelmOptions) -> int:
+    """Time hyperbolic language models beside Llama and DeepSeek-V3 of equal shape, training and decoding.
+
+    Exit code 1 if a model of ours fails or a target of the GPU is missed.
+    """
+    from ramify.bench import helm as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab, "helm": helm}

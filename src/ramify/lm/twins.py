@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache
 from transformers.integrations.moe import ExpertsInterface
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..nn.common import gemm_dtype
 from .ambient import padded_width
 from .grouped import bring, grouped_linear, send
 from .loss import next_token_loss
+from .modeling import HelmOutput
 from .routing import balance_step, sort_by_expert
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _Twin:
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> HelmOutput:
         """As any causal model of transformers; with labels while training there are no logits, only their loss."""
         kwargs.pop("return_dict", None)
         output = self.model(
@@ -145,7 +145,7 @@ class _Twin:
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])
-        return CausalLMOutputWithPast(
+        return HelmOutput(
             loss=loss,  # type: ignore[arg-type]  # theirs says FloatTensor
             logits=logits,
             past_key_values=output.past_key_values,
