@@ -7,6 +7,7 @@ fastest Euclidean model of that shape that a user of transformers has.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -50,9 +51,11 @@ def euclidean_twin(
 
 def llama_config(config: HelmConfig) -> LlamaConfig:
     """Shape of the dense twin."""
+    heads = config.num_attention_heads
     return LlamaConfig(
         **_shared(config),
-        num_key_value_heads=config.num_attention_heads,
+        hidden_size=_near(config.hidden_size, math.lcm(8, heads)),  # transformers wants a multiple of the heads
+        num_key_value_heads=heads,
         head_dim=_near(int(config.head_dim or 0) + 1),
     )
 
@@ -64,6 +67,7 @@ def deepseek_config(config: HelmConfig) -> DeepseekV3Config:
     rotary = config.qk_rope_head_dim
     return DeepseekV3Config(
         **_shared(config),
+        hidden_size=_near(config.hidden_size),
         num_key_value_heads=config.num_attention_heads,
         q_lora_rank=_near(config.q_lora_rank) if config.q_lora_rank else None,
         kv_lora_rank=_near(config.kv_lora_rank),
@@ -87,7 +91,6 @@ def deepseek_config(config: HelmConfig) -> DeepseekV3Config:
 def _shared(config: HelmConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
-        "hidden_size": _near(config.hidden_size),
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": config.num_attention_heads,
         "intermediate_size": padded_width(config.intermediate_size),
@@ -102,9 +105,9 @@ def _shared(config: HelmConfig) -> dict[str, Any]:
     }
 
 
-def _near(width: int) -> int:
-    """The multiple of 8 nearest to ``width``: 65 -> 64, 389 -> 392."""
-    return max(8, (width + 4) // 8 * 8)
+def _near(width: int, step: int = 8) -> int:
+    """The multiple of ``step`` nearest to ``width``: 65 -> 64, 389 -> 392."""
+    return max(1, (width + step // 2) // step) * step
 
 
 class _Twin:
