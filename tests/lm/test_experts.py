@@ -17,6 +17,7 @@ from ramify.geometry import lorentz
 from ramify.lm.ambient import lift, rms_norm
 from ramify.lm.config import HelmConfig
 from ramify.lm.experts import CURVATURE_BOUNDS, ExpertStack, Mice, merge
+from ramify.lm.ffn import DenseFFN
 from ramify.train.optimizer import param_groups
 from ramify.train.recipe import OptimSettings
 
@@ -68,7 +69,7 @@ def expert_by_definition(stack: ExpertStack, e: int, x: Tensor) -> Tensor:
     )
     h = F.silu(gate) * up
     if stack.norm:
-        h = h / (h.pow(2).mean() + stack.eps / k).sqrt() / math.sqrt(stack.hidden * c)
+        h = h / (h.pow(2).mean() + stack.eps * c / k).sqrt() / math.sqrt(stack.hidden * c)
     hidden = lorentz.to_ambient(h, k)
     assert_on_manifold(hidden, k)
     u = stack.weight_out[e] @ hidden[1:] + stack.time_out[e] * hidden[0]
@@ -141,7 +142,7 @@ def test_float32_is_on_the_manifold_and_near_float64() -> None:
 
 
 @pytest.mark.parametrize("k", [0.1, 1.0, 2.0])
-def test_curvature_folds_into_the_weights(k: float) -> None:
+def test_curvature_is_a_temperature_of_the_gate(k: float) -> None:
     """T8: the identity of 6.5, and the way to another curvature and back."""
     stack = stir(ExpertStack(1, 13, 10, c=0.7, curvature=[k]).double())
     assert isinstance(stack, ExpertStack)
@@ -178,12 +179,16 @@ def test_one_expert_of_the_models_curvature_is_the_dense_network() -> None:
     stack, space = mice.routed, points(1.0, 2, 5)
     with torch.no_grad():
         stack.log_curvature.zero_()
-    x = lorentz.to_ambient(space)
-    w1, w3 = (torch.cat([stack.time_in[0, i, :, None], stack.weight_in[0, i]], -1) for i in (0, 1))
-    h = F.silu(F.linear(x, w1, stack.bias_in[0, 0])) * F.linear(x, w3, stack.bias_in[0, 1])
-    w2 = torch.cat([stack.time_out[0, :, None], stack.weight_out[0]], -1)
-    dense = F.linear(lorentz.to_ambient(h), w2, stack.bias_out[0])
-    torch.testing.assert_close(mice(lift(space), space)[0], dense, **EXACT)
+    dense = DenseFFN(config(intermediate_size=10)).double()
+    with torch.no_grad():
+        for layer, (weight, time, bias) in (
+            (dense.gate_up_proj, (stack.weight_in, stack.time_in, stack.bias_in)),
+            (dense.down_proj, (stack.weight_out, stack.time_out, stack.bias_out)),
+        ):
+            layer.weight.copy_(weight.reshape(layer.weight.shape))
+            layer.weight_time.copy_(time.reshape(-1))
+            layer.bias.copy_(bias.reshape(-1))
+    torch.testing.assert_close(mice(lift(space), space)[0], dense(lift(space))[0], **EXACT)
 
 
 def test_merge_is_the_centroid_and_keeps_its_bound() -> None:

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from ramify.lm.grouped import bring, grouped_linear, send
+from ramify.lm.grouped import bring, grouped_linear, per_row, send
 from ramify.lm.routing import Gate, balance_loss, balance_step, gates_of, sort_by_expert, update_biases
 
 SIZES = ((5, 0, 9, 2), (0, 0, 0, 16), (1, 1, 1, 1), (7, 3, 0, 0))
@@ -129,6 +129,14 @@ def test_rows_are_sent_and_brought_back() -> None:
     assert gradcheck(lambda a: send(a, plan.order, plan.inverse, top_k), (x,))
     rows = torch.randn(num_tokens * top_k, 2, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda a: bring(a, plan.order, plan.inverse), (rows,))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_values_of_groups_reach_their_rows(sizes: tuple[int, ...]) -> None:
+    values = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    found = per_row(values, ends_of(sizes), sum(sizes))
+    assert torch.equal(found, values.repeat_interleave(torch.tensor(sizes)))
+    assert gradcheck(lambda v: per_row(v, ends_of(sizes), sum(sizes)), (values,))
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "softmax", "softmax_raw"])

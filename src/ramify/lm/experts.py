@@ -2,12 +2,12 @@
 
 An expert of curvature ``-K`` takes a point of the model's hyperboloid (``-c``) to its own, which multiplies it by
 ``a = sqrt(c / K)``, goes through ``h = silu(W1 x + b1) * (W3 x + b3)`` and ``u = W2 lift_K(h) + b2``, and comes back by
-``1 / a``. None of that costs anything: measured in the expert's own radius, ``sqrt(K) h``, the hidden point lies on the
-hyperboloid of curvature -1, whatever K is, and all factors fold into the weights:
+``1 / a``. Taken back to the model's hyperboloid already, the hidden point is ``h / a``, and what is left of K is
 
-    W1 -> a W1,   W3 -> sqrt(c) W3,   b3 -> sqrt(K) b3,   W2 -> W2 / sqrt(c),   b2 -> b2 / a
+    h / a = silu(a (W1 x + b1 / a)) * (W3 x + b3 / a)    and    u / a = W2 lift_c(h / a) + b2 / a:
 
-which is one product with the cast to the dtype of the matrix product. No row needs to know its expert's curvature.
+an ordinary network of the model's curvature with other biases, whose gate has a temperature. So the weights stay as
+they are, the factor enters where silu reads its row anyway, and its gradient needs no pass over weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..geometry.numerics import Scalar, root, sqnorm
 from ..nn.common import like, wide
 from .ambient import Kept, aligned, lift_padded, padded_width, time_of
-from .grouped import bring, grouped_linear, send
+from .grouped import bring, grouped_linear, per_row, send
 from .routing import Gate, Order, sort_by_expert
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class ExpertStack(nn.Module):
         curvature: E initial K of curvatures -K that are learned, as ``log K``, within ``CURVATURE_BOUNDS``; or a float
             that stays.
         bias: learn biases.
-        norm: give all hidden points the norm ``1 / sqrt(c)``, so that only the curvature tells how far they are out.
+        norm: give all hidden points the norm ``1 / sqrt(c)`` on their own hyperboloid, so that the curvature alone
+            tells how far out they are.
         eps: of that norm.
     """
 
@@ -126,76 +127,61 @@ class ExpertStack(nn.Module):
         low, high = CURVATURE_BOUNDS
         return wide(self.log_curvature).clamp(math.log(low), math.log(high)).exp()
 
+    def ratio(self) -> Tensor | None:
+        """``a = sqrt(c / K)`` of every expert (E,), or None where it is 1."""
+        k = self.curvature()
+        if isinstance(k, Tensor):
+            return (self.c / k).sqrt()
+        return None if k == self.c else wide(self.time_out).new_full((self.num_experts,), math.sqrt(self.c / k))
+
     def folded(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
-        """All of an expert's maps with its curvature folded in, as matrices for lifted rows of ``width`` columns.
+        """All maps as matrices for lifted rows of ``width`` columns, the biases divided by ``a``.
 
         Returns:
             (E, 2 inner, width): gate above up, each with zero rows behind where a lift will write time and one.
             (E, aligned(n), inner): out, the last rows zero.
         """
-        inward: tuple[Tensor, Tensor, Tensor | None] = (self.weight_in, self.time_in, self.bias_in)
-        outward: tuple[Tensor, Tensor, Tensor | None] = (self.weight_out, self.time_out, self.bias_out)
-        if self.log_curvature is not None or self.initial != 1.0 or self.c != 1.0:
-            inward, outward = self._scaled()
-        full_in = _columns(*inward, self.inner, width, dtype).flatten(1, 2)
-        return full_in, _columns(*outward, aligned(self.features), self.inner, dtype)
-
-    def _scaled(self) -> tuple[tuple[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]:
-        root_c, root_k = math.sqrt(self.c), root(self.curvature())
-        if not isinstance(root_k, Tensor):
-            root_k = wide(self.time_out).new_full((self.num_experts,), root_k)
-        one = torch.ones_like(root_k)
-        scale = torch.stack([root_c / root_k, root_c * one], -1)[..., None]  # (E, 2, 1) for W1 and W3
-        weight_out: Tensor = self.weight_out
-        time_out: Tensor = self.time_out
-        bias_in = bias_out = None
-        if root_c != 1.0:
-            weight_out, time_out = weight_out / root_c, time_out / root_c
-        if self.bias_in is not None and self.bias_out is not None:
-            bias_in = self.bias_in * torch.stack([one, root_k], -1)[..., None]
-            bias_out = self.bias_out * (root_k / root_c)[:, None]
-        return (self.weight_in * scale[..., None], self.time_in * scale, bias_in), (weight_out, time_out, bias_out)
+        a, bias_in, bias_out = self.ratio(), self.bias_in, self.bias_out
+        full_in = _columns(self.weight_in, self.time_in, _divide(bias_in, a), self.inner, width, dtype)
+        full_out = _columns(
+            self.weight_out, self.time_out, _divide(bias_out, a), aligned(self.features), self.inner, dtype
+        )
+        return full_in.flatten(1, 2), full_out
 
     def matrices(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
         """:meth:`folded`, kept in evaluation without gradients."""
         parameters = list(self.parameters(recurse=False))
         return self._kept.get(self.training, parameters, (dtype, width), lambda: self.folded(dtype, width))
 
-    def lift_hidden(self, both: Tensor, radius: Tensor | float = 1.0) -> Tensor:
-        """``[h, t, 1, 0, ...]`` with ``h = silu(gate) * up`` on the hyperboloid of curvature -1.
+    def lift_hidden(self, both: Tensor, a: Tensor | None) -> Tensor:
+        """``[h, t, 1, 0, ...]`` with ``h = silu(a gate) * up``, on the model's hyperboloid.
 
         Args:
             both: (..., 2 inner), gate and up, zero where time and one will be.
-            radius: the norm that :attr:`norm` gives to ``h``; broadcasts against (..., 1).
+            a: broadcasts against (..., 1), or None for 1.
         """
         gate, up = both.chunk(2, -1)  # before widening: so the two gradients meet in the dtype of the product
-        h = F.silu(wide(gate)) * wide(up)
+        h = F.silu(wide(gate) if a is None else a * wide(gate)) * wide(up)
         if self.norm:
-            h = h * (radius * torch.rsqrt(sqnorm(h) + self.hidden * self.eps))
-        return lift_padded(h, self.hidden, both.dtype, bias=self.bias_in is not None)
-
-    def _radius(self) -> Tensor | float:
-        """Norm of normalised hidden points in units of the expert's radius: (E,) or the float they share."""
-        return root(self.curvature()) / math.sqrt(self.c)
+            scale = torch.rsqrt(self.c * (sqnorm(h) + self.hidden * self.eps))
+            h = h * (scale if a is None else scale / a)
+        return lift_padded(h, self.hidden, both.dtype, self.c, self.bias_in is not None)
 
     def forward(self, rows: Tensor, ends: Tensor, backend: str = "auto") -> Tensor:
         """Rows sorted by expert, each through its own: lifted (S, width), ends (E,) -> points (S, n)."""
         weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
-        radius = self._radius() if self.norm else 1.0
-        if isinstance(radius, Tensor):
-            places = torch.arange(rows.shape[0], device=rows.device)
-            radius = radius[torch.searchsorted(ends, places, right=True)][:, None]  # (S, 1)
-        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends, backend), radius)
+        a = self.ratio()
+        if a is not None:
+            a = per_row(a, ends, rows.shape[0])[:, None]  # (S, 1)
+        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends, backend), a)
         return self._crop(grouped_linear(lifted, weight_out, ends, backend))
 
     def every(self, rows: Tensor) -> list[Tensor]:
         """All rows through every expert, the first map of all as one product: lifted (T, width) -> E points (T, n)."""
         weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
         both = F.linear(rows, weight_in.flatten(0, 1)).unflatten(-1, (self.num_experts, -1))  # (T, E, 2 inner)
-        radius = self._radius() if self.norm else 1.0
-        if isinstance(radius, Tensor):
-            radius = radius[:, None]  # (E, 1)
-        lifted = self.lift_hidden(both, radius)  # (T, E, inner)
+        a = self.ratio()
+        lifted = self.lift_hidden(both, None if a is None else a[:, None])  # (T, E, inner)
         return [self._crop(F.linear(h, w)) for h, w in zip(lifted.unbind(1), weight_out.unbind(0), strict=True)]
 
     def _crop(self, points: Tensor) -> Tensor:
@@ -230,6 +216,10 @@ class ExpertStack(nn.Module):
     def extra_repr(self) -> str:
         kind = "learned" if self.log_curvature is not None else f"{self.initial:g}"
         return f"{self.num_experts}, features={self.features}, hidden={self.hidden}, curvature={kind}"
+
+
+def _divide(bias: Tensor | None, a: Tensor | None) -> Tensor | None:
+    return bias if bias is None or a is None else bias / a.view(-1, *(1,) * (bias.dim() - 1))
 
 
 def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -154,6 +154,27 @@ def bring(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return _Bring.apply(x, order, inverse)
 
 
+def per_row(values: Tensor, ends: Tensor, num_rows: int) -> Tensor:
+    """The value of its group for every row: (E,) -> (num_rows,); the gradient is summed in a fixed order."""
+    return _PerRow.apply(values, ends, num_rows)
+
+
+class _PerRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ends: Tensor, num_rows: int) -> Tensor:
+        rows = torch.arange(num_rows, dtype=ends.dtype, device=ends.device)
+        group = torch.bucketize(rows, ends, right=True)
+        ctx.save_for_backward(group)
+        ctx.num_groups = values.shape[0]
+        return values.index_select(0, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (group,) = ctx.saved_tensors
+        is_member = group[:, None] == torch.arange(ctx.num_groups, device=group.device)
+        return torch.where(is_member, grad[:, None], 0.0).sum(0), None, None
+
+
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
