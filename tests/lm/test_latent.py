@@ -222,6 +222,23 @@ def test_other_implementations_agree(implementation: str) -> None:
     assert torch.allclose(run(layer, s, None, mask), wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_compiles_whole_for_training() -> None:
+    layer, plain = make(), make()
+    plain.load_state_dict(layer.state_dict())
+    s = torch.randn(2, 6, 20, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    given = compiled(lift(s, 1.0), tables(layer, torch.arange(6).expand(2, -1)))
+    wanted = run(plain, s)
+    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
+    for out in (given, wanted):
+        out.square().sum().backward()
+    for (name, one), other in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, rtol=1e-10, atol=1e-10), name
+    torch._dynamo.reset()
+
+
 def test_weights_come_with_the_eager_implementation() -> None:
     layer = make()
     layer.config._attn_implementation = "eager"

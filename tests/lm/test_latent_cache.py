@@ -16,7 +16,7 @@ from ramify.lm.config import HelmConfig
 from ramify.lm.latent import LatentAttention
 from ramify.lm.latent_attend import attend_absorbed
 from ramify.lm.latent_cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
-from ramify.lm.modeling import HelmForCausalLM
+from ramify.lm.modeling import HelmForCausalLM, HelmModel
 from ramify.lm.presets import preset, presets
 
 from .test_latent import SMALL, make, run, tables
@@ -222,6 +222,35 @@ def test_a_step_compiles_whole_with_a_static_cache(mode: str) -> None:
     assert torch.allclose(torch.cat(outputs, 1), run(layer, s)[:, 7:], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["latent", "full"])
+@torch.no_grad()
+def test_bfloat16_steps_on_a_gpu(mode: str) -> None:
+    """Compiled with a static cache, never waiting for the GPU, close to the same layer in float32 on a CPU."""
+    layer = make(torch.float32, cache_mode=mode).eval()
+    s = torch.randn(2, LENGTH, 20)
+    exact = run(layer, s)
+    layer = layer.to("cuda", torch.bfloat16)
+    cache = new_cache("static", layer)
+    steps = [(0, 7), *((token, token + 1) for token in range(7, LENGTH))]
+    inputs = []
+    for start, stop in steps:
+        places = torch.arange(start, stop).expand(2, -1)
+        cos, sin = tables(layer, places, torch.float32)
+        mask = torch.arange(LENGTH + 4) <= torch.arange(start, stop)[:, None]
+        lifted = lift(s[:, start:stop].bfloat16(), layer.c)
+        inputs.append([x.cuda() for x in (lifted, cos, sin, mask.expand(2, 1, -1, -1))])
+    outputs = [layer(inputs[0][0], (inputs[0][1], inputs[0][2]), inputs[0][3], cache)]
+    step = torch.compile(lambda x, cos, sin, mask: layer(x, (cos, sin), mask, cache), fullgraph=True)
+    outputs.append(step(*inputs[1]))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outputs += [step(*given) for given in inputs[2:]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (torch.cat(outputs, 1).float().cpu() - exact).norm() < 2e-2 * exact.norm()
+
+
 SPEC_BYTES = {  # of helm.md, 5.3: bfloat16, all layers, one number per time and none for what pads
     "helm-d-115m-paper": {"full": 9216},
     "helm-mice-120m-paper": {"full": 5832, "latent": 972, "absorbed": 1116},
@@ -252,14 +281,22 @@ def test_bytes_of_presets(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    "changes", [{}, {"cache_mode": "full"}, {"cache_mode": "full", "time_columns": "split"}, {"attention_bias": False}]
+    "changes",
+    [
+        {},
+        {"attention_bias": False},
+        {"cache_mode": "full"},
+        {"cache_mode": "full", "time_columns": "split", "v_head_dim": 30},
+        {"variant": "dense"},
+        {"variant": "dense", "time_columns": "split"},
+    ],
+    ids=str,
 )
 @torch.no_grad()
 def test_the_cache_holds_as_many_bytes_as_counted(changes: dict[str, Any], dtype: torch.dtype) -> None:
     config = HelmConfig(**{**SMALL, **changes})
     cache = DynamicCache()
-    for index in range(config.num_hidden_layers):
-        run(make(dtype, index, **changes), torch.randn(1, 5, 20).to(dtype), None, None, cache)
+    HelmModel(config).to(dtype).eval()(torch.randint(64, (1, 5)), past_key_values=cache)
     slots = [slot for layer in cache.layers for slot in (layer.keys, layer.values)]
     assert sum(slot.numel() * slot.element_size() for slot in slots) == 5 * cache_bytes_per_token(config, dtype)
 

@@ -74,14 +74,13 @@ def scalars_per_token(config: "HelmConfig") -> dict[str, int]:
 
 def cache_bytes_per_token(config: "HelmConfig", dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes that one token takes in the cache, all layers together, with all that is stored: times and padding too."""
-    heads, size = config.num_attention_heads, dtype.itemsize
-    key_times = 3 if config.time_columns == "split" else 1
-    if config.variant == "mice" and config.cache_mode == "latent":
-        times = 2 * heads * (2 if is_half(dtype) else 1)
-        scalars = config.kv_lora_rank + 1 + int(config.attention_bias) + config.qk_rope_head_dim + times
+    heads, times = config.num_attention_heads, 3 if config.time_columns == "split" else 1
+    if config.variant == "dense":
+        scalars = 2 * heads * aligned(int(config.head_dim or 0) + times)
+    elif config.cache_mode == "full":
+        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        scalars = heads * (aligned(key_dim + times) + aligned(config.v_head_dim + 1))
     else:
-        key_dim = value_dim = int(config.head_dim or 0)
-        if config.variant == "mice":
-            key_dim, value_dim = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-        scalars = heads * (aligned(key_dim + key_times) + aligned(value_dim + 1))
-    return scalars * size * config.num_hidden_layers
+        latent = config.kv_lora_rank + 1 + int(config.attention_bias) + config.qk_rope_head_dim
+        scalars = latent + 2 * heads * (2 if is_half(dtype) else 1)
+    return scalars * dtype.itemsize * config.num_hidden_layers
