@@ -117,7 +117,7 @@ def _split(lines: Iterator[str], documents: Documents) -> Iterator[str]:
             if articles and current:
                 current.append(line)
             continue
-        is_title = after_blank and _TITLE.fullmatch(line.strip()) is not None
+        is_title = _TITLE.fullmatch(line.strip()) is not None
         if articles is None:
             articles = is_title
         if current and after_blank and (is_title or not articles):
