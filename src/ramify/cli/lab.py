@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -233,7 +233,7 @@ def theory(config: TheoryConfig) -> None:
     grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,), curvature=curvature)  # checks
     if len(grid.m) < 2 or max(grid.m) >= grid.n:
         raise UserError(f"an exponent needs two widths below n = {grid.n}, got {' '.join(map(str, grid.m))}")
-    lines = []
+    lines: list[dict[str, Any]] = []
     for alpha in config.alpha:
         p = frequencies(config.n, alpha, config.density)
         lines.append(
@@ -243,7 +243,7 @@ def theory(config: TheoryConfig) -> None:
                 "weak": weak_exponent(alpha),
                 "strong": strong_exponent(alpha),
                 **{f"loss_{m}": float(unlearned_loss(p, m)) for m in config.m},
-                **{f"floor_{i}": curved_floor(p, c)[0] for i, c in enumerate(config.curvature)},
+                "floors": {f"{c:g}": curved_floor(p, c)[0] for c in config.curvature},
             }
         )
     if config.json:
@@ -257,7 +257,8 @@ def theory(config: TheoryConfig) -> None:
     }
     columns |= {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m}
     columns |= {f"floor, c={c:g}": f"{{floor_{i}:.2g}}" for i, c in enumerate(config.curvature)}
-    print("\n".join(show(lines, columns)))
+    shown = [{**line, **{f"floor_{i}": v for i, v in enumerate(line["floors"].values())}} for line in lines]
+    print("\n".join(show(shown, columns)))
 
 
 SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory, "overlap": overlap, "llm-fit": llm_fit}
