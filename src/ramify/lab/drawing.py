@@ -78,6 +78,7 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
         stem: path without its ending; one of the three endings may be there.
     """
     require("matplotlib", "plot")
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     stem = Path(stem)
@@ -93,11 +94,11 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
         ax.set_xlabel(panel.x_name)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    with full_disk_is_one_line(stem.parent, "draw again"):
+    # No date and no random names inside: the same sweep gives the same picture.
+    with rc_context({"svg.hashsalt": "ramify"}), full_disk_is_one_line(stem.parent, "draw again"):
         stem.parent.mkdir(parents=True, exist_ok=True)
         for path in files[:2]:
             kind = path.suffix[1:]
-            # No date inside: the same sweep gives the same picture.
             options: dict[str, Any] = {"format": kind, "dpi": 150, "metadata": {"Date": None} if kind == "svg" else {}}
             write_atomic(path, partial(figure.savefig, **options))
         write_text(files[2], to_csv(to_rows(panels)))

@@ -177,14 +177,16 @@ def overlap(
 
 def _first_pass(head: Head, block: int) -> tuple[Tensor, Tensor, _Sums]:
     """Norms (rows), the mean row (width) over rows that are not zero, and the sums of unit rows."""
-    norms, total = [], torch.zeros(head.width, dtype=torch.float64)
+    # Kept in one piece: small tensors that stay between large ones that go leave holes which the allocator cannot fill.
+    norms = torch.empty(head.num_rows, dtype=torch.float64)
+    total = torch.zeros(head.width, dtype=torch.float64)
     sums = _Sums(0, torch.zeros_like(total), torch.zeros(head.width, head.width, dtype=torch.float64))
-    for rows in head.rows(block):
+    for rows, place in zip(head.rows(block), norms.split(block), strict=True):
         x = rows.double()
-        norms.append(x.norm(dim=1))
+        torch.linalg.vector_norm(x, dim=1, out=place)
         total += x.sum(0)
         _add(sums, x)
-    return torch.cat(norms), total / max(1, sums.num), sums
+    return norms, total / max(1, sums.num), sums
 
 
 def _add(sums: _Sums, x: Tensor) -> None:
@@ -264,14 +266,22 @@ def _sample(head: Head, block: int, kept: Tensor, pairs: int, seed: int) -> Tens
     chosen = places[torch.randperm(len(places), generator=generator)[:count]]
     wanted = torch.zeros_like(kept)
     wanted[chosen] = True
-    found = torch.cat([rows[use] for rows, use in zip(head.rows(block), wanted.split(block), strict=True)]).double()
-    return found / found.norm(dim=1, keepdim=True)
+    found, at = torch.empty(count, head.width, dtype=torch.float64), 0
+    for rows, use in zip(head.rows(block), wanted.split(block), strict=True):
+        some = int(use.sum())
+        found[at : at + some] = rows[use]
+        at += some
+    return found.div_(found.norm(dim=1, keepdim=True))
 
 
 def _sizes(sample: Tensor) -> Tensor:
     """Sizes of the overlaps of all pairs of unit rows, row by row, so that they are in memory once."""
-    parts = [(sample[i + 1 :] @ sample[i]).abs_() for i in range(len(sample) - 1)]
-    return torch.cat(parts)
+    num = len(sample)
+    sizes, at = torch.empty(num * (num - 1) // 2, dtype=torch.float64), 0
+    for i in range(num - 1):
+        sizes[at : at + num - 1 - i] = sample[i + 1 :] @ sample[i]
+        at += num - 1 - i
+    return sizes.abs_()
 
 
 def _exact_max(head: Head, block: int) -> float:
