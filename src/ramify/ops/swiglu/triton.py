@@ -1,0 +1,89 @@
+"""SwiGLU and lift in one pass over the row, forward and backward.
+
+At 8192 rows of 1536 in bfloat16 the forward moves 75 MB and the backward 150 MB: 18 and 36 microseconds at 4.2 TB/s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _hidden(gate, up, is_space, dtype: tl.constexpr):
+    """silu(gate), its derivative, and the hidden point as it is stored, in float32."""
+    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+    silu = gate * sigmoid
+    slope = sigmoid + silu * (1.0 - sigmoid)
+    point = (silu * up).to(dtype).to(tl.float32)
+    return silu, slope, tl.where(is_space, point, 0.0)
+
+
+@triton.jit
+def _row(point, time, column, HIDDEN, BIAS: tl.constexpr):
+    """``[point, time, 1, 0, ...]``"""
+    row = tl.where(column == HIDDEN, time, point)
+    if BIAS:
+        row = tl.where(column == HIDDEN + 1, 1.0, row)
+    return row
+
+
+@triton.jit
+def _forward_kernel(both, out, W, HIDDEN, over_c, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < W
+    is_space = column < HIDDEN
+    gate = tl.load(both + row * 2 * W + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * W + W + column, mask=inside, other=0.0).to(tl.float32)
+    _, _, point = _hidden(gate, up, is_space, out.dtype.element_ty)
+    time = tl.sqrt(tl.sum(point * point, axis=0) + over_c)
+    tl.store(out + row * W + column, _row(point, time, column, HIDDEN, BIAS), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(both, grad, grad_both, out, W, HIDDEN, over_c, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < W
+    is_space = column < HIDDEN
+    gate = tl.load(both + row * 2 * W + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * W + W + column, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + row * W + column, mask=is_space, other=0.0).to(tl.float32)
+    g_time = tl.load(grad + row * W + HIDDEN).to(tl.float32)
+    silu, slope, point = _hidden(gate, up, is_space, out.dtype.element_ty)
+    time = tl.sqrt(tl.sum(point * point, axis=0) + over_c)
+    g += g_time / time * point
+    tl.store(grad_both + row * 2 * W + column, g * up * slope, mask=inside)
+    tl.store(grad_both + row * 2 * W + W + column, g * silu, mask=inside)
+    tl.store(out + row * W + column, _row(point, time, column, HIDDEN, BIAS), mask=inside)
+
+
+def _sizes(W: int) -> dict[str, int]:
+    block = triton.next_power_of_2(W)
+    return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
+
+
+def forward(both: Tensor, hidden: int, c: float, bias: bool, wrap: Any = None) -> Tensor:
+    """(R, 2 w) contiguous -> (R, w); ``wrap`` is ``wrap_triton`` where a graph is made."""
+    R, W = both.shape[0], both.shape[1] // 2
+    out = torch.empty(R, W, dtype=both.dtype, device=both.device)
+    if R:
+        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
+        kernel[(R,)](both, out, W, hidden, 1 / c, BIAS=bias, **_sizes(W))
+    return out
+
+
+def backward(both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool, wrap: Any = None) -> tuple[Tensor, Tensor]:
+    """Gradient of ``both`` (R, 2 w) from that of the lifted rows (R, w), and the lifted rows again."""
+    R, W = grad.shape
+    grad_both = torch.empty_like(both)
+    out = torch.empty(R, W, dtype=both.dtype, device=both.device)
+    if R:
+        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
+        kernel[(R,)](both, grad, grad_both, out, W, hidden, 1 / c, BIAS=bias, **_sizes(W))
+    return grad_both, out

@@ -1,0 +1,97 @@
+"""Residual, norm and lift: the kernels against the definition, and the definition against geometry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.geometry import lorentz
+from ramify.ops import backend as backends
+from ramify.ops.residual_norm import residual_norm, residual_norm_grad
+
+pytest.importorskip("triton")
+
+SETTINGS: dict[str, Any] = {"gain": 3.0, "eps": 1e-6, "c": 0.7}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and not backends.interpreted():
+        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
+    return str(request.param)
+
+
+def test_the_definition_is_the_centroid_and_a_normed_point() -> None:
+    x, y = 3 * torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    raw, gain = torch.randn(1, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    joined, lifted = residual_norm(x, y, raw, gain, dtype=torch.float64, width=8, **SETTINGS)
+    expected = 3.0 * lorentz.residual(x, y, F.softplus(raw), 0.7)
+    torch.testing.assert_close(joined, expected, rtol=1e-12, atol=1e-12)
+    s = F.rms_norm(expected, (5,), gain, 1e-6)
+    time = torch.sqrt((s * s).sum(-1, keepdim=True) + 1 / 0.7)
+    whole = torch.cat([s, time, torch.ones(4, 1), torch.zeros(4, 1)], -1)
+    torch.testing.assert_close(lifted, whole, rtol=1e-12, atol=1e-12)
+
+
+def made(rows: int, n: int, parts: str, dtype: torch.dtype, device: str) -> list[Tensor | None]:
+    """x, y, raw weight, norm gain, gradient of the residual, gradient of the lifted rows."""
+    has_y, has_norm = "y" in parts, "n" in parts
+    x, y = 4 * torch.randn(rows, n), torch.randn(rows, n)
+    tensors = [
+        x.to(device, dtype),
+        y.to(device, dtype) if has_y else None,
+        torch.randn(1, device=device) if has_y else None,
+        (0.5 + torch.rand(n, device=device)) if has_norm else None,
+        torch.randn(rows, n, device=device).to(dtype) if "g" in parts else None,
+        torch.randn(rows, -(-(n + 2) // 8) * 8, device=device).to(dtype) if has_norm else None,
+    ]
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parts", ["yng", "yn", "yg", "ng", "n"])
+@pytest.mark.parametrize(("rows", "n"), [(5, 6), (3, 33), (0, 8)])
+def test_kernels_equal_the_definition(rows: int, n: int, parts: str, dtype: torch.dtype, device: str) -> None:
+    given = made(rows, n, parts, dtype, device)
+    width = -(-(n + 2) // 8) * 8
+    settings = {**SETTINGS, "width": width}
+    joined, lifted = residual_norm(*given[:4], dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
+    found = residual_norm_grad(*given, dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
+    exact = [None if part is None else part.double() for part in given]
+    want_joined, want_lifted = residual_norm(*exact[:4], dtype=torch.float64, **settings)  # type: ignore[arg-type]
+    wanted = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
+    close = {"rtol": 2e-5, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+    for one, other in ((joined, want_joined), (lifted, want_lifted), *zip(found, wanted, strict=True)):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            scale = max(1.0, other.abs().max().item()) if other.numel() else 1.0
+            torch.testing.assert_close(one.double() / scale, other / scale, **close)
+    if lifted is not None and found[4] is not None:
+        assert torch.equal(lifted, found[4])
+
+
+def test_the_bound_holds_where_both_points_are_far_and_equal(device: str) -> None:
+    """There t_x t_y - x.y cancels completely; the centroid of a point with itself is the point."""
+    x = torch.full((2, 16), 300.0, device=device)
+    joined, _ = residual_norm(x, x, torch.zeros(1, device=device), None, dtype=x.dtype, width=24, backend="triton")
+    torch.testing.assert_close(joined, x, rtol=1e-6, atol=0.0)
+    ones = torch.ones_like(x)
+    grads = residual_norm_grad(x, x, torch.zeros(1, device=device), None, ones, None, dtype=x.dtype, width=24,
+                               backend="triton")  # fmt: skip
+    assert all(grad.isfinite().all() for grad in grads if grad is not None)
+
+
+def test_a_bad_row_stays_alone(device: str) -> None:
+    x, y, raw, gain, g, gl = made(4, 12, "yng", torch.float32, device)
+    assert x is not None
+    x[2, 5] = torch.nan
+    joined, lifted = residual_norm(x, y, raw, gain, dtype=torch.float32, width=16, backend="triton")
+    grads = residual_norm_grad(x, y, raw, gain, g, gl, dtype=torch.float32, width=16, backend="triton")
+    for found in (joined, lifted, grads[0], grads[1]):
+        assert found is not None
+        assert found[[0, 1, 3]].isfinite().all()
+        assert found[2].isnan().any()

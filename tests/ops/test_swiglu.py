@@ -1,0 +1,75 @@
+"""SwiGLU with its lift: the kernels against the definition, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ramify.ops import backend as backends
+from ramify.ops.swiglu import swiglu_grad, swiglu_lift
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and not backends.interpreted():
+        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
+    return str(request.param)
+
+
+def test_the_definition_is_a_point_with_its_time() -> None:
+    both = torch.randn(5, 2 * 16, dtype=torch.float64)
+    both[:, 13:16] = both[:, 29:] = 0.0
+    out = swiglu_lift(both, 13, c=0.5)
+    gate, up = both.chunk(2, -1)
+    h = (F.silu(gate) * up)[:, :13]
+    torch.testing.assert_close(out[:, :13], h)
+    torch.testing.assert_close(out[:, 13], torch.sqrt((h * h).sum(-1) + 2.0))
+    assert torch.equal(out[:, 14:], torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(5, 2))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 8, 6), (4, 40, 33), (0, 16, 14)])
+def test_kernels_equal_the_definition(
+    rows: int, width: int, hidden: int, dtype: torch.dtype, bias: bool, device: str
+) -> None:
+    both = torch.randn(rows, 2, width, device=device, dtype=dtype) * 2
+    both[..., hidden:] = 0.0
+    both = both.flatten(1)
+    grad = torch.randn(rows, width, device=device, dtype=dtype)
+    lifted = swiglu_lift(both, hidden, 0.7, bias, backend="triton")
+    found, again = swiglu_grad(both, grad, hidden, 0.7, bias, backend="triton")
+    leaf = both.double().requires_grad_()
+    exact = swiglu_lift(leaf, hidden, 0.7, bias)
+    (expected,) = torch.autograd.grad(exact, leaf, grad.double())
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    assert torch.equal(lifted, again)
+    torch.testing.assert_close(lifted.double(), exact.detach(), **close)
+    torch.testing.assert_close(found.double(), expected, **close)
+    if dtype == torch.bfloat16:  # the definition in the same precision rounds as the kernel does; the interpreter cuts
+        unit = 2.0**-6 if device == "cpu" else 2.0**-8
+        plain = swiglu_lift(both, hidden, 0.7, bias, backend="torch")
+        torch.testing.assert_close(lifted, plain, rtol=unit, atol=1e-3)
+        plain, _ = swiglu_grad(both, grad, hidden, 0.7, bias, backend="torch")
+        torch.testing.assert_close(found, plain, rtol=1.6e-2, atol=1e-2)
+
+
+def test_the_time_belongs_to_the_rounded_point(device: str) -> None:
+    both = torch.randn(6, 2, 64, device=device).bfloat16() * 3
+    both[..., 62:] = 0.0
+    lifted = swiglu_lift(both.flatten(1), 62, 1.0, True, backend="triton")
+    time = torch.sqrt(lifted[:, :62].double().square().sum(-1) + 1)
+    unit = 2.0**-7 if device == "cpu" else 2.0**-8  # Triton's interpreter cuts where a GPU rounds
+    assert ((lifted[:, 62].double() - time).abs() <= unit * time).all()
+
+
+def test_a_bad_row_stays_alone(device: str) -> None:
+    both = torch.randn(4, 2 * 16, device=device)
+    both[1, 3] = torch.nan
+    grad = torch.randn(4, 16, device=device)
+    for found in (swiglu_lift(both, 14, backend="triton"), *swiglu_grad(both, grad, 14, backend="triton")):
+        assert found[1].isnan().any()
+        assert found[[0, 2, 3]].isfinite().all()
