@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from ramify.lm.ambient import lift
 from ramify.lm.config import HelmConfig
 from ramify.lm.latent import LatentAttention
-from ramify.lm.latent_attend import Queries, Sizes, key_columns, query_columns, visible_keys
+from ramify.lm.latent_attend import Queries, Sizes, key_value_columns, query_columns, visible_keys
 from ramify.lm.rotary import HelmRotary
 
 from .naive_latent import inner, naive_latent_attention
@@ -186,7 +186,7 @@ def test_split_times_carry_scores_that_one_column_loses() -> None:
     for split in (False, True):
         sizes = Sizes(9, 7, 1.0, split)
         q = query_columns(Queries(space, time), sizes, torch.bfloat16)
-        k = key_columns(key, excess, sizes, torch.bfloat16)
+        k, _ = key_value_columns(key.unsqueeze(2).expand(-1, -1, 2, -1, -1), excess.unsqueeze(2), sizes, torch.bfloat16)
         errors[split] = (q.double() @ k.double().mT - exact).abs().max().item()
     assert errors[False] > 0.1
     assert errors[True] < errors[False] / 100, errors

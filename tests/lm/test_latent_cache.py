@@ -337,9 +337,11 @@ def test_generate_gives_the_same_text_with_any_cache(mode: str) -> None:
         assert torch.equal(given.sequences, plain.sequences)
         for step, logits in zip(given.logits, plain.logits, strict=True):
             assert (step - logits).abs().max() <= 1e-9 * (1 + logits.abs().max())
-    beams = [model.generate(ids, use_cache=cached, num_beams=2, **common).sequences for cached in (False, True)]
-    assert torch.equal(*beams)
-    assert not torch.equal(beams[0], plain.sequences)
+    kinds: list[dict[str, Any]] = [{"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}]
+    beams, *others = [model.generate(ids, num_beams=2, **kind, **common).sequences for kind in kinds]
+    assert not torch.equal(beams, plain.sequences)
+    for other in others:
+        assert torch.equal(other, beams)
     # Alone, without padding, a sequence goes on as it did in the batch.
     common["attention_mask"] = torch.ones(1, 5, dtype=torch.long)
     alone = model.generate(ids[:1, 4:], use_cache=True, **common)

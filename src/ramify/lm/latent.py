@@ -26,7 +26,7 @@ from ..geometry.numerics import sqnorm
 from ..nn.common import wide
 from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
 from .attention import excess_of
-from .latent_attend import Queries, Sizes, attend, attend_absorbed, key_columns, value_columns
+from .latent_attend import Queries, Sizes, attend, attend_absorbed, key_value_columns
 from .latent_cache import LatentState, pack, unpack
 from .rotary import rotate, score_scale
 
@@ -91,10 +91,8 @@ class BlockLinear(AmbientLinear):
 class _Heads(NamedTuple):
     """Keys and values of all heads, rounded but held in float32 at least, and the excess of their times."""
 
-    key: Tensor  # (B, N, H, width), [rotated, rest, 0, ...]
-    key_excess: Tensor  # (B, N, H, 1)
-    value: Tensor  # (B, N, H, width)
-    value_excess: Tensor  # (B, N, H, 1)
+    space: Tensor  # (B, N, 2, H, width): keys [rotated, rest, 0, ...] and values [v, 0, ...]
+    excess: Tensor  # (B, N, 2, H, 1)
 
 
 class LatentAttention(nn.Module):
@@ -191,17 +189,19 @@ class LatentAttention(nn.Module):
         return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.down.bias is not None)
 
     def _heads(self, latent: Tensor, rotated: Tensor) -> _Heads:
-        """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r)."""
-        key, value = self.kv_up.split(self.kv_up(latent))
-        rotated = F.pad(wide(rotated), (0, key.shape[-1] - self.rope_dim))
-        key, value = wide(key) + rotated, rounded(wide(value) * self.value_scale, value.dtype)
-        excess = [excess_of(sqnorm(x), 1 / self.c) for x in (key, value)]
-        return _Heads(key, excess[0], value, excess[1])
+        """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r).
+
+        Both in one expression, because a compiler then makes one kernel of it.
+        """
+        up = self.kv_up(latent).unflatten(-1, (2, self.num_heads, -1))
+        is_key = torch.arange(2, device=up.device)[:, None, None] == 0
+        rotated = F.pad(wide(rotated), (0, up.shape[-1] - self.rope_dim)).unsqueeze(-2)
+        space = torch.where(is_key, wide(up) + rotated, rounded(wide(up) * self.value_scale, up.dtype))
+        return _Heads(space, excess_of(sqnorm(space), 1 / self.c))
 
     def _columns(self, heads: _Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values as attention reads them, two (B, H, N, width)."""
-        key = key_columns(heads.key, heads.key_excess, self.sizes, dtype)
-        return key, value_columns(heads.value, heads.value_excess, self.sizes, dtype)
+        return key_value_columns(heads.space, heads.excess, self.sizes, dtype)
 
     def _attend(self, q: Queries, k: Tensor, v: Tensor, mask: Any, past: int | Tensor) -> tuple[Tensor, Tensor | None]:
         return attend(self.config._attn_implementation or "sdpa", q, k, v, self.sizes, mask, past)
@@ -223,7 +223,7 @@ class LatentAttention(nn.Module):
         """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
         past, num_new = self._past(cache), q.space.shape[1]
         keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
-        new = LatentState(keys, heads.key_excess[..., 0], heads.value_excess[..., 0])
+        new = LatentState(keys, *heads.excess[..., 0].unbind(2))
         cached = cache.update(*pack(new), self.layer_idx)
         if not _is_first(past, num_new):
             state = unpack(*cached, self.num_heads)

@@ -17,8 +17,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from ..geometry.numerics import sqnorm
 from ..nn.common import wide
+from .ambient import rounded
 from .attention import _flex_function, excess_of
-from .latent_cache import LatentState, is_half, split_high_low
+from .latent_cache import LatentState, is_half
 
 
 class Queries(NamedTuple):
@@ -39,26 +40,39 @@ class Sizes(NamedTuple):
 
 def query_columns(q: Queries, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     """``[q, -t, 0, ...]`` as (B, H, N, width), or ``[q, -t_high, -t_high, -t_low, 0, ...]``."""
-    return _columns(q.space, -q.time, sizes.key_dim, dtype, (0, 0, 1) if sizes.split else (2,))
+    column = torch.arange(q.space.shape[-1], device=q.space.device) - sizes.key_dim
+    if sizes.split:
+        high = rounded(-q.time, dtype)
+        times = torch.where(column < 2, high, -q.time - high)
+    else:
+        times = -q.time
+    return torch.where(_is_time(column, sizes), times, q.space).to(dtype).transpose(1, 2)
 
 
-def key_columns(space: Tensor, excess: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
-    """``[k, e, 0, ...]`` as (B, H, N, width), or ``[k, e_high, e_low, e_high, 0, ...]``."""
-    return _columns(space, excess, sizes.key_dim, dtype, (0, 1, 0) if sizes.split else (2,))
+def key_value_columns(space: Tensor, excess: Tensor, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys ``[k, e, 0, ...]``, or ``[k, e_high, e_low, e_high, 0, ...]``, and values ``[v, e, 0, ...]``.
+
+    Args:
+        space: (B, N, 2, H, width), keys and values, 0 where the times go. excess: (B, N, 2, H, 1).
+
+    Returns:
+        two (B, H, N, width).
+    """
+    place = torch.arange(space.shape[-1], device=space.device)
+    is_key = torch.arange(2, device=space.device)[:, None, None] == 0
+    column = place - sizes.key_dim
+    times = excess
+    if sizes.split:
+        high = rounded(excess, dtype)
+        times = torch.where(is_key, torch.where(column == 1, excess - high, high), excess)
+    is_time = torch.where(is_key, _is_time(column, sizes), place == sizes.value_dim)
+    key, value = torch.where(is_time, times, space).to(dtype).transpose(1, 3).unbind(2)
+    return key, value
 
 
-def value_columns(space: Tensor, excess: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
-    """``[v, e, 0, ...]`` as (B, H, N, width)."""
-    return _columns(space, excess, sizes.value_dim, dtype, (2,))
-
-
-def _columns(space: Tensor, time: Tensor, d: int, dtype: torch.dtype, kinds: tuple[int, ...]) -> Tensor:
-    """Times written behind d components: the upper half (0), the lower half (1), or whole (2)."""
-    column = torch.arange(space.shape[-1], device=space.device)
-    parts = (*split_high_low(time, dtype), time) if len(kinds) > 1 else (time, time, time)
-    for place, kind in enumerate(kinds):
-        space = torch.where(column == d + place, parts[kind].to(space.dtype), space)
-    return space.to(dtype).transpose(1, 2)
+def _is_time(column: Tensor, sizes: Sizes) -> Tensor:
+    """Whether a column, counted from the first behind the space components, is one of a query's or key's times."""
+    return (column >= 0) & (column < 3) if sizes.split else column == 0
 
 
 def attend(
@@ -68,7 +82,7 @@ def attend(
 
     Args:
         implementation: "sdpa", "eager" or "flex_attention".
-        k, v: (B, H, M, ...) with their columns, from :func:`key_columns` and :func:`value_columns`.
+        k, v: (B, H, M, ...) with their columns, from :func:`key_value_columns`.
         mask: see :func:`visible_keys`. past: tokens that were there before the queries.
     """
     num_queries, num_keys = q.space.shape[1], k.shape[2]
