@@ -82,14 +82,17 @@ class HelmAttention(nn.Module):
 
     def forward(
         self,
-        lifted: Tensor,
+        lifted: Tensor | None,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Any = None,
         past_key_values: Cache | None = None,
         output_attentions: bool = False,
+        qkv: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        q, k, v, factor = self._lifted_heads(self.qkv_proj(lifted), position_embeddings)
+        """Attend; ``qkv`` is the projection of the lifted rows where it has been made already."""
+        qkv = self.qkv_proj(lifted) if qkv is None else qkv
+        q, k, v, factor = self._lifted_heads(qkv, position_embeddings)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         attend = ATTENTION.get(self.config._attn_implementation or "sdpa", _sdpa)

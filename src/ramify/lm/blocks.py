@@ -11,7 +11,8 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..geometry import Lorentz, PointModule, lorentz
-from .ambient import UNIT_WEIGHT, lift, residual, rms_norm
+from . import fused
+from .ambient import UNIT_WEIGHT, AmbientLinear, lift, padded_width, residual, rms_norm
 from .attention import HelmAttention
 from .config import HelmConfig
 from .ffn import DenseFFN
@@ -80,17 +81,52 @@ class HelmBlock(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The stream (B, N, n) after the layer, the experts' balance loss, the attention weights if asked for."""
         weights = None
-        space = rms_norm(x, self.attention_norm, self.eps)
+        x, lifted, qkv = self._normed(x, self.attention_norm, self.attention_bias, self.attention, "qkv_proj")
         y = self.attention(
-            lift(space, self.c, bias=self.attention_bias),
+            lifted,
             position_embeddings,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             output_attentions=output_attentions,
+            qkv=qkv,
         )
         if isinstance(y, tuple):
             y, weights = y
-        x = residual(x, y, self.attention_weight, self.gain, self.c)
-        space = rms_norm(x, self.ffn_norm, self.eps)
-        y, aux_loss = self.ffn(lift(space, self.c, bias=self.ffn_bias), space)
-        return residual(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights
+        branch = (y, self.attention_weight)
+        x, lifted, both = self._normed(x, self.ffn_norm, self.ffn_bias, self.ffn, "gate_up_proj", branch)
+        space = None if lifted is None else lifted[..., : x.shape[-1]]
+        y, aux_loss = self.ffn(lifted, space) if both is None else self.ffn(None, both=both)
+        join = fused.join if fused.fits(x) else residual
+        return join(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights
+
+    def _normed(
+        self,
+        x: Tensor,
+        norm_gain: Tensor,
+        bias: bool,
+        reader: nn.Module,
+        entry: str,
+        branch: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The stream joined with a branch, and its lifted norm, or what the reader's entry makes of that.
+
+        Args:
+            reader: the module that reads the rows. entry: the name of its first linear map, if it has such a one; on
+                a GPU that is multiplied here, in one function with the norm.
+            branch: what joins the stream, and its weight.
+
+        Returns:
+            The stream, the lifted rows or None, the product of the entry or None.
+        """
+        y, raw_weight = branch if branch is not None else (None, None)
+        if fused.fits(x):
+            layer = getattr(reader, entry, None)
+            layer = layer if type(layer) is AmbientLinear else None  # an adapter's layer has to be called itself
+            x, out = fused.norm_product(
+                x, norm_gain, layer, y=y, raw_weight=raw_weight, gain=self.gain, eps=self.eps, c=self.c,
+                width=padded_width(x.shape[-1], bias), bias=bias,
+            )  # fmt: skip
+            return (x, out, None) if layer is None else (x, None, out)
+        if y is not None and raw_weight is not None:
+            x = residual(x, y, raw_weight, self.gain, self.c)
+        return x, lift(rms_norm(x, norm_gain, self.eps), self.c, bias=bias), None

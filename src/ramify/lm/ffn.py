@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..nn.common import wide
+from ..ops.swiglu import fits as swiglu_fits
 from .ambient import AmbientLinear, lift_padded, padded_width
+from .fused import swiglu_product
 
 if TYPE_CHECKING:
     from .config import HelmConfig
@@ -34,8 +36,13 @@ class DenseFFN(nn.Module):
         )
         self.down_proj = AmbientLinear(self.hidden, config.hidden_size, self.has_bias)
 
-    def forward(self, lifted: Tensor, space: Tensor | None = None) -> tuple[Tensor, None]:
-        both = self.gate_up_proj(lifted)
+    def forward(
+        self, lifted: Tensor | None, space: Tensor | None = None, both: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """``both`` is the first product, gate and up, where it has been made already."""
+        both = self.gate_up_proj(lifted) if both is None else both
+        if type(self.down_proj) is AmbientLinear and swiglu_fits(both):
+            return swiglu_product(both, self.down_proj, self.hidden, self.c, self.has_bias), None
         gate, up = wide(both).chunk(2, -1)
         hidden = lift_padded(F.silu(gate) * up, self.hidden, both.dtype, self.c, self.has_bias)
         return self.down_proj(hidden), None

@@ -139,7 +139,7 @@ def forward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, dtype: torch.dtype, width: int,
     gain: float, eps: float, c: float, bias: bool, wrap: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(R, n) rows -> the joined ones (R, n), empty without ``y``; the lifted ones (R, width), empty without ``gamma``."""
+    """(R, n) rows -> the joined ones (R, n), empty without y; the lifted ones (R, width), empty without gamma."""
     R, n = x.shape
     joined = torch.empty(R if y is not None else 0, n, dtype=x.dtype, device=x.device)
     lifted = torch.empty(R if gamma is not None else 0, width, dtype=dtype, device=x.device)
