@@ -131,6 +131,9 @@ def test_module_trains_without_the_dependencies_of_the_command_line(tmp_path, ca
     assert "perplexity" in capsys.readouterr().out
     assert main([str(tmp_path / "run"), "--resume"]) == 0
     assert "this run is finished: 2 steps" in capsys.readouterr().out
+    assert main([str(tmp_path / "run"), "--prepare"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("train: 27 documents") and second.startswith("val: 3 documents")
     assert main([str(tmp_path / "small.yaml"), "optim.lrr=1", "--out", str(tmp_path / "other")]) == 2
     assert "did you mean 'optim.lr'?" in capsys.readouterr().err
 

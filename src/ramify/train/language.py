@@ -1,7 +1,10 @@
 """Language models of runs and of Hugging Face folders, and training without the command line's dependencies.
 
-python -m ramify.train.language recipes/helm_builtin.yaml run.device=cuda --out runs/helm
-python -m ramify.train.language runs/helm --resume
+Where tyro is not installed, this is ``ramify train``::
+
+    python -m ramify.train.language recipes/helm_builtin.yaml --prepare
+    python -m ramify.train.language recipes/helm_builtin.yaml run.device=cuda --out runs/helm
+    python -m ramify.train.language runs/helm --resume
 """
 
 from __future__ import annotations
@@ -129,12 +132,21 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, e.g. optim.lr=3e-4")
     parser.add_argument("--out", type=Path, help="folder for the run; by default runs/ and the name of the recipe")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
+    parser.add_argument("--prepare", action="store_true", help="only tokenise the text, for later runs")
     given = parser.parse_args(list(argv))
     source = Path(given.recipe)
     out = given.out or (source if source.is_dir() else Path("runs") / source.stem)
     if source.is_dir():
         source = source / "recipe.yaml"
-    result = fit(load(Recipe, source, given.overrides), out, resume=given.resume)
+    recipe = load(Recipe, source, given.overrides)
+    if given.prepare:
+        from ramify.data.text import build_text
+
+        for split in ("train", "val"):
+            text = build_text(recipe.text, split)
+            print(f"{split}: {text.num_documents:,} documents, {text.num_tokens:,} tokens in {text.tokens.folder}")
+        return 0
+    result = fit(recipe, out, resume=given.resume)
     if result.numbers and os.environ.get("RANK", "0") == "0":
         print("  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items()))
         print(result.folder)
