@@ -12,13 +12,15 @@ import pytest
 
 from ramify.cli import main
 from ramify.errors import UserError
-from ramify.lab.figures import FIGURES, means, to_rows
+from ramify.lab.drawing import plot
+from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
+from ramify.lab.panels import means, to_rows
 from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS
-from ramify.lab.theory import finite_exponent, strong_exponent, welch_bound
+from ramify.lab.table import COLUMNS, to_csv
+from ramify.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
 
 WIDTHS = (4, 8, 16)
 
@@ -28,7 +30,12 @@ def run(m: int, alpha: float, gamma: float, density: float = 1.0, **changes: Any
     row: dict[str, Any] = dict.fromkeys(COLUMNS, 0.5)
     row |= {"part": "a", "n": 100, "m": m, "dist": "power", "alpha": alpha, "gamma": gamma, "density": density}
     row |= {"seed": 0, "steps": 9, "batch": 7, "diverged": False, "regime": "strong" if is_strong else "weak"}
-    row |= {"loss_eval": density / m, "phi_half": 1.0 if is_strong else m / 100, "loss_unlearned": 0.9 / m}
+    row |= {
+        "curvature": 0.0,
+        "loss_eval": density / m,
+        "phi_half": 1.0 if is_strong else m / 100,
+        "loss_unlearned": 0.9 / m,
+    }
     return row | changes
 
 
@@ -92,6 +99,56 @@ def test_density_figure_needs_two_densities() -> None:
     assert found == pytest.approx({1.0: 1.0, 3.0: 1.0})
 
 
+def test_curved_models_beside_flat_ones(tmp_path: Path) -> None:
+    """Losses fall as m^-1.5 at c = 1 and as m^-1 at c = 0, and the fits say so; flat figures show flat models only."""
+    rows = [
+        run(
+            m,
+            1.0,
+            -1.0,
+            curvature=c,
+            loss_eval=(2 if c else 4) * m ** -(1.5 if c else 1.0),
+            mso_positive=(1 - c / 2) / m,
+        )
+        for m in WIDTHS
+        for c in (0.0, 1.0)
+    ]
+    assert FIGURES["curvature"](RUNS, fit_runs(RUNS), np.empty((0, 0))) == []
+    name = "α = 1 (a)"
+    assert points("curvature", rows, "exponent less that of the same models flat", name) == pytest.approx({1.0: 0.5})
+    ratio = math.exp(np.mean([math.log(0.5 * m**-0.5) for m in WIDTHS]))
+    assert points("curvature", rows, "loss as a multiple of the same models flat", name) == pytest.approx({1.0: ratio})
+    assert points("curvature", rows, "a: α = 1 (γ = -1)", "c = 1") == {m: 2 * m**-1.5 for m in WIDTHS}
+    assert points("curvature", rows, "best curvature of those tried", name) == dict.fromkeys(WIDTHS, 1.0)
+    matched = points("curvature", rows, "best curvature of those tried", "threshold = 1/√m")
+    assert matched == {m: matched_curvature(m) for m in WIDTHS}
+    assert points("curvature", rows, f"overlaps that pass: {name}", "c = 1") == pytest.approx(
+        dict.fromkeys(WIDTHS, 0.5)
+    )
+    pytest.importorskip("matplotlib")
+    (tmp_path / "runs.csv").write_text(to_csv(rows))
+    assert len(plot(tmp_path, ["loss", "curvature"])["curvature"]) == 3
+    with (tmp_path / "figures" / "loss.csv").open(encoding="utf-8") as file:
+        assert {float(row["x"]): float(row["y"]) for row in csv.DictReader(file)} == {m: 4 / m for m in WIDTHS}
+
+
+def test_a_floor_is_drawn_where_it_lies_among_the_losses() -> None:
+    floor = curved_floor(frequencies(100, 2.0), 1.0)[0]
+    rows = [run(m, 2.0, -1.0, curvature=c, loss_eval=floor * (m / 5)) for m in WIDTHS for c in (0.0, 1.0)]
+    found = points("curvature", rows, "a: α = 2 (γ = -1)", "floor, c = 1")
+    assert found == {4: floor, 16: floor}
+    above = [{**row, "loss_eval": 100 * row["loss_eval"]} for row in rows]
+    panels = FIGURES["curvature"](above, fit_runs(above), np.empty((0, 0)))
+    assert not any("floor" in row["series"] for row in to_rows(panels))
+
+
+def test_names_of_widths_have_room() -> None:
+    from ramify.lab.drawing import _apart
+
+    assert _apart([5, 8, 12, 18, 19, 28, 31, 44, 50], "{:g}".format) == [5, 8, 12, 18, 28, 44]
+    assert _apart([7], "{:g}".format) == [7]
+
+
 def test_diverged_models_are_not_drawn() -> None:
     rows = [run(4, 1.0, -1.0), run(4, 1.0, -1.0, diverged=True, loss_eval=1e9), run(8, 1.0, -1.0, loss_eval=math.nan)]
     assert means(rows, "m", "loss_eval") == ([4], [0.25])
@@ -116,8 +173,27 @@ def test_files_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found == {row["m"]: row["loss_eval"] for row in rows if row["alpha"] == 2}
 
 
-def test_unknown_figures_are_one_line(tmp_path: Path) -> None:
-    from ramify.lab.drawing import plot
+def test_losses_of_language_models_with_their_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    offsets = {("A", "x"): 2.0, ("B", "x"): 1.5, ("B", "y"): 1.0}
+    lines = ["model,family,dataset,m,loss"]
+    lines += [f"{f}{m},{f},{d},{m},{300 * m**-0.9 + b!r}" for (f, d), b in offsets.items() for m in (64, 128, 256, 512)]
+    (tmp_path / "losses.csv").write_text("\n".join(lines))
+    table, out = str(tmp_path / "losses.csv"), tmp_path / "fig" / "llm.svg"
+    assert main(["lab", "llm-fit", table, "--draws", "3", "--plot", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [str(out.with_suffix(end)) for end in (".png", ".svg", ".csv")]
+    with out.with_suffix(".csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for (family, dataset), offset in offsets.items():
+        of = {row["panel"]: row for row in rows if row["series"] == f"{family}, {dataset}" and row["x"] == "128.0"}
+        assert float(of["loss against width"]["y"]) == pytest.approx(300 * 128**-0.9 + offset)
+        assert float(of["loss above the offset of its family and dataset"]["y"]) == pytest.approx(
+            300 * 128**-0.9, rel=1e-4
+        )
+    curve = {float(row["x"]): float(row["y"]) for row in rows if row["series"] == "300 m^-0.900"}
+    assert len(curve) == 30 and all(y == pytest.approx(300 * m**-0.9, rel=1e-4) for m, y in curve.items())
 
+
+def test_unknown_figures_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown figure 'weke'; did you mean 'weak'\?"):
         plot(tmp_path, ["weke"])

@@ -12,8 +12,9 @@ import numpy as np
 
 from ramify.errors import UserError, require, suggest
 from ramify.files import full_disk_is_one_line, load_tensors, write_atomic, write_text
-from ramify.lab.figures import FIGURES, Panel, to_rows
+from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
+from ramify.lab.panels import Panel, to_rows
 from ramify.lab.table import read_runs, to_csv
 
 _SIZE = (5.2, 4.0)
@@ -84,7 +85,7 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     stem = Path(stem)
     name = stem.stem if stem.suffix in _ENDINGS else stem.name
     files = [stem.with_name(name + ending) for ending in _ENDINGS]
-    columns = 3 if len(panels) in (3, 5, 6) else min(2, len(panels))
+    columns = 3 if len(panels) == 3 or len(panels) > 4 else min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False).flatten()

@@ -1,101 +1,15 @@
-"""The figures of a sweep as data: panels of named series, before anything is drawn. numpy alone.
-
-What a figure shows is a table first (:func:`to_rows`), so that the CSV beside a picture cannot disagree with it.
-"""
+"""The figures of a sweep as data: panels of named series, before anything is drawn. numpy alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ramify.lab.curved_figures import curvature
+from ramify.lab.panels import Panel, Row, Series, by, means, part_of, said
 from ramify.lab.theory import strong_exponent, weak_exponent, welch_bound
-
-Row = Mapping[str, Any]
-Style = Literal["points", "line", "dashed", "bars", "steps"]
-
-
-@dataclass
-class Series:
-    """Points of one colour; ``error`` is half the length of the bars through them."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    style: Style = "points"
-    error: Sequence[float] | None = None
-    labels: Sequence[str] | None = None
-    """A text beside each point."""
-
-
-@dataclass
-class Panel:
-    """One pair of axes. With ``is_map``, each series is a row of a heat map and its name the value of ``rows_name``."""
-
-    title: str
-    x_name: str
-    y_name: str
-    series: list[Series] = field(default_factory=list)
-    log: str = ""
-    """Which axes are logarithmic: "", "x", "y" or "xy"."""
-    is_map: bool = False
-    rows_name: str = ""
-
-
-def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
-    """Every point of a figure, one row each."""
-    return [
-        {
-            "panel": panel.title,
-            "series": series.name,
-            "x_name": panel.x_name,
-            "x": x,
-            "y_name": panel.y_name,
-            "y": y,
-            "error": series.error[i] if series.error is not None else math.nan,
-            "label": series.labels[i] if series.labels is not None else "",
-        }
-        for panel in panels
-        for series in panel.series
-        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
-    ]
-
-
-def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Sorted values of ``x`` and the mean of ``y`` at each; diverged models and missing numbers are left out."""
-    found: dict[float, list[float]] = {}
-    for row in rows:
-        if not row["diverged"] and math.isfinite(row[y]):
-            found.setdefault(row[x], []).append(row[y])
-    keys = sorted(found)
-    return keys, [float(np.mean(found[key])) for key in keys]
-
-
-def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows that share the values of some columns, in the order of these values (NaN counts as one value)."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple("" if row[name] != row[name] else row[name] for name in names), []).append(row)
-    return dict(sorted(found.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
-
-
-def _said(row: Row, *rest: str) -> str:
-    """What tells a data set: its exponent, or its shape; what else there is to say in brackets."""
-    data = f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
-    extra = ", ".join(filter(None, rest))
-    return f"{data} ({extra})" if extra else data
-
-
-def _part(row: Row, rows: Sequence[Row], same: Sequence[str] = ("dist", "alpha")) -> str:
-    """The part of a row, where another part has rows that are the same in all else that is said about it."""
-
-    def is_twin(other: Row) -> bool:
-        return other["part"] != row["part"] and all(str(other[name]) == str(row[name]) for name in same)
-
-    return str(row["part"]) if any(map(is_twin, rows)) else ""
 
 
 def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -115,14 +29,14 @@ def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def losses(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
     """Loss against width by data set: decay (weak superposition) and growth (strong) side by side."""
-    regimes = {(fit["part"], _said(fit), fit["density"], fit["gamma"]): fit["regime"] for fit in fits}
+    regimes = {(fit["part"], said(fit), fit["density"], fit["gamma"]): fit["regime"] for fit in fits}
     panels = []
     for title, chosen in _sides(rows):
         panel = Panel(f"loss against width, {title}", "m", "loss", log="xy")
         for (part, *_), some in by(chosen, "part", "dist", "alpha", "density").items():
-            regime = regimes[part, _said(some[0]), some[0]["density"], some[0]["gamma"]]
+            regime = regimes[part, said(some[0]), some[0]["density"], some[0]["gamma"]]
             extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            name = _said(some[0], _part(some[0], chosen), extra, regime)
+            name = said(some[0], part_of(some[0], chosen), extra, regime)
             panel.series.append(Series(name, *means(some, "m", "loss_eval"), "line"))
         panels.append(panel)
     return panels
@@ -140,9 +54,9 @@ def represented(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> 
     return [lines, *_map("represented features", rows, "phi_half", "φ½")]
 
 
-def _map(title: str, rows: Sequence[Row], name: str, said: str) -> list[Panel]:
+def _map(title: str, rows: Sequence[Row], name: str, y_name: str) -> list[Panel]:
     """A heat map of a column, alpha across and gamma upwards, where both have several values."""
-    panel = Panel(title, "α", said, is_map=True, rows_name="γ")
+    panel = Panel(title, "α", y_name, is_map=True, rows_name="γ")
     alphas = sorted({row["alpha"] for row in rows if row["dist"] == "power"})
     for (gamma,), some in by([row for row in rows if row["dist"] == "power"], "gamma").items():
         found = dict(zip(*means(some, "alpha", name), strict=True))
@@ -158,7 +72,7 @@ def exponents(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
     panels = []
     for title, chosen in _sides(sound):
         densities = len({fit["density"] for fit in chosen}) > 1
-        names = [_said(fit, _part(fit, chosen), f"E = {fit['density']:.3g}" if densities else "") for fit in chosen]
+        names = [said(fit, part_of(fit, chosen), f"E = {fit['density']:.3g}" if densities else "") for fit in chosen]
         bars = Panel(f"R² of the power law, {title}", "data", "R²")
         bars.series = [
             Series(name, [i], [fit["r2"]], "bars") for i, (name, fit) in enumerate(zip(names, chosen, strict=True))
@@ -174,7 +88,7 @@ def weak(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Pa
     if models:
         panel = Panel("loss of weak models and of what they drop", "loss of dropped features", "loss", log="xy")
         for _, some in by(models, "part", "dist", "alpha").items():
-            name = _said(some[0], _part(some[0], models))
+            name = said(some[0], part_of(some[0], models))
             panel.series.append(
                 Series(name, [row["loss_unlearned"] for row in some], [row["loss_eval"] for row in some])
             )
@@ -196,7 +110,7 @@ def _exponent_panel(
     for (_, gamma, density), some in by(chosen, "part", "gamma", "density").items():
         x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
         extra = "" if density == 1 else f"E = {density:.3g}"
-        name = ", ".join(filter(None, (_part(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
+        name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
         panel.series.append(Series(name, x, y, "points", error))
     if regime == "weak":
         for (n,), some in by(chosen, "n").items():
@@ -222,7 +136,7 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
     for panel, column in ((share, "phi_one"), (overlap, "mso_strong")):
         for _, some in by(models, "part", "dist", "alpha").items():
             seen = means([row for row in some if row[column] > 0], "m", column)  # axes are logarithmic
-            panel.series.append(Series(_said(some[0], _part(some[0], models)), *seen))
+            panel.series.append(Series(said(some[0], part_of(some[0], models)), *seen))
     for (n,), some in by(models, "n").items():
         m = sorted({row["m"] for row in some})
         packed = [max(2, min(n, k * k // 2)) for k in m]
@@ -247,7 +161,7 @@ def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: 
         some = [row for row in found[key] if row["gamma"] == min(other["gamma"] for other in found[key])]
         values = np.concatenate([norms[row["place"]][: row["n"]] for row in some])
         counts, edges = np.histogram(values, bins=np.linspace(0, 2, 81))
-        name = _said(some[0], _part(some[0], [rows[i] for i in places]))
+        name = said(some[0], part_of(some[0], [rows[i] for i in places]))
         panel.series.append(Series(name, list((edges[1:] + edges[:-1]) / 2), list(counts / len(values)), "steps"))
     return panel
 
@@ -260,7 +174,7 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
     sound = [fit for fit in fits if math.isfinite(fit["exponent"])]
     exponent = Panel("exponent by density", "E", "exponent")
     for _, some in by(sound, "part", "dist", "alpha", "gamma", "regime").items():
-        name = _said(some[0], _part(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
+        name = said(some[0], part_of(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
         x, y, error = ([fit[column] for fit in some] for column in ("density", "exponent", "error"))
         exponent.series.append(Series(name, x, y, "points", error))
     for title, chosen in _sides(rows):
@@ -275,34 +189,6 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
         ]
         panels += [against, width]
     return [*panels, exponent]
-
-
-def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
-    """Features in hyperbolic space: loss, exponent and their change from the same models flat, by curvature."""
-    if len({row["curvature"] for row in rows}) < 2:
-        return []
-    panels = []
-    for (part,), some in by(rows, "part").items():
-        width = Panel(f"loss against width, {part}", "m", "loss", log="xy")
-        for (_, _, _, gamma, c), models in by(some, "dist", "alpha", "density", "gamma", "curvature").items():
-            extra = f"γ = {gamma:.3g}" if len({row["gamma"] for row in some}) > 1 else ""
-            name = _said(models[0], extra, f"c = {c:g}")
-            width.series.append(Series(name, *means(models, "m", "loss_eval"), "line"))
-        panels.append(width)
-    sound = [fit for fit in fits if math.isfinite(fit["exponent"])]
-    exponent = Panel("exponent by curvature", "c", "exponent")
-    change = Panel("exponent less that of the same models flat", "c", "change of the exponent")
-    ratio = Panel("loss as a multiple of the same models flat", "c", "loss / flat", log="y")
-    for _, some in by(sound, "part", "dist", "alpha", "density", "gamma").items():
-        name = _said(some[0], str(some[0]["part"]), f"γ = {some[0]['gamma']:.3g}")
-        x, y, error = ([fit[column] for fit in some] for column in ("curvature", "exponent", "error"))
-        exponent.series.append(Series(name, x, y, "points", error))
-        curved = [fit for fit in some if math.isfinite(fit["change"])]
-        if curved:
-            x, y, error = ([fit[column] for fit in curved] for column in ("curvature", "change", "change_error"))
-            change.series.append(Series(name, x, y, "points", error))
-            ratio.series.append(Series(name, x, [fit["loss_ratio"] for fit in curved], "line"))
-    return [*panels, exponent, change, ratio]
 
 
 FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Row], np.ndarray], list[Panel]]] = {

@@ -1,6 +1,6 @@
 """Figures of real models as data: overlaps of their heads against width, and their losses against width. numpy alone.
 
-Panels as in :mod:`ramify.lab.figures`, so that the CSV beside a picture cannot disagree with it.
+Panels of :mod:`ramify.lab.panels`, so that the CSV beside a picture cannot disagree with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ramify.lab.figures import Panel, Series
+from ramify.lab.panels import Panel, Series
 
 if TYPE_CHECKING:
     from ramify.lab.fits import PowerFit

@@ -1,0 +1,85 @@
+"""The figure of features in hyperbolic space as data: panels, before anything is drawn. numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from ramify.lab.fits import best_curvatures
+from ramify.lab.frequencies import frequencies
+from ramify.lab.panels import Panel, Row, Series, by, means, said
+from ramify.lab.theory import curved_floor, matched_curvature
+
+
+def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
+    """Features in hyperbolic space: loss by curvature, what it changes from the same models flat, and why."""
+    if len({row["curvature"] for row in rows}) < 2:
+        return []
+    setting = ("part", "dist", "alpha", "density", "gamma")
+    panels = []
+    for (part,), of_part in by(rows, "part").items():
+        groups = list(by(of_part, *setting).items())
+        for key, some in groups if len(groups) <= 3 else [groups[0], groups[len(groups) // 2], groups[-1]]:
+            extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
+            panel = Panel(f"{part}: {said(some[0], f'γ = {key[-1]:.3g}', extra)}", "m", "loss", log="xy")
+            for (c,), models in by(some, "curvature").items():
+                panel.series.append(Series(f"c = {c:g}", *means(models, "m", "loss_eval"), "line"))
+            panel.series += _floors(some[0], panel.series)
+            panels.append(panel)
+    change = Panel("exponent less that of the same models flat", "c", "change of the exponent")
+    ratio = Panel("loss as a multiple of the same models flat", "c", "loss / flat", log="y")
+    for _, lines in by([fit for fit in fits if math.isfinite(fit["change"])], *setting).items():
+        name = said(lines[0], str(lines[0]["part"]))
+        x, y, error = ([fit[column] for fit in lines] for column in ("curvature", "change", "change_error"))
+        change.series.append(Series(name, x, y, "points", error))
+        ratio.series.append(Series(name, x, [fit["loss_ratio"] for fit in lines], "line"))
+    if change.series:
+        widest = max(row["curvature"] for row in rows)
+        change.series.append(Series("no change", [0, widest], [0, 0], "dashed"))
+    return [*panels, change, ratio, _best(rows), _positive(rows)]
+
+
+def _floors(row: Row, drawn: Sequence[Series]) -> list[Series]:
+    """The loss that no width takes away at a curvature, where it lies among the drawn losses."""
+    lowest, highest = (f(y for series in drawn for y in series.y) for f in (min, max))
+    widths = sorted({x for series in drawn for x in series.x})
+    found = []
+    for series in drawn:
+        c = float(series.name.removeprefix("c = "))
+        floor = _floor(row["n"], row["alpha"], row["density"], row["dist"], c) if c else 0.0
+        if lowest < floor < highest:
+            found.append(Series(f"floor, c = {c:g}", [widths[0], widths[-1]], [floor, floor], "dashed"))
+    return found
+
+
+@cache  # a search of a second
+def _floor(n: int, alpha: float, density: float, dist: str, c: float) -> float:
+    return curved_floor(frequencies(n, alpha, density, dist), c)[0]
+
+
+def _best(rows: Sequence[Row]) -> Panel:
+    """Which of the curvatures does best at each width, beside the one whose threshold is the usual overlap."""
+    panel = Panel("best curvature of those tried", "m", "c", log="x")
+    for line in best_curvatures(rows):
+        widths = line["curvatures"]
+        panel.series.append(Series(said(line, line["part"]), list(widths), list(widths.values()), "line"))
+    m = sorted({row["m"] for row in rows if row["m"] > 1})
+    if panel.series:
+        panel.series.append(Series("threshold = 1/√m", m, [matched_curvature(k) for k in m], "dashed"))
+    return panel
+
+
+def _positive(rows: Sequence[Row]) -> Panel:
+    """Overlaps that the relu lets pass, which curvature takes away; for the strongest growth."""
+    strongest = min(row["gamma"] for row in rows)
+    growing = [row for row in rows if row["gamma"] == strongest]
+    first = next(iter(by(growing, "part", "dist", "alpha", "density").values()))
+    scaled = [{**row, "positive": row["mso_positive"] * row["m"]} for row in first]
+    title = f"overlaps that pass: {said(first[0], str(first[0]['part']))}"
+    panel = Panel(title, "m", "positive overlap² m", log="x")
+    for (c,), some in by(scaled, "curvature").items():
+        panel.series.append(Series(f"c = {c:g}", *means(some, "m", "positive"), "line"))
+    return panel

@@ -1,0 +1,96 @@
+"""What figures are made of: panels of named series, and what sorts rows of runs and fits into them. numpy alone.
+
+What a figure shows is a table first (:func:`to_rows`), so that the CSV beside a picture cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Row = Mapping[str, Any]
+Style = Literal["points", "line", "dashed", "bars", "steps"]
+
+
+@dataclass
+class Series:
+    """Points of one colour; ``error`` is half the length of the bars through them."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: Style = "points"
+    error: Sequence[float] | None = None
+    labels: Sequence[str] | None = None
+    """A text beside each point."""
+
+
+@dataclass
+class Panel:
+    """One pair of axes. With ``is_map``, each series is a row of a heat map and its name the value of ``rows_name``."""
+
+    title: str
+    x_name: str
+    y_name: str
+    series: list[Series] = field(default_factory=list)
+    log: str = ""
+    """Which axes are logarithmic: "", "x", "y" or "xy"."""
+    is_map: bool = False
+    rows_name: str = ""
+
+
+def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
+    """Every point of a figure, one row each."""
+    return [
+        {
+            "panel": panel.title,
+            "series": series.name,
+            "x_name": panel.x_name,
+            "x": x,
+            "y_name": panel.y_name,
+            "y": y,
+            "error": series.error[i] if series.error is not None else math.nan,
+            "label": series.labels[i] if series.labels is not None else "",
+        }
+        for panel in panels
+        for series in panel.series
+        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+    ]
+
+
+def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Sorted values of ``x`` and the mean of ``y`` at each; diverged models and missing numbers are left out."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        if not row["diverged"] and math.isfinite(row[y]):
+            found.setdefault(row[x], []).append(row[y])
+    keys = sorted(found)
+    return keys, [float(np.mean(found[key])) for key in keys]
+
+
+def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows that share the values of some columns, in the order of these values (NaN counts as one value)."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple("" if row[name] != row[name] else row[name] for name in names), []).append(row)
+    return dict(sorted(found.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
+
+
+def said(row: Row, *rest: str) -> str:
+    """What tells a data set: its exponent, or its shape; what else there is to say in brackets."""
+    data = f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
+    extra = ", ".join(filter(None, rest))
+    return f"{data} ({extra})" if extra else data
+
+
+def part_of(row: Row, rows: Sequence[Row], same: Sequence[str] = ("dist", "alpha")) -> str:
+    """The part of a row, where another part has rows that are the same in all else that is said about it."""
+
+    def is_twin(other: Row) -> bool:
+        return other["part"] != row["part"] and all(str(other[name]) == str(row[name]) for name in same)
+
+    return str(row["part"]) if any(map(is_twin, rows)) else ""
