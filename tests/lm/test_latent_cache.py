@@ -362,6 +362,17 @@ def test_both_caches_give_the_logits_of_one_pass() -> None:
 
 
 @torch.no_grad()
+def test_packed_documents_do_not_see_each_other() -> None:
+    model = lively()
+    ids = torch.randint(1024, (1, 12))
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = model(ids, position_ids=positions, use_cache=False).logits
+    alone = torch.cat([model(part).logits for part in ids.split((5, 7), 1)], 1)
+    assert (packed - alone).abs().max() <= 1e-9 * (1 + alone.abs().max())
+    assert (packed - model(ids).logits).abs().max() > 1e-3
+
+
+@torch.no_grad()
 def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
     """Also what is drawn in pieces: loading must not draw it again."""
     model = lively(q_lora_rank=24).float()
