@@ -158,6 +158,20 @@ def test_curvature_is_a_temperature_of_the_gate(k: float) -> None:
     torch.testing.assert_close(math.sqrt(k / 0.7) * there, ambient, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_odd_sizes_fit_the_grouped_kernel(dtype: torch.dtype) -> None:
+    """Whatever n and the hidden size are, all operands have the layout that ``grouped_mm`` demands, also backwards."""
+    stack = stir(ExpertStack(3, 13, 10, curvature=[0.5, 1.0, 2.0]).to(dtype))
+    rows = lift(points(1.0, 9).to(dtype)).requires_grad_()
+    ends, grad = torch.tensor([4, 4, 9], dtype=torch.int32), torch.randn(9, 13).to(dtype)
+    results = []
+    for backend in ("torch", "loop"):
+        out = stack(rows, ends, backend)
+        results.append([out, *torch.autograd.grad(out, [rows, *stack.parameters()], grad)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_order_of_experts_does_not_matter() -> None:
     """T9: experts and gate rows in another order, the same output."""
     mice = make(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=2).eval()
