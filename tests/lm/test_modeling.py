@@ -229,7 +229,7 @@ def test_every_point_lies_on_its_sheet() -> None:
 # ---------------------------------------------------------------------------------------------------- parameter counts
 
 # Section 8 of the specification, and what of it is dropped on purpose: one score bias per layer, the biases of gates
-# (a buffer), frozen scalars (of the embedding, of curvatures, and two per layer of experts, which are merged in one go).
+# (a buffer), frozen scalars (of the embedding, of curvatures, two per layer of experts, which are merged in one go).
 # A point's time is derived, so a table of points has one column less.
 PAPER = {
     "helm-d-115m-paper": (114_770_253, 6, 0, 5, 128_256),
