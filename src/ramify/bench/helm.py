@@ -26,6 +26,7 @@ MEMORY_TARGET = 1.15
 """Peak memory of a step beside that of the twin."""
 CACHE_TARGET = 5.0
 """How many times the bytes of the latent cache the full one takes, at least."""
+STEPS_PER_SAMPLE = 5
 
 
 def run(options: HelmOptions, stream: TextIO | None = None) -> int:
@@ -83,11 +84,15 @@ Contenders = dict[str, "Callable[[], Any]"]
 
 
 def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
+    from ramify.lm.twins import attend_plainly
+
     from . import helm_cases as cases
 
     def make(model: Any) -> Callable[[], TrainingStep]:
         return lambda: cases.TrainingStep(_given(model), ids, setting, mode)
 
+    if not isinstance(models["twin"], Exception):  # the strongest rival: without it transformers builds a mask
+        attend_plainly(models["twin"])
     return {who: make(model) for who, model in models.items()}
 
 
@@ -283,7 +288,10 @@ def _sample(options: HelmOptions) -> Sample:
     from . import harness
 
     if options.device == "cuda":
-        return harness.cuda_sample if options.clock == "device" else harness.synced_sample
+        if options.clock == "device":
+            return harness.cuda_sample
+        # As in training the host runs ahead of the device; it is waited for once in several steps.
+        return lambda call, number: harness.synced_sample(call, max(number, STEPS_PER_SAMPLE))
     return harness.cpu_sample if options.clock == "cpu" else harness.wall_sample
 
 

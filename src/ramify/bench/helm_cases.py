@@ -212,10 +212,10 @@ class Kernel:
 
 
 _GROUPS = {
-    "attention": r"flash|fmha|attention|sdpa|mha",
     "fused by the compiler": r"^triton_",
+    "attention": r"flash|fmha|attention|sdpa|mha",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|::mm$|::bmm$|::addmm|splitk|grouped_mm|mkl|linear",
-    "loss": r"^_kernel$|cross_entropy|softmax",
+    "loss": r"cross_entropy|softmax",
     "copies": r"memcpy|memset|copy_|copy_kernel|fill",
 }
 

@@ -15,7 +15,9 @@ _BLOCK, _WARPS = 8192, 16
 
 
 @triton.jit
-def _kernel(logits, labels, losses, V, IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
+def _cross_entropy_kernel(
+    logits, labels, losses, V, IGNORED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * V
     label = tl.load(labels + row)
@@ -56,7 +58,7 @@ def cross_entropy_(logits: Tensor, labels: Tensor, ignore_index: int, with_gradi
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     if losses.numel():
         block = min(_BLOCK, max(16, triton.next_power_of_2(logits.shape[1])))
-        _kernel[(logits.shape[0],)](
+        _cross_entropy_kernel[(logits.shape[0],)](
             logits, labels, losses, logits.shape[1], ignore_index, with_gradient, block, num_warps=_WARPS
         )
     return losses
