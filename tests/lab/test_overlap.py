@@ -271,6 +271,28 @@ def test_a_time_column_is_kept_apart(tmp_path: Path, seed: int) -> None:
     assert math.isnan(overlap(tmp_path).mso_lorentz) and overlap(tmp_path).num_spacelike == 0
 
 
+def test_the_head_of_a_helm(tmp_path: Path, seed: int) -> None:
+    """Its last column multiplies the time of points; that it is one wider than the embedding tells it."""
+    pytest.importorskip("transformers")
+    from ramify.lm import HelmForCausalLM
+    from ramify.lm.presets import preset
+
+    model = HelmForCausalLM(preset("helm-d-pico", num_hidden_layers=1, vocab_size=300))
+    W = model.lm_head.weight.detach()
+    n = model.config.hidden_size
+    assert W.shape == (300, n + 1)
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    found = overlap(tmp_path, block=64)
+    assert (found.tensor, found.num, found.m) == ("lm_head.weight", 300, n)
+    assert found.mso == pytest.approx(overlap_in_memory(W[:, :n]).mean_square, rel=1e-6)
+    expected, num = lorentz_loop(W[:, n], W[:, :n])
+    assert found.num_spacelike == num == 300 and found.mso_lorentz == pytest.approx(expected, rel=1e-6)
+    save_file({"lm_head.weight": W}, tmp_path / "model.safetensors")  # the embedding in another shard: config.json says
+    assert overlap(tmp_path).m == n + 1
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "helm", "hidden_size": n}))
+    assert overlap(tmp_path).mso_lorentz == found.mso_lorentz
+
+
 def test_hyperplanes_of_a_lorentz_classifier(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     from ramify.geometry import Lorentz
     from ramify.nn.classifier import LorentzMLR

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from ramify.errors import UserError, suggest
 from ramify.lab.gguf import read_gguf
 from ramify.lab.hub import HubModel, is_repo
-from ramify.lab.rows import LoadedRows, Rows, read_safetensors
+from ramify.lab.rows import FirstColumns, LoadedRows, Rows, read_safetensors
 
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Ends of the names of output heads."""
@@ -113,14 +113,31 @@ def _head(
     if name not in sources:
         raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
     rows, width = _checked(sources[name].shape, name, path)
+    found = Head(where[name], name, rows, width, _tied(name, settings), sources[name])
     for kind, end in (("weight", "weight_time"), ("offset", "offset")):
         beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
         if beside in where:
             time = read(where[beside])[beside]
             if time.shape in ((rows,), (rows, 1)):
-                column = time.rows(0, rows).reshape(rows)
-                return Head(where[name], name, rows, width, _tied(name, settings), sources[name], column, kind)
-    return Head(where[name], name, rows, width, _tied(name, settings), sources[name])
+                return replace(found, time=time.rows(0, rows).reshape(rows), time_kind=kind)
+    # Only where the embedding is in the same file: that of a large model may be in a shard that is not here.
+    inputs = [other for other in sources if other.endswith("embed_tokens.weight")]
+    if name.endswith(HEADS) and len(inputs) == 1:
+        is_wider = sources[inputs[0]].shape == (rows, width - 1)
+    else:
+        settled = _settings(settings)
+        is_wider = settled.get("model_type") == "helm" and settled.get("hidden_size") == width - 1
+    return _split_time(found) if is_wider else found
+
+
+def _split_time(head: Head, block: int = 8192) -> Head:
+    """A head one wider than the embedding of its model: HELM's, whose last column multiplies the time of points."""
+    time = torch.empty(head.num_rows)
+    for place, rows in zip(time.split(block), head.rows(block), strict=True):
+        place.copy_(rows[:, -1])
+    return replace(
+        head, width=head.width - 1, source=FirstColumns(head.source, head.width - 1), time=time, time_kind="weight"
+    )
 
 
 def _gguf_head(path: Path, tensor: str | None) -> Head:
@@ -244,11 +261,16 @@ def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
     return ", ".join(likely[:most]) + (f" and {len(likely) - most} more" if len(likely) > most else "")
 
 
-def _tied(name: str, folder: Path) -> str:
-    settings: dict[str, Any] = {}
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the model's own configuration says; empty where there is none."""
     with contextlib.suppress(OSError, ValueError):
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    declared = settings.get("tie_word_embeddings") if isinstance(settings, dict) else None
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _tied(name: str, folder: Path) -> str:
+    declared = _settings(folder).get("tie_word_embeddings")
     if name.endswith(HEADS):
         return "head, tied by its configuration" if declared else "head of its own"
     if name in CLASSIFIERS:

@@ -54,6 +54,21 @@ class LoadedRows:
 
 
 @dataclass(frozen=True)
+class FirstColumns:
+    """Rows without their last columns."""
+
+    source: Rows
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape[0], self.width
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.source.rows(start, stop)[:, : self.width]
+
+
+@dataclass(frozen=True)
 class SafeTensor:
     """Where a tensor lies in a safetensors file."""
 
