@@ -1,0 +1,93 @@
+"""Centroids of attention with their times, from mean values and mean excess: what the output projection reads.
+
+``centroid`` is the operation, ``centroid_grad`` its gradient, which gives the centroids once more, so that whoever
+multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backend import choose, needs_operator
+from . import reference
+
+__all__ = ["centroid", "centroid_grad", "fits", "reference"]
+
+MAX_WIDTH = 1024
+"""Columns of a head that a kernel holds at once."""
+
+
+def fits(mean: Tensor, backend: str = "auto") -> bool:
+    """Whether the kernels run."""
+    misfit = None
+    if mean.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        misfit = f"{mean.dtype}, the kernel takes float32, bfloat16 and float16"
+    elif mean.shape[-1] > MAX_WIDTH:
+        misfit = f"rows of {mean.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
+    return choose(backend, mean, misfit) == "triton"
+
+
+def centroid(mean: Tensor, d: int, width: int, c: float = 1.0, *, backend: str = "auto") -> Tensor:
+    """``[s, t, 0, ...]``, points in the direction of mean values; no gradient on its own.
+
+    A mean of points has space components m and a time ``1/sqrt(c) + e``; ``-<m, m>_L = 1/c + gap`` with
+    ``gap = e (e + 2/sqrt(c)) - |m|^2 >= 0``, so the centroid is ``s = m / sqrt(1 + c gap)``.
+
+    Args:
+        mean: (..., at least d + 1), rows ``[m, e, ...]``. d: space components. width: columns of the result.
+        c: curvature -c.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        (..., width) in the dtype of ``mean``.
+    """
+    if not fits(mean, backend):
+        return reference.centroid(mean, d, width, c)
+    run = _forward_operator if needs_operator(mean) else _forward
+    return run(_rows(mean), d, width, c).view(*mean.shape[:-1], width)
+
+
+def centroid_grad(
+    mean: Tensor, grad: Tensor, d: int, c: float = 1.0, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Gradient of ``mean`` from that of the centroids (..., width), and the centroids (..., width) again."""
+    if not fits(mean, backend):
+        with torch.enable_grad():
+            leaf = mean.detach().requires_grad_()
+            points = reference.centroid(leaf, d, grad.shape[-1], c)
+            (found,) = torch.autograd.grad(points, leaf, grad)
+        return found, points.detach()
+    run = _backward_operator if needs_operator(mean) else _backward
+    found, points = run(_rows(mean), _rows(grad), d, c)
+    return found.view(mean.shape), points.view(grad.shape)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(x.numel() // x.shape[-1], x.shape[-1]).contiguous()
+
+
+def _forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
+    from . import triton
+
+    return triton.forward(mean, d, width, c)
+
+
+def _backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
+    from . import triton
+
+    return triton.backward(mean, grad, d, c)
+
+
+@torch.library.triton_op("ramify::centroid", mutates_args={})
+def _forward_operator(mean: Tensor, d: int, width: int, c: float) -> Tensor:
+    from . import triton
+
+    return triton.forward(mean, d, width, c, torch.library.wrap_triton)
+
+
+@torch.library.triton_op("ramify::centroid_grad", mutates_args={})
+def _backward_operator(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
+    from . import triton
+
+    return triton.backward(mean, grad, d, c, torch.library.wrap_triton)

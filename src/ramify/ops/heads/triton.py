@@ -1,0 +1,216 @@
+"""Queries, keys and values of a token's heads in one pass, forward and backward.
+
+A program has one token: it reads the angles once for all heads. At 8192 tokens with 6 heads of 64 in bfloat16 the
+forward moves 42 MB and the backward 61 MB: 10 and 15 microseconds at 4.2 TB/s. The gradient of the temperature is
+summed by each program over its heads, then over programs, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .reference import Heads
+
+TILE = 2048
+"""Elements that a program holds of a tensor."""
+
+
+@triton.jit
+def _partner(x, column, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """In the place of each turned component the other one of its pair."""
+    if INTERLEAVED:
+        even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
+        return tl.reshape(tl.join(odd, even), (ROWS, BLOCK))
+    other = tl.where(column < TURNED // 2, column + TURNED // 2, column - TURNED // 2)
+    other = tl.where(column < TURNED, other, column)
+    return tl.gather(x, tl.broadcast_to(other, (ROWS, BLOCK)), axis=1)
+
+
+@triton.jit
+def _turned(x, cos, sin, column, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    return x * cos + _partner(x, column, TURNED, INTERLEAVED, ROWS, BLOCK) * sin
+
+
+@triton.jit
+def _turned_back(x, cos, sin, column, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """The transpose of :func:`_turned`."""
+    return x * cos + _partner(x * sin, column, TURNED, INTERLEAVED, ROWS, BLOCK)
+
+
+@triton.jit
+def _with_excess(point, column, over_c, D: tl.constexpr):
+    """Rows ``[point, t - 1/sqrt(c), 0, ...]``, without cancellation."""
+    square = tl.sum(point * point, axis=1)
+    excess = square / (tl.sqrt(square + over_c) + tl.sqrt(over_c))
+    return tl.where(column == D, excess[:, None], point)
+
+
+@triton.jit
+def _split(row, column, D: tl.constexpr):
+    """Space components, and the one behind them."""
+    return tl.where(column < D, row, 0.0), tl.sum(tl.where(column == D, row, 0.0), axis=1)
+
+
+@triton.jit
+def _angles(cos, sin, token, TABLE, column, TURNED: tl.constexpr):
+    place = (token % TABLE) * TURNED + column
+    return (
+        tl.load(cos + place, mask=column < TURNED, other=1.0).to(tl.float32),
+        tl.load(sin + place, mask=column < TURNED, other=0.0).to(tl.float32),
+    )
+
+
+@triton.jit
+def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, row_step, query_step, shared_step,
+                    twice, value_scale, over_c, SHARED: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
+                    KEY: tl.constexpr, VALUE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
+                    BLOCK: tl.constexpr):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    stored: tl.constexpr = q.dtype.element_ty
+    factor = twice * tl.exp(-tl.load(log_tau).to(tl.float32))
+    angle_cos, angle_sin = _angles(cos, sin, token, TABLE, column, TURNED)
+    query_rows = rows + token * row_step
+    key_rows = query_rows + H * WIDTH
+    if SHARED > 0:
+        query_rows = queries + token * query_step
+        key_rows = rows + token * row_step
+        common = tl.load(shared + token * shared_step + column, mask=column < SHARED, other=0.0).to(tl.float32)
+        common = _turned(common, angle_cos, angle_sin, column, TURNED, INTERLEAVED, 1, BLOCK)
+        common = common.to(stored).to(tl.float32)
+    for first in tl.static_range(0, H, HEADS):
+        head = first + tl.arange(0, HEADS)[:, None]
+        inside = (head < H) & (column < WIDTH)
+        place = head * WIDTH + column
+        query = tl.load(query_rows + place, mask=inside, other=0.0).to(tl.float32)
+        key = tl.load(key_rows + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(key_rows + H * WIDTH + place, mask=inside, other=0.0).to(tl.float32)
+        query = tl.where(column < KEY, query, 0.0)
+        query = _turned(query, angle_cos, angle_sin, column, TURNED, INTERLEAVED, HEADS, BLOCK)
+        query = (query * factor).to(stored).to(tl.float32)
+        time = tl.sqrt(tl.sum(query * query, axis=1) + factor * factor * over_c)
+        key = tl.where(column < KEY, key, 0.0)
+        if SHARED > 0:
+            key = tl.where(column < SHARED, common, key)
+        else:
+            key = _turned(key, angle_cos, angle_sin, column, TURNED, INTERLEAVED, HEADS, BLOCK)
+            key = key.to(stored).to(tl.float32)
+        value = (tl.where(column < VALUE, value, 0.0) * value_scale).to(stored).to(tl.float32)
+        place += token * (H * WIDTH)
+        tl.store(q + place, tl.where(column == KEY, -time[:, None], query), mask=inside)
+        tl.store(k + place, _with_excess(key, column, over_c, KEY), mask=inside)
+        tl.store(v + place, _with_excess(value, column, over_c, VALUE), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau, TABLE,
+                     shared_width, twice, value_scale, over_c, SHARED: tl.constexpr, TURNED: tl.constexpr,
+                     INTERLEAVED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, H: tl.constexpr,
+                     WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    factor = twice * tl.exp(-tl.load(log_tau).to(tl.float32))
+    angle_cos, angle_sin = _angles(cos, sin, token, TABLE, column, TURNED)
+    query_rows = rows + token * (3 * H * WIDTH)
+    key_rows = query_rows + H * WIDTH
+    if SHARED > 0:
+        query_rows = queries + token * (H * WIDTH)
+        key_rows = rows + token * (2 * H * WIDTH)
+        common = tl.zeros((BLOCK,), tl.float32)
+    to_tau = 0.0
+    for first in tl.static_range(0, H, HEADS):
+        head = first + tl.arange(0, HEADS)[:, None]
+        inside = (head < H) & (column < WIDTH)
+        place = head * WIDTH + column
+        made = token * (H * WIDTH) + place
+        query, _ = _split(tl.load(q + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        to_query, query_to_time = _split(tl.load(grad_q + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        key, _ = _split(tl.load(k + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        to_key, key_to_time = _split(tl.load(grad_k + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        value, _ = _split(tl.load(v + made, mask=inside, other=0.0).to(tl.float32), column, VALUE)
+        to_value, value_to_time = _split(tl.load(grad_v + made, mask=inside, other=0.0).to(tl.float32), column, VALUE)
+
+        time = tl.sqrt(tl.sum(query * query, axis=1) + factor * factor * over_c)
+        # a query and its time are both proportional to 2/tau
+        to_tau += tl.sum(query_to_time * time - tl.sum(to_query * query, axis=1), axis=0)
+        to_query = (to_query - (query_to_time / time)[:, None] * query) * factor
+        to_query = _turned_back(to_query, angle_cos, angle_sin, column, TURNED, INTERLEAVED, HEADS, BLOCK)
+        tl.store(query_rows + place, to_query, mask=inside)
+
+        to_key += (key_to_time / tl.sqrt(tl.sum(key * key, axis=1) + over_c))[:, None] * key
+        if SHARED > 0:
+            common += tl.sum(to_key, axis=0)
+            to_key = tl.where(column < SHARED, 0.0, to_key)
+        else:
+            to_key = _turned_back(to_key, angle_cos, angle_sin, column, TURNED, INTERLEAVED, HEADS, BLOCK)
+        tl.store(key_rows + place, to_key, mask=inside)
+
+        to_value += (value_to_time / tl.sqrt(tl.sum(value * value, axis=1) + over_c))[:, None] * value
+        tl.store(key_rows + H * WIDTH + place, to_value * value_scale, mask=inside)
+    if SHARED > 0:
+        to_shared = tl.where(column < SHARED, common[None, :], 0.0)
+        to_shared = _turned_back(to_shared, angle_cos, angle_sin, column, TURNED, INTERLEAVED, 1, BLOCK)
+        tl.store(shared + token * shared_width + column, to_shared, mask=column < shared_width)
+    tl.store(part_tau + token, to_tau)
+
+
+def _sizes(heads: Heads, turned: int) -> dict[str, Any]:
+    block = triton.next_power_of_2(heads.width)
+    rows = min(triton.next_power_of_2(heads.num_heads), max(1, TILE // block))
+    return {
+        "SHARED": heads.shared_dim, "TURNED": turned, "INTERLEAVED": heads.interleaved, "KEY": heads.key_dim,
+        "VALUE": heads.value_dim, "H": heads.num_heads, "WIDTH": heads.width, "HEADS": rows, "BLOCK": block,
+        "num_warps": max(1, min(8, rows * block // 512)),
+    }  # fmt: skip
+
+
+def forward(
+    rows: Tensor, queries: Tensor | None, shared: Tensor | None, cos: Tensor, sin: Tensor, log_tau: Tensor,
+    heads: Heads, wrap: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Rows of tokens, their last axes packed -> (T, H, width) each; ``wrap`` is ``wrap_triton`` where a graph is made.
+
+    Args:
+        rows: (T, 3 H width), or (T, 2 H width) with ``queries`` (T, H width) and ``shared`` (T, at least shared_dim).
+        cos, sin: (table, turned) contiguous; token i has row i modulo table.
+    """
+    T = rows.shape[0]
+    q, k, v = (torch.empty(T, heads.num_heads, heads.width, dtype=rows.dtype, device=rows.device) for _ in range(3))
+    if T:
+        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
+        has_shared = queries is not None and shared is not None
+        kernel[(T,)](
+            rows, queries if has_shared else rows, shared if has_shared else rows, cos, sin, log_tau, q, k, v,
+            cos.shape[0], rows.stride(0), queries.stride(0) if queries is not None else 0,
+            shared.stride(0) if shared is not None else 0, 2 * heads.score_scale, heads.value_scale, 1 / heads.c,
+            **_sizes(heads, cos.shape[1]),
+        )  # fmt: skip
+    return q, k, v
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor,
+    log_tau: Tensor, heads: Heads, shared_width: int, wrap: Any = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of rows, queries and shared (empty without shared components), and of log_tau (1,) in float32."""
+    T, is_shared = q.shape[0], heads.shared_dim > 0
+    size = heads.num_heads * heads.width
+    rows = torch.empty(T, (2 if is_shared else 3) * size, dtype=q.dtype, device=q.device)
+    queries = torch.empty(T if is_shared else 0, size, dtype=q.dtype, device=q.device)
+    shared = torch.empty(T if is_shared else 0, shared_width, dtype=q.dtype, device=q.device)
+    part_tau = torch.empty(T, dtype=torch.float32, device=q.device)
+    if T:
+        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
+        kernel[(T,)](
+            q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau,
+            cos.shape[0], shared_width, 2 * heads.score_scale, heads.value_scale, 1 / heads.c,
+            **_sizes(heads, cos.shape[1]),
+        )  # fmt: skip
+    return rows, queries, shared, part_tau.sum().reshape(1)
