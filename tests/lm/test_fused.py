@@ -91,7 +91,8 @@ def test_a_model_on_kernels_is_the_same_model(name: str, device: str, monkeypatc
         model.zero_grad()
         loss = model(ids, labels=ids).loss
         loss.backward()
-        found.append((loss.detach(), {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}))
+        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        found.append((loss.detach(), grads))
     (loss, grads), (plain_loss, plain_grads) = found
     torch.testing.assert_close(loss, plain_loss, rtol=1e-5, atol=1e-5)
     assert grads.keys() == plain_grads.keys()

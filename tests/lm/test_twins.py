@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("transformers")
 
 from ramify.lm.presets import preset, presets
-from ramify.lm.twins import euclidean_twin
+from ramify.lm.twins import attend_plainly, euclidean_twin
 
 PICO = ("helm-d-pico", "helm-mice-pico")
 
@@ -125,3 +125,14 @@ def test_save_and_load_are_equal(tmp_path) -> None:
 def test_no_shared_expert_has_no_twin() -> None:
     with pytest.raises(ValueError, match="always has shared experts"):
         euclidean_twin(preset("helm-mice-pico", n_shared_experts=0))
+
+
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
+def test_plain_attention_is_causal_attention(name: str) -> None:
+    model = twin(name).eval()
+    ids = torch.randint(0, 300, (2, 17))
+    usual = model(ids).logits
+    plain = attend_plainly(model)(ids).logits
+    torch.testing.assert_close(plain, usual, rtol=1e-5, atol=1e-5)
+    ids[:, 9:] = 3
+    torch.testing.assert_close(model(ids).logits[:, :9], plain[:, :9], rtol=0.0, atol=1e-6)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache
 from transformers.integrations.moe import ExpertsInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..nn.common import gemm_dtype
 from .ambient import padded_width
@@ -47,6 +48,21 @@ def euclidean_twin(
         twin = DeepseekTwin(deepseek_config(config))
         twin.config._experts_implementation = experts
         return twin
+
+
+def attend_plainly(twin: Any) -> Any:
+    """Give a twin the kernels of plain causal order, for whole sequences without padding, documents or cache.
+
+    A compiled model of transformers cannot look whether positions start again, so it builds a mask for documents, and
+    attention over that takes twice the time of plain causal order.
+    """
+    twin.config._attn_implementation = _PLAIN
+    return twin
+
+
+_PLAIN = "ramify_plain"
+# Without an entry among the mask functions transformers makes no mask, and its attention is then causal.
+AttentionInterface.register(_PLAIN, sdpa_attention_forward)
 
 
 def llama_config(config: HelmConfig) -> LlamaConfig:
