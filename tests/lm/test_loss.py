@@ -174,6 +174,30 @@ def test_compiled_as_one_graph(autocast: bool) -> None:
         assert torch.equal(compiled(hidden, weight, labels), expected)
 
 
+class Head(torch.nn.Module):
+    """One linear map, and the head whose loss it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(12, 12), torch.nn.Linear(12, 50, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return linear_cross_entropy(self.body(x), self.head.weight, labels, chunk=4)
+
+
+def test_gradients_arrive_in_distributed_data_parallel(tmp_path) -> None:
+    model, (x, _, labels) = Head(), problem(dtype=torch.float32)
+    expected = torch.autograd.grad(definition(model.body(x), model.head.weight, labels), list(model.parameters()))
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        torch.nn.parallel.DistributedDataParallel(model)(x, labels).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-5, atol=1e-7)
+
+
 def test_operator_is_sound() -> None:
     hidden, weight, labels = (x.detach() for x in problem(dtype=torch.float32))
     arguments = (hidden.flatten(0, 1), weight, labels.flatten(), -100, 4, torch.float32, True, True)
