@@ -1,0 +1,40 @@
+"""Makes the pictures of docs/lab.md from a sweep: ``python docs/lab_figures.py FOLDER`` of ``--preset paper-grid``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ramify.lab.drawing import write_figure
+from ramify.lab.figures import FIGURES
+from ramify.lab.fits import fit_runs
+from ramify.lab.table import read_runs
+
+FOLDER = Path(__file__).parent / "img"
+PICTURES = {
+    "lab_maps": ("represented features", "exponent"),
+    "lab_exponents": ("exponent of weak models", "exponent of strong models"),
+}
+"""Name of a picture, and the titles of its panels."""
+
+
+def main(runs: str) -> None:
+    rows = read_runs(runs)
+    fits = fit_runs(rows)
+    found = {
+        panel.title: panel
+        for name in ("represented", "exponents", "weak", "strong")
+        for panel in FIGURES[name](rows, fits, np.empty((0, 0)))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, titles in PICTURES.items():
+            png, *_ = write_figure(Path(folder) / name, [found[title] for title in titles])
+            shutil.copyfile(png, FOLDER / png.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
