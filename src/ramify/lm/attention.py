@@ -22,7 +22,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from ..geometry.numerics import sqnorm
 from ..nn.common import wide
+from ..ops.centroid import fits as centroid_fits
+from ..ops.heads import Heads
+from ..ops.heads import fits as heads_fit
 from .ambient import AmbientLinear, aligned, rounded
+from .fused_attention import centroid_product, lifted_heads
 from .rotary import rotate, score_scale
 
 if TYPE_CHECKING:
@@ -58,6 +62,10 @@ class HelmAttention(nn.Module):
         self.value_scale = float(config.value_scale or 1.0)
         self.num_time_columns = 3 if config.time_columns == "split" else 1
         self.row_width = aligned(self.head_dim + self.num_time_columns)
+        self.heads = Heads(
+            self.num_heads, self.row_width, self.head_dim, self.head_dim, self.score_scale, self.value_scale, self.c,
+            interleaved=config.rope_pairing == "interleaved",
+        )  # fmt: skip
         heads = 3 * self.num_heads
         self.qkv_proj = AmbientLinear(
             config.hidden_size,
@@ -92,13 +100,24 @@ class HelmAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Attend; ``qkv`` is the projection of the lifted rows where it has been made already."""
         qkv = self.qkv_proj(lifted) if qkv is None else qkv
-        q, k, v, factor = self._lifted_heads(qkv, position_embeddings)
+        attend = ATTENTION.get(self.config._attn_implementation or "sdpa", _sdpa)
+        factor = None
+        if attend is _sdpa and self._has_kernel(qkv, position_embeddings):
+            q, k, v = lifted_heads(qkv, position_embeddings, self.log_tau, self.heads)
+        else:
+            q, k, v, factor = self._lifted_heads(qkv, position_embeddings)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        attend = ATTENTION.get(self.config._attn_implementation or "sdpa", _sdpa)
         mean, weights = attend(self, q, k, v, attention_mask, factor)
-        out = self.o_proj(self._centroids(mean.transpose(1, 2)).flatten(-2))
+        if attend is _sdpa and type(self.o_proj) is AmbientLinear and centroid_fits(mean):
+            out = centroid_product(mean, self.o_proj, self.head_dim, self.c)
+        else:
+            out = self.o_proj(self._centroids(mean.transpose(1, 2)).flatten(-2))
         return (out, weights) if output_attentions else out
+
+    def _has_kernel(self, qkv: Tensor, tables: tuple[Tensor, Tensor]) -> bool:
+        """Whether one kernel makes queries, keys and values; it knows one time column."""
+        return self.num_time_columns == 1 and heads_fit(qkv, tables[0], self.heads)
 
     def _lifted_heads(
         self, qkv: Tensor, position_embeddings: tuple[Tensor, Tensor]
@@ -147,7 +166,7 @@ class HelmAttention(nn.Module):
 
 
 def _sdpa(
-    layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tensor
+    layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, None]:
     """One call of the fused kernels; without a mask the order is causal."""
     is_causal = mask is None and q.shape[2] > 1

@@ -1,0 +1,91 @@
+"""Attention on kernels of its own against plain torch: values and gradients, both variants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.lm.ambient import lift
+from ramify.lm.attention import HelmAttention
+from ramify.lm.config import HelmConfig
+from ramify.lm.rotary import HelmRotary
+from ramify.ops import backend as backends
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and not backends.interpreted():
+        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
+    return str(request.param)
+
+
+def perturbed(layer: torch.nn.Module, device: str) -> Any:
+    """The layer with numbers in the place of zeros and ones."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer.to(device)
+
+
+def outcome(
+    layer: Any, s: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None, weight: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    out = layer(lift(s, layer.c, bias=layer.config.attention_bias), tables, mask)
+    return out, torch.autograd.grad((out * weight).sum(), [s, *layer.parameters()])
+
+
+def compare(layer: Any, device: str, monkeypatch: pytest.MonkeyPatch, mask: Tensor | None, length: int) -> None:
+    """Outputs and gradients of everything, with the kernels and without."""
+    s = (0.5 * torch.randn(2, length, layer.config.hidden_size, device=device)).requires_grad_()
+    tables = HelmRotary(layer.config).to(device)(s, torch.arange(length, device=device)[None])
+    weight = torch.randn_like(s)
+    results = []
+    for backend in ("triton", "torch"):
+        monkeypatch.setenv("RAMIFY_BACKEND", backend)
+        results.append(outcome(layer, s, tables, mask, weight))
+    (out, grads), (wanted, wanted_grads) = results
+    assert out.grad_fn is not None
+    assert wanted.grad_fn is not None
+    assert (out.grad_fn.name(), wanted.grad_fn.name())[0].startswith("_CentroidProduct")
+    assert not wanted.grad_fn.name().startswith("_CentroidProduct")
+    torch.testing.assert_close(out, wanted, rtol=2e-5, atol=2e-5)
+    for one, other in zip(grads, wanted_grads, strict=True):
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one / scale, other / scale, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"rope_pairing": "half"}, {"attention_bias": False, "curvature": 0.5}, {"value_scale": 0.4, "head_dim": 10}],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_dense_attention(changes: dict[str, Any], masked: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"hidden_size": 20, "num_attention_heads": 3, "head_dim": 7, "attn_implementation": "sdpa", **changes}
+    layer = perturbed(HelmAttention(HelmConfig(**settings), 0), device)
+    mask = None
+    if masked:
+        mask = torch.ones(5, 5, dtype=torch.bool, device=device).tril().expand(2, 1, 5, 5).clone()
+        mask[1, :, 2:, :2] = False
+    compare(layer, device, monkeypatch, mask, 5)
+
+
+@pytest.mark.gpu
+def test_dense_attention_compiles_in_one_graph() -> None:
+    settings = {"hidden_size": 128, "num_attention_heads": 3, "head_dim": 63, "attn_implementation": "sdpa"}
+    layer = perturbed(HelmAttention(HelmConfig(**settings), 0), "cuda")
+    s = (0.5 * torch.randn(2, 40, 128, device="cuda")).requires_grad_()
+    tables = HelmRotary(layer.config).to("cuda")(s, torch.arange(40, device="cuda")[None])
+    weight = torch.randn_like(s)
+    with torch.autocast("cuda", torch.bfloat16):
+        wanted, wanted_grads = outcome(layer, s, tables, None, weight)
+        layer.compile(fullgraph=True)
+        out, grads = outcome(layer, s, tables, None, weight)
+    assert out.dtype == torch.bfloat16
+    for one, other in ((out, wanted), *zip(grads, wanted_grads, strict=True)):
+        assert (one - other).norm() <= 2e-2 * other.norm()
