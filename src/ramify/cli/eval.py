@@ -1,11 +1,11 @@
-"""``ramify eval RUN``: numbers of a trained run."""
+"""``ramify eval RUN``: numbers of a trained run, and of language models on multiple-choice tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -27,16 +27,42 @@ class EvalHelp:
     """Which part of the data."""
     json: bool = False
     """Print the numbers as JSON, those of single classes too."""
+    tasks: str = ""
+    """For language models: multiple-choice tasks instead, e.g. arc_easy,piqa or a file of JSON lines (query, choices,
+    gold). RUN may also be a folder of transformers' save_pretrained. The flags below are for tasks."""
+    limit: int | None = None
+    """Questions of each task, spread evenly; all by default."""
+    shots: int | None = None
+    """Solved examples before each question; as customary for the task by default."""
+    task_files: Path = Path("../shared/data/lm-eval")
+    """Folder of the tasks' files; RAMIFY_DATA/lm-eval where that is set."""
+    batch_size: int = 16
+    """Rows at once."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
+
+
+@dataclass
+class TaskOptions:
+    """What ``ramify eval --tasks`` was asked for."""
+
+    tasks: list[str]
+    root: Path | None = None
+    limit: int | None = None
+    shots: int | None = None
+    batch_size: int = 16
+    device: str = "cpu"
 
 
 @dataclass
 class EvalConfig:
-    """``ramify eval``: a run, its recipe with overrides, a split."""
+    """``ramify eval``: a run, its recipe with overrides, a split; or a language model and tasks."""
 
     run: Path
     split: str
     json: bool
-    settings: Recipe = field(default_factory=Recipe)
+    settings: Any = field(default_factory=Recipe)
+    """The recipe, or what to do with tasks."""
 
     @classmethod
     def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> EvalConfig | None:
@@ -44,7 +70,7 @@ class EvalConfig:
         if "-h" in args or "--help" in args:
             configs.parse(_help, prog, ["--help"])
             return None
-        names, own, overrides = split_args(args, {"split": "train, val or test", "json": None}, prog)
+        names, own, overrides = split_args(args, {"split": "train, val or test", "json": None} | _TASK_FLAGS, prog)
         if len(names) != 1:
             raise UserError(f"{prog} needs one RUN, got {' and '.join(names) or 'none'} (see {prog} --help)")
         split = own.get("split", "val")
@@ -52,6 +78,8 @@ class EvalConfig:
             hint = suggest(split, get_args(Split))
             raise UserError(f"--split must be train, val or test, got {split!r}" + (f"; {hint}" if hint else ""))
         run = Path(names[0])
+        if chosen := _task_options(own, overrides, prog):
+            return cls(run, split, "json" in own, chosen)
         source = run / "recipe.yaml" if yaml_path is None else yaml_path
         if not (run / "recipe.yaml").is_file():
             raise UserError(f"{run} is not the folder of a run: it has no recipe.yaml")
@@ -62,6 +90,13 @@ def run(config: EvalConfig) -> int:
     """Numbers of a run's best weights on a split of its data."""
     import json
     import os
+
+    if isinstance(config.settings, TaskOptions):
+        from ramify.evaluate.choices import run_tasks, score_lines
+
+        scores = run_tasks(config.run, **asdict(config.settings))
+        print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))
+        return 0
 
     from ramify.train.evaluate import evaluate_run
     from ramify.train.report import headline
@@ -77,6 +112,40 @@ def run(config: EvalConfig) -> int:
         for name, value in shown.items():
             print(f"{name:<{width}}{value:.4f}" if isinstance(value, float) else f"{name:<{width}}{value}")
     return 0
+
+
+_TASK_FLAGS: dict[str, str | None] = {
+    "tasks": "names of tasks with commas, e.g. arc_easy,piqa",
+    "task_files": "a folder",
+    "limit": "a number of questions",
+    "shots": "a number of solved examples",
+    "batch_size": "a number of rows",
+    "device": "a device, e.g. cuda",
+}
+
+
+def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> TaskOptions | None:
+    """What is to be done with tasks; None where there are none."""
+    if "tasks" not in own:
+        if stray := [name for name in _TASK_FLAGS if name in own]:
+            raise UserError(f"--{stray[0].replace('_', '-')} is for tasks; name some with --tasks arc_easy,piqa")
+        return None
+    if overrides or "split" in own:
+        name = "split" if "split" in own else overrides[0].partition("=")[0]
+        hint = suggest(name, _TASK_FLAGS)
+        raise UserError(f"--{name} does not go with --tasks; {hint or f'see {prog} --help'}")
+    numbers: dict[str, int] = {}
+    for name in ("limit", "shots", "batch_size"):
+        if name in own:
+            try:
+                numbers[name] = int(own[name])
+            except ValueError:
+                raise UserError(f"--{name.replace('_', '-')} must be a whole number, got {own[name]!r}") from None
+    tasks = [task.strip() for task in own["tasks"].split(",") if task.strip()]
+    if not tasks:
+        raise UserError(f"--tasks needs {_TASK_FLAGS['tasks']}")
+    root = Path(own["task_files"]) if "task_files" in own else None
+    return TaskOptions(tasks, root, device=own.get("device", "cpu"), **numbers)
 
 
 def _help(config: EvalHelp) -> None:

@@ -1,0 +1,195 @@
+"""How likely a language model finds a text after another one: what multiple-choice evaluation is made of.
+
+Context and continuation are tokenised together, since tokens may begin with the space between them; a space at the end
+of the context belongs to the continuation. Those tokens are scored that come after the context's own. Where a token
+spans the boundary, so that the context alone is tokenised otherwise, that token is scored too, because it holds a part
+of the continuation. These are the rules of EleutherAI's lm-evaluation-harness but for the last, where it counts tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ramify.errors import UserError
+
+
+class Likelihood(NamedTuple):
+    """Log-likelihood of a continuation in nats, and whether every token of it was the likeliest one."""
+
+    value: float
+    is_greedy: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tokens of a context and a continuation, of which the last ``num_scored`` are to be predicted."""
+
+    tokens: tuple[int, ...]
+    num_scored: int
+    spans: bool = False
+    """Whether the first scored token holds a part of the context, too."""
+
+
+class PairEncoder:
+    """Texts to tokens by the rules above, with ``<bos>`` in front where the tokenizer puts one there."""
+
+    def __init__(self, tokenizer: Any):
+        from ramify.data.text.tokenizer import Encoder
+
+        self._encode = Encoder(tokenizer, bos=False, eos=False)
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.begin = (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()
+        self._first = bos if bos is not None else eos
+
+    def __call__(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
+        """One pair of each (context, continuation).
+
+        Raises:
+            UserError: an empty context with a tokenizer that has no token to begin with.
+        """
+        moved = [(context.rstrip(), context[len(context.rstrip()) :] + text) for context, text in texts]
+        contexts = list(dict.fromkeys(context for context, _ in moved))
+        known = dict(zip(contexts, (ids.tolist() for ids in self._encode(contexts)), strict=True))
+        wholes = (ids.tolist() for ids in self._encode([context + text for context, text in moved]))
+        return [self._pair(known[context], whole) for (context, _), whole in zip(moved, wholes, strict=True)]
+
+    def text(self, text: str) -> Pair:
+        """A text from its first token, to be predicted whole."""
+        return self._pair([], self._encode([text])[0].tolist())
+
+    def _pair(self, context: list[int], whole: list[int]) -> Pair:
+        shared = 0
+        while shared < min(len(context), len(whole)) and context[shared] == whole[shared]:
+            shared += 1
+        begin = self.begin
+        if not begin and shared == 0:  # nothing to predict the first token from
+            if self._first is None:
+                raise UserError(
+                    "a text without context needs a token to begin with, and this tokenizer has neither bos nor eos; "
+                    "give every query some text"
+                )
+            begin = (self._first,)
+        return Pair((*begin, *whole), len(whole) - shared, shared < len(context))
+
+
+def context_length(model: Any, given: int | None = None) -> int:
+    """Tokens that a model can see at once: what was asked for, at most what it was made for."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    found = next((int(value) for name in names if (value := getattr(model.config, name, None))), None)
+    if found is None and given is None:
+        raise UserError("the model's configuration does not say how long its context is; give context=")
+    if given is not None and (given < 1 or (found is not None and given > found)):
+        raise UserError(f"context must be from 1 to {found or 'the context of the model'}, got {given}")
+    return given if given is not None else int(found or 0)
+
+
+def is_too_long(pair: Pair, context: int) -> bool:
+    """Whether tokens on the left are dropped before a model of this context reads the pair."""
+    return len(pair.tokens) - 1 > context
+
+
+@torch.no_grad()
+def log_likelihoods(
+    model: Any,
+    pairs: Sequence[Pair],
+    *,
+    context: int | None = None,
+    batch_size: int = 16,
+    advance: Callable[[int], None] | None = None,
+) -> list[Likelihood]:
+    """The likelihood of each pair's last tokens, in the order of the pairs.
+
+    Pairs whose input begins another one's are read off the same row: choices of one token cost one row together. Rows
+    go through the model sorted by length, padded on the right, where causal models do not look. What is longer than
+    the context loses tokens on the left.
+
+    Args:
+        model: any causal language model of transformers' kind, in eval mode.
+        context: tokens that the model sees at once, by default as many as it can.
+        batch_size: rows at once.
+        advance: called with the number of pairs that were done.
+
+    Raises:
+        UserError: a continuation that alone is longer than the context.
+    """
+    context = context_length(model, context)
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}")
+    found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)  # what stays where nothing is to be predicted
+    rows = _rows(pairs, context)
+    if advance is not None:
+        advance(len(pairs) - sum(len(row.index) for row in rows))
+    device = next(model.parameters()).device
+    picks = "logits_to_keep" in inspect.signature(model.forward).parameters
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        done = [(i, places, targets) for row in batch for i, places, targets in row.wanted(pairs, context)]
+        ids = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # the first row is the longest
+        for k, row in enumerate(batch):
+            ids[k, : len(row.tokens)] = torch.tensor(row.tokens)
+        kept = sorted({place for _, places, _ in done for place in places})
+        options = {"logits_to_keep": torch.tensor(kept, device=device)} if picks else {}
+        logits = model(input_ids=ids.to(device), use_cache=False, **options).logits  # (B, K, V)
+        at = {place: k for k, place in enumerate(kept)} if picks else {place: place for place in kept}
+        row_of = {i: k for k, row in enumerate(batch) for i in row.index}
+        values = []
+        for i, places, targets in done:
+            chosen = logits[row_of[i], [at[place] for place in places]]  # (T, V)
+            values.append(_sum_and_greedy(chosen, torch.tensor(targets, device=device)))
+        for (i, _, _), (value, greedy) in zip(done, torch.stack(values).tolist(), strict=True):
+            found[i] = Likelihood(value, greedy == 1)
+        if advance is not None:
+            advance(len(done))
+    return found
+
+
+@dataclass
+class _Row:
+    """Input of a model, and the pairs that are read off it."""
+
+    tokens: tuple[int, ...]
+    index: list[int]
+
+    def wanted(self, pairs: Sequence[Pair], context: int) -> Iterator[tuple[int, range, tuple[int, ...]]]:
+        """Of each pair: its number, the places of the logits and the tokens they should predict."""
+        for i in self.index:
+            end = min(len(pairs[i].tokens) - 1, context)
+            yield (
+                i,
+                range(end - pairs[i].num_scored, end),
+                pairs[i].tokens[len(pairs[i].tokens) - pairs[i].num_scored :],
+            )
+
+
+def _rows(pairs: Sequence[Pair], context: int) -> list[_Row]:
+    """Inputs that hold all pairs, longest first."""
+    inputs = []
+    for i, pair in enumerate(pairs):
+        if pair.num_scored > context:
+            raise UserError(
+                f"a continuation of {pair.num_scored} tokens does not fit into the context of {context}; "
+                "shorten it, or take a model that sees more"
+            )
+        if pair.num_scored:
+            inputs.append((pair.tokens[:-1][-context:], i))
+    rows: list[_Row] = []
+    # In alphabetical order what begins with x follows x at once: backwards, the newest row is the only one to look at.
+    for tokens, i in sorted(inputs, reverse=True):
+        if rows and rows[-1].tokens[: len(tokens)] == tokens:
+            rows[-1].index.append(i)
+        else:
+            rows.append(_Row(tokens, [i]))
+    return sorted(rows, key=lambda row: (-len(row.tokens), min(row.index)))
+
+
+def _sum_and_greedy(logits: Tensor, targets: Tensor) -> Tensor:
+    """(2,) float64: summed log-probability of targets (T,) under logits (T, V), and whether all were the likeliest."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    value = wide.log_softmax(-1).gather(1, targets[:, None]).double().sum()
+    return torch.stack([value, (wide.argmax(-1) == targets).all().double()])
