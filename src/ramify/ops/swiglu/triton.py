@@ -33,7 +33,7 @@ def _row(point, time, column, HIDDEN, BIAS: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(both, out, W, HIDDEN, over_c, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def _forward_kernel(both, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < W
@@ -41,12 +41,14 @@ def _forward_kernel(both, out, W, HIDDEN, over_c, BIAS: tl.constexpr, BLOCK: tl.
     gate = tl.load(both + row * 2 * W + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * W + W + column, mask=inside, other=0.0).to(tl.float32)
     _, _, point = _hidden(gate, up, is_space, out.dtype.element_ty)
-    time = tl.sqrt(tl.sum(point * point, axis=0) + over_c)
+    time = tl.sqrt(tl.sum(point * point, axis=0) + OVER_C)
     tl.store(out + row * W + column, _row(point, time, column, HIDDEN, BIAS), mask=inside)
 
 
 @triton.jit
-def _backward_kernel(both, grad, grad_both, out, W, HIDDEN, over_c, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def _backward_kernel(
+    both, grad, grad_both, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < W
@@ -56,7 +58,7 @@ def _backward_kernel(both, grad, grad_both, out, W, HIDDEN, over_c, BIAS: tl.con
     g = tl.load(grad + row * W + column, mask=is_space, other=0.0).to(tl.float32)
     g_time = tl.load(grad + row * W + HIDDEN).to(tl.float32)
     silu, slope, point = _hidden(gate, up, is_space, out.dtype.element_ty)
-    time = tl.sqrt(tl.sum(point * point, axis=0) + over_c)
+    time = tl.sqrt(tl.sum(point * point, axis=0) + OVER_C)
     g += g_time / time * point
     tl.store(grad_both + row * 2 * W + column, g * up * slope, mask=inside)
     tl.store(grad_both + row * 2 * W + W + column, g * silu, mask=inside)
@@ -74,7 +76,7 @@ def forward(both: Tensor, hidden: int, c: float, bias: bool, wrap: Any = None) -
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     if R:
         kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
-        kernel[(R,)](both, out, W, hidden, 1 / c, BIAS=bias, **_sizes(W))
+        kernel[(R,)](both, out, W, hidden, OVER_C=1 / c, BIAS=bias, **_sizes(W))
     return out
 
 
@@ -85,5 +87,5 @@ def backward(both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool, wrap
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     if R:
         kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(R,)](both, grad, grad_both, out, W, hidden, 1 / c, BIAS=bias, **_sizes(W))
+        kernel[(R,)](both, grad, grad_both, out, W, hidden, OVER_C=1 / c, BIAS=bias, **_sizes(W))
     return grad_both, out
