@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 
 from ramify.cli import main
+from ramify.errors import UserError
 from ramify.explore.lab_page import FIGURES as ON_PAGE
 from ramify.explore.lab_page import lab_page, lab_sections
+from ramify.lab.engine import Engine
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.grid import Grid
-from ramify.lab.table import to_csv
+from ramify.lab.runner import sweep
+from ramify.lab.table import COLUMNS, read_runs, to_csv, write_runs
 from ramify.lab.theory import finite_exponent, strong_exponent
 
 from .test_plot import RUNS, WIDTHS, frequencies, run
@@ -139,3 +143,32 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_drawn(
         error = capsys.readouterr().err
         assert "is full" in error and error.count("\n") == 1
         assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_full_disk_at_the_tables_loses_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = Grid(n=20, m=(3, 5), alpha=(1.0,), gamma=(-1.0,), batch=16, steps=5, eval_samples=32)
+
+    def full(path: Path, text: str) -> None:
+        if "runs" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(text, encoding="utf-8")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ramify.files._write_text", full)
+        patch.setattr("ramify.lab.table.find_spec", lambda name: None)  # as if pyarrow were not there
+        with pytest.raises(UserError, match=r"the disk of .* is full .*free some space and go on with --resume"):
+            sweep(grid, tmp_path)
+    assert (tmp_path / "parts" / "grid.safetensors").is_file() and not (tmp_path / "runs.csv").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "advance", None)  # nothing is trained again
+        rows = sweep(grid, tmp_path, resume=True)
+    assert [row["m"] for row in rows] == [3, 5] and len(read_runs(tmp_path)) == 2
+
+
+def test_parquet_where_pyarrow_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = [*RUNS, run(4, 1.0, -1.0, diverged=True, loss_eval=math.nan)]
+    assert write_runs(tmp_path, rows) == tmp_path / "runs.parquet"
+    back = read_runs(tmp_path)
+    assert len(back) == len(rows) and math.isnan(back[-1].pop("loss_eval")) and rows[-1].pop("loss_eval")
+    assert back == [{name: kind(row[name]) for name, kind in COLUMNS.items() if name in row} for row in rows]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ramify.errors import UserError
+from ramify.files import full_disk_is_one_line, write_text
 from ramify.lab.grid import Grid
-from ramify.train.checkpoint import write_text
-from ramify.train.folder import full_disk_is_one_line
 
 
 def open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool) -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError
+from ramify.files import full_disk_is_one_line, load_tensors, save_tensors, write_text
 from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
 from ramify.lab.folder import open_folder
@@ -34,9 +35,7 @@ from ramify.lab.presets import preset
 from ramify.lab.ranks import processes
 from ramify.lab.table import COLUMNS, completed, to_csv, write_runs
 from ramify.lab.theory import unlearned_loss
-from ramify.train.checkpoint import load_tensors, save_tensors, write_text
-from ramify.train.folder import full_disk_is_one_line
-from ramify.train.signals import stop_signals
+from ramify.signals import stop_signals
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the losses for the line of progress."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.errors import UserError
+from ramify.files import write_atomic, write_text
 
 COLUMNS: dict[str, type] = {
     "part": str,
@@ -66,8 +67,6 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the table of runs into a folder, atomically; gives the file."""
-    from ramify.train.checkpoint import write_atomic, write_text
-
     if find_spec("pyarrow") is None:
         write_text(folder / "runs.csv", to_csv(rows))
         return folder / "runs.csv"
