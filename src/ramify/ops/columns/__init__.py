@@ -1,0 +1,88 @@
+"""Weight, time column and bias of a linear map as one aligned matrix, and the gradient's way back.
+
+``join`` is the operation, with a gradient; ``reference`` holds its definition, ``triton`` the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backend import choose, needs_operator
+from . import reference
+from .layout import Layout
+
+__all__ = ["Layout", "join", "reference"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def join(
+    weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype, *, backend: str = "auto"
+) -> Tensor:
+    """The matrix that multiplies lifted rows ``[s, t, 1, 0, ...]``, zeros in all its padding; differentiable once.
+
+    Args:
+        weight: (m, points size). time: (m,) or (m, points). bias: (m,), only with one point.
+        layout: groups of rows and points of columns.
+        dtype: of the result. backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        (groups padded_rows, points point_width)
+    """
+    misfit = None
+    if weight.dtype not in _DTYPES or dtype not in _DTYPES:
+        misfit = f"{weight.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
+    if choose(backend, weight, misfit) == "torch":
+        return reference.join(weight, time, bias, layout, dtype)
+    joined: Tensor = _Join.apply(weight, time, bias, layout, dtype)
+    return joined
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.layout, ctx.size, ctx.dtype = layout, weight.shape[1] // layout.points, weight.dtype
+        ctx.time_shape, ctx.has_bias = time.shape, bias is not None
+        run = _join_operator if needs_operator(weight) else _join
+        return run(weight.contiguous(), time.contiguous(), bias, list(layout), dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        run = _split_operator if needs_operator(grad) else _split
+        weight, time, bias = run(grad.contiguous(), list(ctx.layout), ctx.size, ctx.has_bias, ctx.dtype)
+        return weight, time.view(ctx.time_shape), bias if ctx.has_bias else None, None, None
+
+
+def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], dtype: torch.dtype) -> Tensor:
+    from . import triton
+
+    return triton.join(weight, time, bias, Layout(*layout), dtype)
+
+
+def _split(
+    matrix: Tensor, layout: list[int], size: int, has_bias: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.split(matrix, Layout(*layout), size, has_bias, dtype)
+
+
+@torch.library.triton_op("ramify::join_columns", mutates_args={})
+def _join_operator(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], dtype: torch.dtype) -> Tensor:
+    from . import triton
+
+    return triton.join(weight, time, bias, Layout(*layout), dtype, torch.library.wrap_triton)
+
+
+@torch.library.triton_op("ramify::split_columns", mutates_args={})
+def _split_operator(
+    matrix: Tensor, layout: list[int], size: int, has_bias: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.split(matrix, Layout(*layout), size, has_bias, dtype, torch.library.wrap_triton)
