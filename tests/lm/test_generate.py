@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache, Trainer, TrainingArguments
 
 from ramify.lm import BalanceCallback, HelmForCausalLM
+from ramify.lm.ambient import AmbientLinear, kept_in_graphs, lift
 from ramify.lm.routing import gates_of
 
 from .make import VOCAB, small, tokens
@@ -91,6 +92,22 @@ def test_greedy_text_does_not_depend_on_the_cache(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_a_prompt_may_come_in_pieces(case: str) -> None:
+    model, ids = small(**CASES[case], pad_token_id=0), tokens(2, 9)
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+    for cache in ("dynamic", "static"):
+        pieces = model.generate(
+            ids,
+            max_new_tokens=4,
+            do_sample=False,
+            prefill_chunk_size=4,
+            cache_implementation=cache,
+            disable_compile=True,
+        )
+        assert torch.equal(pieces, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_beams_and_samples_run(case: str) -> None:
     model, ids = small(**CASES[case], pad_token_id=0), tokens(2, 5)
     beams = model.generate(ids, num_beams=2, max_new_tokens=6, do_sample=False)
@@ -109,7 +126,7 @@ def test_generation_beyond_the_context_gets_one_line() -> None:
 
 
 def test_dense_training_is_one_graph() -> None:
-    model, ids = small(dtype=torch.float32).train(), tokens(2, 8)
+    model, ids = small(dtype=torch.float32, num_hidden_layers=1).train(), tokens(2, 8)
     expected = model(ids, labels=ids).loss
     expected.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -119,6 +136,21 @@ def test_dense_training_is_one_graph() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip((p.grad for p in model.parameters() if p.grad is not None), grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_compiled_steps_use_kept_matrices_only_where_told() -> None:
+    layer = AmbientLinear(9, 4).eval()
+    lifted = lift(torch.randn(2, 9))
+    with torch.no_grad():
+        expected = layer(lifted)
+        layer.matrices(torch.float32)[0].zero_()  # what is kept can be told from what is made anew
+        step = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
+        with kept_in_graphs():
+            assert not step(lifted).any()
+        torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
+    with kept_in_graphs():  # and never where there are gradients
+        torch.testing.assert_close(step(lifted).detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

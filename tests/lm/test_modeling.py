@@ -440,13 +440,10 @@ def test_bad_input_gets_one_line(call: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_attention_gets_one_line() -> None:
-    with pytest.raises(
-        UserError, match="a dense HELM has attn_implementation sdpa, eager, flex_attention, got 'flush'"
-    ):
-        HelmForCausalLM(HelmConfig(**DENSE, attn_implementation="flush"))
-    with pytest.raises(UserError, match="a mice HELM has attn_implementation sdpa, eager, got 'flex_attention'"):
-        HelmForCausalLM(HelmConfig(**SHAPES["mice"], attn_implementation="flex_attention"))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_unknown_attention_gets_one_line(variant: str) -> None:
+    with pytest.raises(UserError, match="a HELM has attn_implementation sdpa, eager, flex_attention, got 'flush'"):
+        HelmForCausalLM(HelmConfig(**SHAPES[variant], attn_implementation="flush"))
 
 
 def test_all_presets_are_covered() -> None:

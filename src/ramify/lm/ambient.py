@@ -8,7 +8,8 @@ already rounded ``s``. A linear map reads the row ``[s, t, 1, 0, ...]``: one ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from ..geometry.numerics import Scalar, dot, root, sqnorm
 from ..nn.common import gemm_dtype, like, wide
+from ..ops import columns
+from ..ops.rounding import rounded
 
 Made = TypeVar("Made")
 
@@ -32,22 +35,6 @@ def aligned(width: int) -> int:
 def padded_width(n: int, bias: bool = True) -> int:
     """Columns of a lifted point with n space components: n, the time, the one for the bias, zeros up to 8 k."""
     return aligned(n + 1 + int(bias))
-
-
-def rounded(s: Tensor, dtype: torch.dtype) -> Tensor:
-    """``s`` as it will be after a cast to ``dtype``, in float32 at least; its gradient is that of the cast.
-
-    By bits for bfloat16, because a compiler may drop a cast to it and back, and with it the rounding.
-    """
-    if s.dtype == dtype or dtype in (torch.float32, torch.float64):
-        return wide(s)
-    s = wide(s)
-    if dtype != torch.bfloat16 or not torch.compiler.is_compiling():
-        return wide(s.to(dtype))
-    bits = s.detach().view(torch.int32)
-    even = (bits >> 16) & 1  # ties go to the even neighbour
-    cast = ((bits + 0x7FFF + even) & -65536).view(torch.float32)
-    return s + (cast - s.detach())  # exact: the two are neighbours
 
 
 def time_of(s: Tensor, c: Scalar = 1.0) -> Tensor:
@@ -131,11 +118,29 @@ UNIT_WEIGHT = math.log(math.expm1(1.0))
 """The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
 
 
+_trusts_kept = False
+
+
+@contextmanager
+def kept_in_graphs() -> Iterator[None]:
+    """Inside, compiled code takes what :class:`Kept` holds as it is, as a CUDA graph or a compiler cannot look whether
+    a parameter has changed since. Run the model once without compiling it before, and change no weight inside;
+    ``generate`` does so.
+    """
+    global _trusts_kept
+    before, _trusts_kept = _trusts_kept, True
+    try:
+        yield
+    finally:
+        _trusts_kept = before
+
+
 class Kept:
     """A tensor made from parameters, kept from call to call in evaluation without gradients.
 
     There a step with one token would otherwise cast and pad every weight of the model. Whatever changes a parameter
-    makes a new one: in-place operations by their version, everything else by its address.
+    makes a new one: in-place operations by their version, everything else by its address. Compiled code cannot look,
+    and makes it anew but for :func:`kept_in_graphs`.
     """
 
     def __init__(self) -> None:
@@ -148,13 +153,18 @@ class Kept:
 
     def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Made]) -> Made:
         """What ``make`` makes of ``parameters`` and ``extra``, perhaps made earlier."""
-        if training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if training or torch.is_grad_enabled():
             return make()
-        if any(p.is_inference() for p in parameters):  # those have no version
+        if torch.compiler.is_compiling():
+            if not _trusts_kept or self._key is None or self._key[0] != extra:
+                return make()
+        elif any(p.is_inference() for p in parameters):  # those have no version
             return make()
-        key = (extra, *((p.data_ptr(), p._version) for p in parameters))
-        if self._key != key:
-            self._key, self._value = key, make()
+        else:
+            key = (extra, *((p.data_ptr(), p._version) for p in parameters))
+            if self._key != key:
+                self._key, self._value = key, make()
+                _mark_static(self._value)
         made: Made = self._value
         return made
 
@@ -163,6 +173,13 @@ class Kept:
 
     def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
         return Kept, ()
+
+
+def _mark_static(value: Any) -> None:
+    """Tell CUDA graphs that tensors stay where they are, as parameters do; they would be copied before each replay."""
+    for tensor in value if isinstance(value, tuple) else (value,):
+        if isinstance(tensor, Tensor) and tensor.is_cuda:
+            torch._dynamo.mark_static_address(tensor)
 
 
 class AmbientLinear(nn.Module):
@@ -236,18 +253,16 @@ class AmbientLinear(nn.Module):
 
     def padded(self, dtype: torch.dtype | None = None) -> Tensor:
         """The whole map as one matrix (rows, width) in ``dtype``, columns in the order of the lifted input."""
+        bias = self.bias if self.points == 1 else None
         dtype = self.weight.dtype if dtype is None else dtype
-        weight, time = self.weight.to(dtype), self.weight_time.to(dtype)
-        if self.points == 1:
-            columns = [weight, time[:, None]]
-            if self.bias is not None:
-                columns.append(self.bias.to(dtype)[:, None])
-            full = torch.cat(columns, -1)
-            full = F.pad(full, (0, self.width - full.shape[-1]))
-        else:
-            full = torch.cat([weight.unflatten(-1, (self.points, -1)), time[:, :, None]], -1)
-            full = F.pad(full, (0, self.point_width - full.shape[-1])).flatten(-2)
-        return self._pad_rows(full)
+        full = columns.join(self.weight, self.weight_time, bias, self.layout, dtype)
+        return full if self.row_groups is not None else self._pad_rows(full)
+
+    @property
+    def layout(self) -> columns.Layout:
+        """Where rows and columns of the matrix lie."""
+        groups, rows, padded_rows = self.row_groups or (1, self.out_features, self.out_features)
+        return columns.Layout(groups, rows, padded_rows, self.points, self.point_width)
 
     def _pad_rows(self, full: Tensor) -> Tensor:
         if self.row_groups is None:

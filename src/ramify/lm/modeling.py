@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from ..errors import UserError
 from ..geometry.numerics import sqnorm
 from ..nn.common import gemm_dtype, wide
-from .ambient import AmbientLinear, Kept, lift, padded_width, rms_norm, time_of
+from .ambient import AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
 from .attention import ATTENTION, excess_of
 from .blocks import HelmBlock, PointEmbedding
 from .checks import check_ids, check_lengths
@@ -75,10 +75,8 @@ class HelmPreTrainedModel(PreTrainedModel):
                 reset()
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> str:
-        names = list(ATTENTION) if self.config.variant == "dense" else ["sdpa", "eager"]
-        if isinstance(attn_implementation, str) and attn_implementation not in names:
-            kind = f"{self.config.variant} HELM"
-            raise UserError(f"a {kind} has attn_implementation {', '.join(names)}, got {attn_implementation!r}")
+        if isinstance(attn_implementation, str) and attn_implementation not in ATTENTION:
+            raise UserError(f"a HELM has attn_implementation {', '.join(ATTENTION)}, got {attn_implementation!r}")
         return str(super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs))
 
     def post_step(self) -> None:
@@ -256,6 +254,16 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         origin = 1 / math.sqrt(self.model.c)
         factor = 2 * torch.exp(-wide(self.log_head_tau)) * origin
         return logits + (origin - time_of(lifted[..., : self.config.hidden_size], self.model.c)) * factor
+
+    @torch.no_grad()
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """``generate`` of transformers; compiled steps use the matrices that the first, uncompiled one has made."""
+        parent: Any = super()
+        with kept_in_graphs():
+            return parent.generate(*args, **kwargs)
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Let a static cache take its shape from the first keys and values: ours have their times with them."""
 
     @can_return_tuple
     def forward(
