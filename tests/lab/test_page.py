@@ -90,6 +90,19 @@ def test_a_mixed_regime_has_no_theory(tmp_path: Path) -> None:
     assert line[head.index("exponent")].startswith("1.00")
 
 
+def test_curved_models_stand_beside_flat_ones_and_have_no_theory_of_flat_space(tmp_path: Path) -> None:
+    rows = [
+        run(m, 1.0, -1.0, curvature=c, loss_eval=(1 - c / 2) * m ** -(1 + c / 4)) for c in (0.0, 1.0) for m in WIDTHS
+    ]
+    head, flat, curved = Cells(lab_page(sweep_folder(tmp_path, rows), {}).read_text(encoding="utf-8")).rows[:3]
+    place = {name: k for k, name in enumerate(head)}
+    names = ("c", "exponent", "theory", "from flat")
+    assert [flat[place[name]] for name in names] == ["0", "1.00 ± 0.00", "1.00", "–"]
+    assert [curved[place[name]] for name in names] == ["1", "1.25 ± 0.00", "–", "0.25 ± 0.00"]
+    assert curved[place["in 95 %"]] == "–"
+    assert curved[place["loss / flat"]] == f"{0.5 * 8**-0.25:.2f}"
+
+
 def test_diverged_models_are_counted_and_named(tmp_path: Path) -> None:
     rows = [*RUNS, run(32, 1.0, -1.0, diverged=True, seed=7, loss_eval=1e9)]
     html = lab_page(sweep_folder(tmp_path, rows), {}).read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ _STYLE = (
     + """
 .tall { max-height: 30rem; overflow: auto; }
 .tall table { font-size: .88rem; white-space: nowrap; }
-.tall th, .tall td { padding: .3rem .65rem; }
+.tall th, .tall td { padding: .3rem .5rem; }
 .tall th { position: sticky; top: 0; background: #fff; }
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
 td.yes { color: #23733f; } td.no { color: #a8432f; }
@@ -150,12 +150,14 @@ def _exponents(fits: Sequence[Row]) -> str:
 def _fit_table(fits: Sequence[Row]) -> str:
     several = {name: len({str(fit[name]) for fit in fits}) > 1 for name in ("part", "density", "curvature")}
     has_seeds = any(math.isfinite(fit["boot_low"]) for fit in fits)
+    is_curved = any(fit["curvature"] for fit in fits)
     head = ["data", "γ"] + [said for name, said in _EXTRA.items() if several[name]]
     head += ["kept n/m", "exponent", "95 %", *(["95 % over seeds"] if has_seeds else []), "R²", "theory", "in 95 %"]
-    head += ["finite-n", "α - 1", "models", "diverged"]
+    head += ["finite-n", "α - 1", *(["from flat", "loss / flat"] if is_curved else []), "models", "diverged"]
     lines = []
     for fit in fits:
         theory = {"strong": fit["theory_strong"], "weak": fit["theory_finite"]}.get(fit["regime"], math.nan)
+        theory = math.nan if fit["curvature"] else theory  # it speaks of flat space
         data = f"α = {fit['alpha']:g}" if fit["dist"] == "power" else str(fit["dist"])
         line = [data, f"{fit['gamma']:.3g}"]
         line += [f"{fit[name]:.3g}" if name != "part" else str(fit[name]) for name in _EXTRA if several[name]]
@@ -164,6 +166,7 @@ def _fit_table(fits: Sequence[Row]) -> str:
         line += [_between(fit["boot_low"], fit["boot_high"])] if has_seeds else []
         line += [_number(fit["r2"]), _number(theory), _inside(theory, fit["low"], fit["high"])]
         line += [_number(fit["theory_finite"]), _number(fit["theory_weak"])]
+        line += [_number(fit["change"], fit["change_error"]), _number(fit["loss_ratio"])] if is_curved else []
         line += [str(fit["num_models"]), str(fit["num_diverged"])]
         lines.append(line)
     html = table(head, lines)
