@@ -378,12 +378,13 @@ class FakeHub:
         self.fetched: list[str] = []
 
     def HfApi(self) -> Any:
-        return SimpleNamespace(list_repo_files=self.list_repo_files)
+        return SimpleNamespace(model_info=self.model_info)
 
-    def list_repo_files(self, repo: str) -> list[str]:
+    def model_info(self, repo: str, timeout: float) -> Any:
         if not (self.folder / repo).is_dir():
             raise RuntimeError(f"404 Client Error.\nRepository {repo} Not Found")
-        return [path.name for path in (self.folder / repo).iterdir()]
+        names = [SimpleNamespace(rfilename=path.name) for path in (self.folder / repo).iterdir()]
+        return SimpleNamespace(siblings=names)
 
     def hf_hub_download(self, repo: str, name: str) -> str:
         self.fetched.append(name)

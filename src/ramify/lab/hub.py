@@ -34,7 +34,9 @@ class HubModel:
         Raises:
             UserError: huggingface_hub is not installed, the Hub cannot be reached, or it has no such model.
         """
-        return sorted(self._ask(lambda hub: hub.HfApi().list_repo_files(self.repo)))
+        # Asked first, and by the one call that does not try for half a minute where there is no network.
+        info = self._ask(lambda hub: hub.HfApi().model_info(self.repo, timeout=20))
+        return sorted(one.rfilename for one in info.siblings or ())
 
     def fetch(self, name: str) -> Path:
         """A file of it on this machine."""
