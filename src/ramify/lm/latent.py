@@ -24,9 +24,21 @@ from torch import Tensor, nn
 
 from ..geometry.numerics import sqnorm
 from ..nn.common import wide
+from ..ops.centroid import fits as centroid_fits
+from ..ops.heads import Heads
+from ..ops.heads import fits as heads_fit
 from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
 from .attention import excess_of
-from .latent_attend import Queries, Sizes, attend, attend_absorbed, key_value_columns
+from .fused_attention import centroid_product, lifted_heads
+from .latent_attend import (
+    Queries,
+    Sizes,
+    attend,
+    attend_absorbed,
+    attend_columns,
+    key_value_columns,
+    visible_keys,
+)
 from .latent_cache import LatentState, pack, unpack
 from .rotary import rotate, score_scale
 
@@ -120,6 +132,10 @@ class LatentAttention(nn.Module):
         self.sizes = Sizes(key_dim, value_dim, self.c, split)
         self.key_width, self.value_width = aligned(key_dim + (3 if split else 1)), aligned(value_dim + 1)
         width = max(self.key_width, self.value_width)  # fused attention wants one for both
+        self.heads = Heads(
+            heads, width, key_dim, value_dim, self.score_scale, self.value_scale, self.c,
+            interleaved=config.rope_pairing == "interleaved", shared_dim=self.rope_dim,
+        )  # fmt: skip
         self.latent_width = self.rank + 1 + int(bias)  # of a lifted latent, without its padding
         queries = Block(heads, key_dim, width)
         latents = [Block(1, self.rank, padded_width(self.rank, bias)), Block(1, self.rope_dim, aligned(self.rope_dim))]
@@ -156,6 +172,9 @@ class LatentAttention(nn.Module):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
+        if past_key_values is None and self._has_kernel(lifted, position_embeddings):
+            out = self._output(self._attend_fused(lifted, position_embeddings, attention_mask), lifted.dtype)
+            return (out, None) if output_attentions else out
         q, latent, rotated = self._project(lifted, position_embeddings)
         heads = self._heads(latent, rotated)
         if past_key_values is None:
@@ -164,15 +183,25 @@ class LatentAttention(nn.Module):
             mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, lifted.dtype)
         else:
             mean, weights = self._with_latent_cache(q, latent, rotated, heads, attention_mask, past_key_values)
-        out = self.o_proj(self._centroids(mean.transpose(1, 2), lifted.dtype).flatten(-2))
+        out = self._output(mean, lifted.dtype)
         return (out, weights) if output_attentions else out
+
+    def _has_kernel(self, lifted: Tensor, tables: tuple[Tensor, Tensor]) -> bool:
+        """Whether one kernel makes queries, keys and values; it knows one time column."""
+        if self._implementation != "sdpa" or self.sizes.split or not self.rope_dim:
+            return False
+        return heads_fit(lifted, tables[0], self.heads)
+
+    def _attend_fused(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> Tensor:
+        """Attention of tokens to themselves from one kernel's queries, keys and values: (B, H, N, width)."""
+        q, latent, rotated = self._down(lifted)
+        q, k, v = lifted_heads(self.kv_up(latent), tables, self.log_tau, self.heads, queries=q, shared=rotated[:, :, 0])
+        mask, is_causal = visible_keys(mask, 0, q.shape[2], k.shape[2], k.device)
+        return attend_columns(q, k, v, mask, is_causal)
 
     def _project(self, lifted: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Queries, Tensor, Tensor]:
         """Queries, the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r) in the latent's dtype."""
-        q, latent, rotated = self.down.split(self.down(lifted))
-        latent = self._normed(latent, self.kv_gain)[:, :, 0]
-        if self.query_rank:
-            (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
+        q, latent, rotated = self._down(lifted)
         cos, sin = (table.unsqueeze(-2).to(wide(q).dtype) for table in position_embeddings)  # (B, N, 1, turned)
         q, rotated = (rotate(x, cos, sin, self.config.rope_pairing) for x in (q, rotated))
         # A scaled point is a point of another curvature, and its time is scaled with it.
@@ -180,6 +209,14 @@ class LatentAttention(nn.Module):
         q = rounded(q * factor, lifted.dtype)
         queries = Queries(q, torch.sqrt(sqnorm(q) + factor * factor / self.c))
         return queries, latent, rotated[..., : self.rope_dim].to(lifted.dtype)
+
+    def _down(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of queries (B, N, H, width), the lifted latent (B, N, width), the shared key before it turns."""
+        q, latent, rotated = self.down.split(self.down(lifted))
+        latent = self._normed(latent, self.kv_gain)[:, :, 0]
+        if self.query_rank:
+            (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
+        return q, latent, rotated
 
     def _normed(self, latent: Tensor, gain: Tensor) -> Tensor:
         """RMS norm of rows whose first components are a latent, lifted: (..., width) -> (..., width)."""
@@ -203,8 +240,12 @@ class LatentAttention(nn.Module):
         """Keys and values as attention reads them, two (B, H, N, width)."""
         return key_value_columns(heads.space, heads.excess, self.sizes, dtype)
 
+    @property
+    def _implementation(self) -> str:
+        return self.config._attn_implementation or "sdpa"
+
     def _attend(self, q: Queries, k: Tensor, v: Tensor, mask: Any, past: int | Tensor) -> tuple[Tensor, Tensor | None]:
-        return attend(self.config._attn_implementation or "sdpa", q, k, v, self.sizes, mask, past)
+        return attend(self._implementation, q, k, v, self.sizes, mask, past)
 
     def _with_full_cache(
         self, q: Queries, heads: _Heads, mask: Any, cache: Cache, dtype: torch.dtype
@@ -245,6 +286,14 @@ class LatentAttention(nn.Module):
         """How many tokens the cache holds; a tensor once a static cache is in use, which must not be read back."""
         past: int | Tensor = cache.get_seq_length(self.layer_idx)
         return past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
+
+    def _output(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
+        """The output projection of the centroids: means (B, H, N, width) -> (B, N, n)."""
+        is_plain = type(self.o_proj) is AmbientLinear and mean.dtype == dtype and self._implementation == "sdpa"
+        if is_plain and centroid_fits(mean):
+            return centroid_product(mean, self.o_proj, self.sizes.value_dim, self.c)
+        out: Tensor = self.o_proj(self._centroids(mean.transpose(1, 2), dtype).flatten(-2))
+        return out
 
     def _centroids(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
         """Points ``[s, t, 0, ...]`` (B, N, H, width) in the direction of mean values with their mean excess behind."""

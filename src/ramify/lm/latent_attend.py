@@ -95,10 +95,14 @@ def attend(
     if num_queries > 1:  # the fused kernels want one width; for a single query none is worth a copied cache
         width = max(k.shape[-1], v.shape[-1])
         k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (k, v))
-    columns = columns[..., : k.shape[-1]]
+    return attend_columns(columns[..., : k.shape[-1]], k, v, mask, is_causal), None
+
+
+def attend_columns(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Means of the values (B, H, N, width) for queries, keys and values with their columns, in one fused call."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(k.dtype)
-    return F.scaled_dot_product_attention(columns, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0), None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0)
 
 
 def _eager(

@@ -69,21 +69,22 @@ def _angles(cos, sin, token, TABLE, column, TURNED: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, row_step, query_step, shared_step,
-                    TWICE: tl.constexpr, VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr, SHARED: tl.constexpr,
-                    TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-                    H: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, ROW_STEP: tl.constexpr,
+                    QUERY_STEP: tl.constexpr, SHARED_STEP: tl.constexpr, TWICE: tl.constexpr,
+                    VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr, SHARED: tl.constexpr, TURNED: tl.constexpr,
+                    INTERLEAVED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, H: tl.constexpr,
+                    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     stored: tl.constexpr = q.dtype.element_ty
     factor = TWICE * tl.exp(-tl.load(log_tau).to(tl.float32))
     angle_cos, angle_sin = _angles(cos, sin, token, TABLE, column, TURNED)
-    query_rows = rows + token * row_step
+    query_rows = rows + token * ROW_STEP
     key_rows = query_rows + H * WIDTH
     if SHARED > 0:
-        query_rows = queries + token * query_step
-        key_rows = rows + token * row_step
-        common = tl.load(shared + token * shared_step + column, mask=column < SHARED, other=0.0).to(tl.float32)
+        query_rows = queries + token * QUERY_STEP
+        key_rows = rows + token * ROW_STEP
+        common = tl.load(shared + token * SHARED_STEP + column, mask=column < SHARED, other=0.0).to(tl.float32)
         common = _turned(common, angle_cos, angle_sin, column, TURNED, INTERLEAVED, 1, BLOCK)
         common = common.to(stored).to(tl.float32)
     for first in tl.static_range(0, H, HEADS):
@@ -112,7 +113,7 @@ def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, ro
 
 @triton.jit
 def _backward_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau, TABLE,
-                     shared_width, TWICE: tl.constexpr, VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr,
+                     SHARED_WIDTH: tl.constexpr, TWICE: tl.constexpr, VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr,
                      SHARED: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, KEY: tl.constexpr,
                      VALUE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
                      BLOCK: tl.constexpr):  # fmt: skip
@@ -159,7 +160,7 @@ def _backward_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, q
     if SHARED > 0:
         to_shared = tl.where(column < SHARED, common[None, :], 0.0)
         to_shared = _turned_back(to_shared, angle_cos, angle_sin, column, TURNED, INTERLEAVED, 1, BLOCK)
-        tl.store(shared + token * shared_width + column, to_shared, mask=column < shared_width)
+        tl.store(shared + token * SHARED_WIDTH + column, to_shared, mask=column < SHARED_WIDTH)
     tl.store(part_tau + token, to_tau)
 
 
@@ -191,8 +192,8 @@ def forward(
         has_shared = queries is not None and shared is not None
         kernel[(T,)](
             rows, queries if has_shared else rows, shared if has_shared else rows, cos, sin, log_tau, q, k, v,
-            cos.shape[0], rows.stride(0), queries.stride(0) if queries is not None else 0,
-            shared.stride(0) if shared is not None else 0,
+            cos.shape[0], ROW_STEP=rows.stride(0), QUERY_STEP=queries.stride(0) if queries is not None else 0,
+            SHARED_STEP=shared.stride(0) if shared is not None else 0,
             **_sizes(heads, cos.shape[1]),
         )  # fmt: skip
     return q, k, v
@@ -213,7 +214,7 @@ def backward(
         kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
         kernel[(T,)](
             q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau,
-            cos.shape[0], shared_width,
+            cos.shape[0], SHARED_WIDTH=shared_width,
             **_sizes(heads, cos.shape[1]),
         )  # fmt: skip
     return rows, queries, shared, part_tau.sum().reshape(1)
