@@ -130,6 +130,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(variant: str) -> None:
     out = model(ids, labels=labels)
     expected = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
     torch.testing.assert_close(out.loss, expected, rtol=1e-12, atol=1e-12)
+    assert out.past_key_values is None and model(ids).past_key_values is not None
     halved = model(ids, labels=labels, num_items_in_batch=2 * int((labels[:, 1:] != -100).sum())).loss
     torch.testing.assert_close(halved, expected / 2, rtol=1e-12, atol=1e-12)
     trained = model.train()(ids, labels=labels)
@@ -304,14 +305,16 @@ def test_points_of_a_manifold_table_start_at_distance_one() -> None:
     assert abs(float(plain.detach().norm(dim=-1).mean()) - 1) < 0.02
 
 
-def test_resized_vocabulary_keeps_the_old_logits() -> None:
-    model, ids = small(dtype=torch.float32), tokens(2, 9)
+@pytest.mark.parametrize("embedding", ["lifted", "manifold"])
+def test_resized_vocabulary_keeps_the_old_logits(embedding: str) -> None:
+    model, ids = small(dtype=torch.float32, embedding=embedding), tokens(2, 9)
     with torch.no_grad():
         before = model(ids).logits
         model.resize_token_embeddings(VOCAB + 8, mean_resizing=False)
         after = model(ids).logits
     assert after.shape[-1] == VOCAB + 8 == model.config.vocab_size
     assert torch.equal(after[..., :VOCAB], before)
+    assert (manifold_of(model.model.embed_tokens.weight) is not None) == (embedding == "manifold")
     labels = torch.full((1, 5), VOCAB + 7)
     assert bool(torch.isfinite(model.train()(labels, labels=labels).loss.detach()))
 

@@ -289,6 +289,8 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             logits_to_keep: only the logits of the last so many tokens (0: all), or of the tokens at these places.
             num_items_in_batch: what the summed loss is divided by, for accumulated steps.
         """
+        if use_cache is None and labels is not None and past_key_values is None:
+            use_cache = False  # who measures a loss writes no text, and keys and values of all layers are large
         given = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
