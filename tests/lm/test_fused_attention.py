@@ -122,3 +122,12 @@ def test_attention_compiles_in_one_graph(kind: str) -> None:
     assert out.dtype == torch.bfloat16
     for one, other in ((out, wanted), *zip(grads, wanted_grads, strict=True)):
         assert (one - other).norm() <= 2e-2 * other.norm()
+
+
+def test_a_traced_length_stays_in_one_graph() -> None:
+    layer = perturbed(HelmAttention(HelmConfig(**DENSE), 0), "cpu")
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
+    for length in (6, 9):
+        s = torch.randn(2, length, 20)
+        tables = HelmRotary(layer.config)(s, torch.arange(length)[None])
+        torch.testing.assert_close(compiled(lift(s), tables), layer(lift(s), tables))

@@ -169,9 +169,11 @@ def _sdpa(
     layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, None]:
     """One call of the fused kernels; without a mask the order is causal."""
-    is_causal = mask is None and q.shape[2] > 1
+    is_causal = False
     if mask is not None:
         mask = mask[..., : k.shape[2]]
+    elif q.shape[2] > 1:  # a branch, because a traced length makes no plain truth value
+        is_causal = True
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0), None
 
 
