@@ -297,6 +297,17 @@ def test_files_give_back_the_same_bits(variant: str, embedding: str, tmp_path: P
         assert manifold_of(loaded.model.embed_tokens.weight) is not None
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loading_in_bfloat16_keeps_the_angles(variant: str, tmp_path: Path) -> None:
+    model, ids = small(variant, torch.float32), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(loaded.model.rotary.inv_freq, model.model.rotary.inv_freq)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.bfloat16()(ids).logits)
+
+
 def test_points_of_a_manifold_table_start_at_distance_one() -> None:
     table = small(dtype=torch.float32, embedding="manifold", curvature=0.5).model.embed_tokens.weight
     assert manifold_of(table) is not None
