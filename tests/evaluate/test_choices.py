@@ -74,10 +74,10 @@ def definition(model, pair: Pair) -> Likelihood:
 
 
 def random_pairs(count: int) -> list[Pair]:
-    """Different lengths, some that share a context, some that begin another one."""
+    """Different lengths, some that share a context, short or long, some that begin another one."""
     pairs = []
-    for _ in range(count):
-        context = tokens(int(torch.randint(1, 9, ()))).tolist()
+    for k in range(count):
+        context = tokens(int(torch.randint(1, 9, ())) if k % 2 else int(torch.randint(9, 30, ()))).tolist()
         for _ in range(3):
             length = int(torch.randint(1, 6, ()))
             pairs.append(Pair((*context, *tokens(length).tolist()), length))
@@ -95,6 +95,9 @@ def test_likelihoods_equal_the_definition(variant):
         assert one.value == pytest.approx(slow.value, abs=1e-9), pair
         assert one.is_greedy == slow.is_greedy
     assert len({one.value for one in found}) > 12
+    short = log_likelihoods(model, pairs, batch_size=7, context=14)
+    for pair, one in zip(pairs, short, strict=True):
+        assert one.value == pytest.approx(definition(model, Pair(pair.tokens[-15:], pair.num_scored)).value, abs=1e-9)
 
 
 def llama():
@@ -141,6 +144,31 @@ def test_choices_of_one_token_share_a_row_and_all_are_counted():
     found = log_likelihoods(model, pairs, advance=done.append)
     assert rows == [(1, 9)] and sum(done) == 6
     assert sum(math.exp(one.value) for one in found[:4]) < 1 and found[5] == Likelihood(0.0, True)
+
+
+@pytest.mark.parametrize("variant", ["dense", "mice", "llama"])
+def test_context_of_several_goes_through_once(variant):
+    model, sizes = llama() if variant == "llama" else small(variant), []
+    contexts = [tokens(length).tolist() for length in (30, 21, 12)]
+    pairs = [Pair((*context, *tokens(k).tolist()), k) for context in contexts for k in (2, 5, 3)]
+    expected = [definition(model, pair).value for pair in pairs]
+    model.register_forward_pre_hook(lambda m, a, k: sizes.append(tuple(k["input_ids"].shape)), with_kwargs=True)
+    found = log_likelihoods(model, pairs)
+    assert sizes == [(3, 29), (9, 5)]  # the three contexts but for their last tokens, then what differs
+    assert [one.value for one in found] == pytest.approx(expected, abs=1e-9)
+    sizes.clear()
+    model.forward = _without_cache(model)
+    assert [one.value for one in log_likelihoods(model, pairs)] == pytest.approx(expected, abs=1e-9)
+    assert sizes == [(9, 34)]  # a model that takes no cache sees whole rows
+
+
+def _without_cache(model):
+    whole = type(model).forward
+
+    def forward(input_ids, use_cache=False):
+        return whole(model, input_ids=input_ids, use_cache=use_cache)
+
+    return forward
 
 
 def test_too_long_loses_its_left_end_and_is_counted(model, tokenizer):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError, require
-from ramify.evaluate.generation import encode_prompt
 from ramify.evaluate.likelihood import Likelihood, Pair, PairEncoder, context_length, log_likelihoods
 
 MAX_NEW_TOKENS = 256
@@ -81,7 +80,9 @@ class HarnessModel:
         most = int(options.get("max_gen_toks", MAX_NEW_TOKENS))
         if not 1 <= most < self.context:
             raise UserError(f"max_gen_toks must be from 1 to {self.context - 1}, less than the context, got {most}")
-        ids = encode_prompt(self.tokenizer, text)[:, most - self.context :].to(next(self.model.parameters()).device)
+        ids = torch.tensor(
+            [self._encode.prompt(text)[most - self.context :]], device=next(self.model.parameters()).device
+        )
         eos = self.tokenizer.eos_token_id
         given = {"max_new_tokens": most, "do_sample": bool(options.get("do_sample", False)), "eos_token_id": eos}
         given["pad_token_id"] = eos if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id

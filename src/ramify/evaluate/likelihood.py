@@ -9,7 +9,8 @@ of the continuation. These are the rules of EleutherAI's lm-evaluation-harness b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError
+
+MIN_SHARED = 8
+"""A context of fewer tokens is not worth a cache of its own."""
 
 
 class Likelihood(NamedTuple):
@@ -58,6 +62,11 @@ class PairEncoder:
         known = dict(zip(contexts, (ids.tolist() for ids in self._encode(contexts)), strict=True))
         wholes = (ids.tolist() for ids in self._encode([context + text for context, text in moved]))
         return [self._pair(known[context], whole) for (context, _), whole in zip(moved, wholes, strict=True)]
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that is to be continued."""
+        ids = self._encode([text])[0].tolist()
+        return (*self.begin, *ids) if ids else self._pair([], ids).tokens
 
     def text(self, text: str) -> Pair:
         """A text from its first token, to be predicted whole."""
@@ -105,9 +114,9 @@ def log_likelihoods(
 ) -> list[Likelihood]:
     """The likelihood of each pair's last tokens, in the order of the pairs.
 
-    Pairs whose input begins another one's are read off the same row: choices of one token cost one row together. Rows
-    go through the model sorted by length, padded on the right, where causal models do not look. What is longer than
-    the context loses tokens on the left.
+    Pairs whose input begins another one's are read off the same row: choices of one token cost one row together. A
+    context that several rows have goes through the model once, and its cache is shared. Rows are sorted by length and
+    padded on the right, where causal models do not look. What is longer than the context loses tokens on the left.
 
     Args:
         model: any causal language model of transformers' kind, in eval mode.
@@ -122,30 +131,23 @@ def log_likelihoods(
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)  # what stays where nothing is to be predicted
-    rows = _rows(pairs, context)
+    alone, sharing = _split(_rows(pairs, context), model)
     if advance is not None:
-        advance(len(pairs) - sum(len(row.index) for row in rows))
-    device = next(model.parameters()).device
-    picks = "logits_to_keep" in inspect.signature(model.forward).parameters
-    for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        done = [(i, places, targets) for row in batch for i, places, targets in row.wanted(pairs, context)]
-        ids = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # the first row is the longest
-        for k, row in enumerate(batch):
-            ids[k, : len(row.tokens)] = torch.tensor(row.tokens)
-        kept = sorted({place for _, places, _ in done for place in places})
-        options = {"logits_to_keep": torch.tensor(kept, device=device)} if picks else {}
-        logits = model(input_ids=ids.to(device), use_cache=False, **options).logits  # (B, K, V)
-        at = {place: k for k, place in enumerate(kept)} if picks else {place: place for place in kept}
-        row_of = {i: k for k, row in enumerate(batch) for i in row.index}
-        values = []
-        for i, places, targets in done:
-            chosen = logits[row_of[i], [at[place] for place in places]]  # (T, V)
-            values.append(_sum_and_greedy(chosen, torch.tensor(targets, device=device)))
-        for (i, _, _), (value, greedy) in zip(done, torch.stack(values).tolist(), strict=True):
-            found[i] = Likelihood(value, greedy == 1)
-        if advance is not None:
-            advance(len(done))
+        advance(len(pairs) - sum(len(row.wanted) for row in (*alone, *sharing)))
+    for rows, run in ((alone, _run_alone), (sharing, _run_sharing)):
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            logits, first = run(model, batch)
+            index, values = [], []
+            for k, row in enumerate(batch):
+                for i, end, targets in row.wanted:
+                    places = slice(end - len(targets) - first[k], end - first[k])
+                    values.append(_sum_and_greedy(logits[k, places], torch.tensor(targets, device=logits.device)))
+                    index.append(i)
+            for i, (value, greedy) in zip(index, torch.stack(values).tolist(), strict=True):
+                found[i] = Likelihood(value, greedy == 1)
+            if advance is not None:
+                advance(len(index))
     return found
 
 
@@ -154,17 +156,71 @@ class _Row:
     """Input of a model, and the pairs that are read off it."""
 
     tokens: tuple[int, ...]
-    index: list[int]
+    wanted: list[tuple[int, int, tuple[int, ...]]]
+    """Number of a pair, place after the last logits that it needs, tokens that those should predict."""
 
-    def wanted(self, pairs: Sequence[Pair], context: int) -> Iterator[tuple[int, range, tuple[int, ...]]]:
-        """Of each pair: its number, the places of the logits and the tokens they should predict."""
-        for i in self.index:
-            end = min(len(pairs[i].tokens) - 1, context)
-            yield (
-                i,
-                range(end - pairs[i].num_scored, end),
-                pairs[i].tokens[len(pairs[i].tokens) - pairs[i].num_scored :],
-            )
+    @property
+    def first(self) -> int:
+        """Place of the first logits that are needed."""
+        return min(end - len(targets) for _, end, targets in self.wanted)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """What needs no logits: the context but for its last token."""
+        return self.tokens[: self.first]
+
+
+def _split(rows: list[_Row], model: Any) -> tuple[list[_Row], list[_Row]]:
+    """Rows that go through a model whole, and those with a context that others have too, next to these."""
+    takes = inspect.signature(model.forward).parameters
+    counts = Counter(row.shared for row in rows)
+    if not {"past_key_values", "attention_mask", "position_ids"} <= set(takes):
+        counts.clear()
+    sharing = [row for row in rows if counts[row.shared] > 1 and len(row.shared) >= MIN_SHARED]
+    sharing.sort(key=lambda row: (-len(row.shared), row.shared, -len(row.tokens), row.wanted[0][0]))
+    return [row for row in rows if counts[row.shared] < 2 or len(row.shared) < MIN_SHARED], sharing
+
+
+def _run_alone(model: Any, batch: Sequence[_Row]) -> tuple[Tensor, list[int]]:
+    """Logits (B, K, V) of whole rows, and the place of the first one in each row."""
+    ids, device = _padded([row.tokens for row in batch]), next(model.parameters()).device
+    first = min(row.first for row in batch)
+    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": ids.shape[1] - first} if takes else {}  # the last so many
+    logits = model(input_ids=ids.to(device), use_cache=False, **options).logits
+    return logits, [first if takes else 0] * len(batch)
+
+
+def _run_sharing(model: Any, batch: Sequence[_Row]) -> tuple[Tensor, list[int]]:
+    """The same for rows of which several have the same context: its keys and values are made once."""
+    device = next(model.parameters()).device
+    contexts = list(dict.fromkeys(row.shared for row in batch))
+    rests = [row.tokens[row.first :] for row in batch]
+    ids = _padded([context[::-1] for context in contexts]).flip(1)  # padded on the left
+    lengths = torch.tensor([len(context) for context in contexts])
+    mask = (torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]).long()
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    given = {name: value.to(device) for name, value in given.items()}
+    cache = model(**given, use_cache=True, **options).past_key_values
+    owner = torch.tensor([contexts.index(row.shared) for row in batch])
+    cache.batch_select_indices(owner.to(device))
+    ids = _padded(rests)
+    ends = torch.tensor([len(row.tokens) for row in batch])
+    positions = torch.minimum(lengths[owner][:, None] + torch.arange(ids.shape[1]), ends[:, None] - 1)
+    mask = torch.cat([mask[owner], torch.ones_like(ids)], 1)
+    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    given = {name: value.to(device) for name, value in given.items()}
+    return model(**given, past_key_values=cache, use_cache=True).logits, [row.first for row in batch]
+
+
+def _padded(rows: Sequence[tuple[int, ...]]) -> Tensor:
+    """(B, N) tokens, zeros on the right of shorter rows."""
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for k, row in enumerate(rows):
+        ids[k, : len(row)] = torch.tensor(row)
+    return ids
 
 
 def _rows(pairs: Sequence[Pair], context: int) -> list[_Row]:
@@ -181,11 +237,10 @@ def _rows(pairs: Sequence[Pair], context: int) -> list[_Row]:
     rows: list[_Row] = []
     # In alphabetical order what begins with x follows x at once: backwards, the newest row is the only one to look at.
     for tokens, i in sorted(inputs, reverse=True):
-        if rows and rows[-1].tokens[: len(tokens)] == tokens:
-            rows[-1].index.append(i)
-        else:
-            rows.append(_Row(tokens, [i]))
-    return sorted(rows, key=lambda row: (-len(row.tokens), min(row.index)))
+        if not rows or rows[-1].tokens[: len(tokens)] != tokens:
+            rows.append(_Row(tokens, []))
+        rows[-1].wanted.append((i, len(tokens), pairs[i].tokens[-pairs[i].num_scored :]))
+    return sorted(rows, key=lambda row: (-len(row.tokens), row.wanted[0][0]))
 
 
 def _sum_and_greedy(logits: Tensor, targets: Tensor) -> Tensor:
