@@ -168,8 +168,9 @@ def backward(
     grad_x = torch.empty_like(x)
     grad_y = torch.empty(R if has_y else 0, n, dtype=x.dtype if y is None else y.dtype, device=x.device)
     lifted = torch.empty(R if has_norm else 0, width, dtype=dtype, device=x.device)
-    part_gamma = torch.zeros(programs if has_norm else 0, n, dtype=torch.float32, device=x.device)
-    part_raw = torch.zeros(programs if has_y else 0, dtype=torch.float32, device=x.device)
+    made = torch.empty if R else torch.zeros  # every program writes its own sums
+    part_gamma = made(programs if has_norm else 0, n, dtype=torch.float32, device=x.device)
+    part_raw = made(programs if has_y else 0, dtype=torch.float32, device=x.device)
     if R:
         kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
         kernel[(programs,)](
