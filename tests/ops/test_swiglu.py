@@ -57,6 +57,38 @@ def test_kernels_equal_the_definition(
         torch.testing.assert_close(found, plain, rtol=1.6e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "width", "hidden"), [((3,), 8, 6), ((2, 3), 40, 33), ((0,), 16, 14)])
+def test_every_row_may_have_a_factor(
+    shape: tuple[int, ...], width: int, hidden: int, dtype: torch.dtype, bias: bool, device: str
+) -> None:
+    both = torch.randn(*shape, 2, width, device=device, dtype=dtype)
+    both[..., hidden:] = 0.0
+    both, a = both.flatten(-2), 0.3 + 2 * torch.rand(shape, device=device)
+    grad = torch.randn(*shape, width, device=device, dtype=dtype)
+    found = swiglu_lift(both, hidden, 0.7, bias, a, backend="triton")
+    to_both, again, to_a = swiglu_grad(both, grad, hidden, 0.7, bias, a, backend="triton")
+    leaf, factor = both.double().requires_grad_(), a.double().requires_grad_()
+    gate, up = leaf.unflatten(-1, (2, width))[..., :hidden].unbind(-2)
+    h = F.silu(factor[..., None] * gate) * up
+    tail = [torch.sqrt(h.square().sum(-1) + 1 / 0.7), *([1 / factor] if bias else [])]
+    exact = torch.cat([h, torch.stack(tail, -1)], -1)
+    wanted = torch.autograd.grad(exact, (leaf, factor), grad[..., : exact.shape[-1]].double())
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    assert torch.equal(found, again) and to_a.dtype == torch.float32
+    torch.testing.assert_close(found[..., : exact.shape[-1]].double(), exact.detach(), **close)
+    assert found[..., exact.shape[-1] :].count_nonzero() == 0
+    torch.testing.assert_close(to_both.double(), wanted[0], **close)
+    torch.testing.assert_close(to_a.double(), wanted[1], **close)
+    plain = swiglu_lift(both.double(), hidden, 0.7, bias, a.double())
+    torch.testing.assert_close(plain[..., : exact.shape[-1]], exact.detach(), rtol=1e-12, atol=1e-12)
+    for one, other in zip(
+        swiglu_grad(both, grad, hidden, 0.7, bias, a, backend="torch"), (to_both, again, to_a), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=close["rtol"], atol=3 * close["atol"])
+
+
 def test_the_time_belongs_to_the_rounded_point(device: str) -> None:
     both = torch.randn(6, 2, 64, device=device).bfloat16() * 3
     both[..., 62:] = 0.0

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from ..geometry.numerics import Scalar, root, sqnorm
 from ..nn.common import like, wide
+from ..ops import columns
+from . import fused_experts
 from .ambient import Kept, aligned, lift_padded, padded_width, time_of
 from .grouped import bring, grouped_linear, per_row, send
 from .routing import Gate, Order, sort_by_expert
@@ -153,6 +155,42 @@ class ExpertStack(nn.Module):
         parameters = list(self.parameters(recurse=False))
         return self._kept.get(self.training, parameters, (dtype, width), lambda: self.folded(dtype, width))
 
+    def unfolded(self, dtype: torch.dtype, width: int, divide: bool = False) -> tuple[Tensor, Tensor]:
+        """:meth:`folded` with biases as they are, for kernels that multiply them by ``1 / a``, one launch each.
+
+        Args:
+            divide: divide the first bias by ``a`` nevertheless, for rows that several experts read.
+        """
+        bias_in = _divide(self.bias_in, self.ratio()) if divide else self.bias_in
+        sizes = (2 * self.num_experts, self.hidden, self.inner, 1, width)
+        full_in = _join(self.weight_in, self.time_in, bias_in, columns.Layout(*sizes), dtype)
+        sizes = (self.num_experts, self.features, aligned(self.features), 1, self.inner)
+        full_out = _join(self.weight_out, self.time_out, self.bias_out, columns.Layout(*sizes), dtype)
+        shape = (self.num_experts, -1)
+        return full_in.unflatten(0, shape), full_out.unflatten(0, shape)
+
+    def fits(self, rows: Tensor) -> bool:
+        """Whether kernels run this stack on rows like these."""
+        return not self.norm and fused_experts.fits(rows, self.inner)
+
+    def points(self, rows: Tensor, plan: Order | None = None, copies: int = 1) -> Tensor:
+        """What the kernels make of lifted rows (T, width), points with ``aligned(n)`` columns.
+
+        Args:
+            plan: who reads which rows; gives points (T copies, M) in its order. Without one all experts read all
+                rows: (E, T, M).
+        """
+        extra = (rows.dtype, rows.shape[-1], "unfolded")
+        parameters = list(self.parameters(recurse=False))
+        divide = plan is None
+        matrices = self._kept.get(
+            self.training, parameters, extra, lambda: self.unfolded(rows.dtype, rows.shape[-1], divide)
+        )
+        sizes = fused_experts.Sizes(self.features, self.hidden, float(self.c), self.bias_in is not None)
+        if plan is None:
+            return fused_experts.shared_points(rows, matrices, self.ratio(), sizes)
+        return fused_experts.routed_points(rows, matrices, self.ratio(), plan, copies, sizes)
+
     def lift_hidden(self, both: Tensor, a: Tensor | None) -> Tensor:
         """``[h, t, 1, 0, ...]`` with ``h = silu(a gate) * up``, on the model's hyperboloid.
 
@@ -230,6 +268,12 @@ def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width
     return F.pad(full, (0, missing[1], 0, missing[0])) if any(missing) else full
 
 
+def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: columns.Layout, dtype: torch.dtype) -> Tensor:
+    """:func:`_columns` of all experts in one launch, and one for the gradient: (groups padded_rows, width)."""
+    m, flat = layout.groups * layout.rows, None if bias is None else bias.flatten()
+    return columns.join(weight.view(m, weight.shape[-1]), time.flatten(), flat, layout, dtype)
+
+
 class Mice(nn.Module):
     """Mixture of curvature experts: some always on, k chosen for every token, merged as a Lorentz centroid.
 
@@ -275,6 +319,12 @@ class Mice(nn.Module):
         route = self.gate(space.reshape(-1, *space.shape[-2:]))
         rows, top_k = lifted.flatten(0, -2), self.gate.top_k
         plan = sort_by_expert(route.experts.flatten(0, -2), route.counts.sum(0))
+        if self.routed.fits(rows):
+            others = self.shared.points(rows) if self.shared is not None else None
+            own = self.routed.points(rows, plan, top_k)
+            weight = route.weight.flatten(0, -2)
+            out = fused_experts.merged(others, own, weight, plan.inverse, space.shape[-1], float(self.c))
+            return out.view(space.shape), route.aux_loss
         routed = self.run(rows, plan).unflatten(0, (-1, top_k))  # (T, k, n)
         shared = self.shared.every(rows) if self.shared is not None else []
         out = merge(shared, routed, route.weight.flatten(0, -2), self.c)

@@ -6,6 +6,8 @@ multiplies them need not keep them. ``reference`` holds the definition, ``triton
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor
 
@@ -28,62 +30,86 @@ def fits(both: Tensor, backend: str = "auto") -> bool:
     return choose(backend, both, misfit) == "triton"
 
 
-def swiglu_lift(both: Tensor, hidden: int, c: float = 1.0, bias: bool = True, *, backend: str = "auto") -> Tensor:
+def swiglu_lift(
+    both: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None, *, backend: str = "auto"
+) -> Tensor:
     """``[h, t, 1, 0, ...]`` with ``h = silu(gate) * up`` a point and t its time; no gradient on its own.
 
     Args:
         both: (..., 2 w), gate and up; columns of each from ``hidden`` on are room for the time and the one.
         hidden: space components. c: curvature -c. bias: put a one behind the time.
+        a: (...) float32, a factor of each row: ``h = silu(a gate) * up``, and the one is ``1 / a`` (what is left of an
+            expert's own curvature).
         backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
 
     Returns:
         (..., w) in the dtype of ``both``.
     """
     if not fits(both, backend):
-        return reference.swiglu_lift(both, hidden, c, bias)
+        return reference.swiglu_lift(both, hidden, c, bias, a)
     width = both.shape[-1]
     run = _forward_operator if needs_operator(both) else _forward
-    return run(both.reshape(both.numel() // width, width), hidden, c, bias).view(*both.shape[:-1], width // 2)
+    rows, factors = both.reshape(both.numel() // width, width), None if a is None else a.reshape(-1)
+    return run(rows, factors, hidden, c, bias).view(*both.shape[:-1], width // 2)
+
+
+@overload
+def swiglu_grad(
+    both: Tensor, grad: Tensor, hidden: int, c: float = ..., bias: bool = ..., a: None = ..., *, backend: str = ...
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def swiglu_grad(
+    both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool, a: Tensor, *, backend: str = ...
+) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 def swiglu_grad(
-    both: Tensor, grad: Tensor, hidden: int, c: float = 1.0, bias: bool = True, *, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Gradient of ``both`` from that of the lifted rows (..., w), and the lifted rows (..., w) again."""
+    both: Tensor, grad: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None, *,
+    backend: str = "auto",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradient of ``both`` from that of the lifted rows (..., w), the lifted rows (..., w) again, and with factors
+    their gradient (...)."""
     if not fits(both, backend):
         with torch.enable_grad():
-            leaf = both.detach().requires_grad_()
-            lifted = reference.swiglu_lift(leaf, hidden, c, bias)
-            (found,) = torch.autograd.grad(lifted, leaf, grad)
-        return found, lifted.detach()
+            leaves = [leaf.detach().requires_grad_() for leaf in (both, a) if leaf is not None]
+            lifted = reference.swiglu_lift(leaves[0], hidden, c, bias, *leaves[1:])
+            found, *to_factor = torch.autograd.grad(lifted, leaves, grad)
+        return found, lifted.detach(), *to_factor
     run = _backward_operator if needs_operator(both) else _backward
     count = both.numel() // both.shape[-1]
     rows, grads = both.reshape(count, both.shape[-1]), grad.reshape(count, grad.shape[-1]).contiguous()
-    found, lifted = run(rows, grads, hidden, c, bias)
-    return found.view(both.shape), lifted.view(grad.shape)
+    found, lifted, to_factors = run(rows, None if a is None else a.reshape(-1), grads, hidden, c, bias)
+    pair = found.view(both.shape), lifted.view(grad.shape)
+    return pair if a is None else (*pair, to_factors.view(a.shape))
 
 
-def _forward(both: Tensor, hidden: int, c: float, bias: bool) -> Tensor:
+def _forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool) -> Tensor:
     from . import triton
 
-    return triton.forward(both.contiguous(), hidden, c, bias)
+    return triton.forward(both.contiguous(), factors, hidden, c, bias)
 
 
-def _backward(both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool) -> tuple[Tensor, Tensor]:
+def _backward(
+    both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     from . import triton
 
-    return triton.backward(both.contiguous(), grad, hidden, c, bias)
+    return triton.backward(both.contiguous(), factors, grad, hidden, c, bias)
 
 
 @torch.library.triton_op("ramify::swiglu_lift", mutates_args={})
-def _forward_operator(both: Tensor, hidden: int, c: float, bias: bool) -> Tensor:
+def _forward_operator(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool) -> Tensor:
     from . import triton
 
-    return triton.forward(both.contiguous(), hidden, c, bias, torch.library.wrap_triton)
+    return triton.forward(both.contiguous(), factors, hidden, c, bias, torch.library.wrap_triton)
 
 
 @torch.library.triton_op("ramify::swiglu_grad", mutates_args={})
-def _backward_operator(both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool) -> tuple[Tensor, Tensor]:
+def _backward_operator(
+    both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     from . import triton
 
-    return triton.backward(both.contiguous(), grad, hidden, c, bias, torch.library.wrap_triton)
+    return triton.backward(both.contiguous(), factors, grad, hidden, c, bias, torch.library.wrap_triton)

@@ -9,14 +9,16 @@ from torch import Tensor
 from ..rounding import rounded, wide
 
 
-def swiglu_lift(both: Tensor, hidden: int, c: float = 1.0, bias: bool = True) -> Tensor:
+def swiglu_lift(both: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None) -> Tensor:
     """``[h, t, 1, 0, ...]`` with ``h = silu(gate) * up``; see ``ops.swiglu.swiglu_lift``."""
     gate, up = both.chunk(2, -1)  # before widening: so the two gradients meet in the dtype of the product
-    point = rounded(F.silu(wide(gate)) * wide(up), both.dtype)
+    gate = wide(gate) if a is None else a[..., None] * wide(gate)
+    point = rounded(F.silu(gate) * wide(up), both.dtype)
     column = torch.arange(point.shape[-1], device=point.device)
     point = torch.where(column < hidden, point, 0.0)
     time = torch.sqrt(point.square().sum(-1, keepdim=True) + 1 / c)
     filled = torch.where(column == hidden, time, point)
     if bias:
-        filled = torch.where(column == hidden + 1, 1.0, filled)
+        one = torch.ones_like(time) if a is None else 1 / a[..., None]
+        filled = torch.where(column == hidden + 1, one, filled)
     return filled.to(both.dtype)
