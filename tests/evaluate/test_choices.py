@@ -258,6 +258,17 @@ def test_scores_take_the_likeliest_answer_alone_and_per_byte(model, tokenizer):
     assert "mine" in score_lines([found])[1] and f"{found.accuracy:.4f}" in score_lines([found])[1]
 
 
+def test_lengths_are_bytes(model, tokenizer, monkeypatch):
+    """-4 over 4 bytes is more than -4.5 over 3, though it is less over 2 characters; equal values: the first one."""
+    values = iter([-4.0, -4.5, -1.0, -1.0])
+    monkeypatch.setattr(
+        "ramify.evaluate.choices.log_likelihoods",
+        lambda model, pairs, **_: [Likelihood(next(values), False) for _ in pairs],
+    )
+    found = score_items(model, tokenizer, [Item("a", ("éé", "abc"), 0), Item("a", ("b", "c"), 0)])
+    assert (found.accuracy, found.accuracy_norm) == (1.0, 1.0)
+
+
 def test_broken_weights_do_not_win(model, tokenizer):
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
