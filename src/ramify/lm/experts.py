@@ -24,7 +24,7 @@ from ..geometry.numerics import Scalar, root, sqnorm
 from ..nn.common import like, wide
 from ..ops import columns
 from . import fused_experts
-from .ambient import Kept, aligned, lift_padded, padded_width, time_of
+from .ambient import Kept, Start, aligned, lift_padded, padded_width, time_of
 from .grouped import bring, grouped_linear, per_row, send
 from .routing import Gate, Order, sort_by_expert
 
@@ -92,6 +92,7 @@ class ExpertStack(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        self.start = Start()
         self.num_experts, self.features, self.hidden = num_experts, features, hidden
         self.c, self.initial, self.norm, self.eps = c, curvature, norm, eps
         self.inner = padded_width(hidden, bias)
@@ -108,11 +109,11 @@ class ExpertStack(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw each map as if alone, Xavier uniform with gain sqrt(2) over weight and time; biases are 0."""
+        """Draw each map as if alone, Xavier uniform with gain sqrt(2) over weight and time, times ``start``."""
         for weight, time in ((self.weight_in, self.time_in), (self.weight_out, self.time_out)):
             bound = math.sqrt(2.0) * math.sqrt(6.0 / (self.hidden + self.features + 1))
-            nn.init.uniform_(weight, -bound, bound)
-            nn.init.uniform_(time, -bound, bound)
+            for parameter, gain in ((weight, self.start.weight), (time, self.start.time)):
+                nn.init.uniform_(parameter, -gain * bound, gain * bound)
         for bias in (self.bias_in, self.bias_out):
             if bias is not None:
                 nn.init.zeros_(bias)
@@ -169,27 +170,23 @@ class ExpertStack(nn.Module):
         shape = (self.num_experts, -1)
         return full_in.unflatten(0, shape), full_out.unflatten(0, shape)
 
+    @property
+    def sizes(self) -> fused_experts.Sizes:
+        """What kernels have to know."""
+        return fused_experts.Sizes(self.features, self.hidden, float(self.c), self.bias_in is not None)
+
     def fits(self, rows: Tensor) -> bool:
         """Whether kernels run this stack on rows like these."""
         return not self.norm and fused_experts.fits(rows, self.inner)
 
-    def points(self, rows: Tensor, plan: Order | None = None, copies: int = 1) -> Tensor:
-        """What the kernels make of lifted rows (T, width), points with ``aligned(n)`` columns.
-
-        Args:
-            plan: who reads which rows; gives points (T copies, M) in its order. Without one all experts read all
-                rows: (E, T, M).
-        """
-        extra = (rows.dtype, rows.shape[-1], "unfolded")
+    def stacked(self, rows: Tensor, divide: bool = False) -> fused_experts.Stack:
+        """:meth:`unfolded` for rows like these, kept in evaluation without gradients, and the factors."""
+        dtype, width = rows.dtype, rows.shape[-1]
         parameters = list(self.parameters(recurse=False))
-        divide = plan is None
-        matrices = self._kept.get(
-            self.training, parameters, extra, lambda: self.unfolded(rows.dtype, rows.shape[-1], divide)
+        made = self._kept.get(
+            self.training, parameters, (dtype, width, divide), lambda: self.unfolded(dtype, width, divide)
         )
-        sizes = fused_experts.Sizes(self.features, self.hidden, float(self.c), self.bias_in is not None)
-        if plan is None:
-            return fused_experts.shared_points(rows, matrices, self.ratio(), sizes)
-        return fused_experts.routed_points(rows, matrices, self.ratio(), plan, copies, sizes)
+        return fused_experts.Stack(*made, self.ratio())
 
     def lift_hidden(self, both: Tensor, a: Tensor | None) -> Tensor:
         """``[h, t, 1, 0, ...]`` with ``h = silu(a gate) * up``, on the model's hyperboloid.
@@ -320,10 +317,9 @@ class Mice(nn.Module):
         rows, top_k = lifted.flatten(0, -2), self.gate.top_k
         plan = sort_by_expert(route.experts.flatten(0, -2), route.counts.sum(0))
         if self.routed.fits(rows):
-            others = self.shared.points(rows) if self.shared is not None else None
-            own = self.routed.points(rows, plan, top_k)
-            weight = route.weight.flatten(0, -2)
-            out = fused_experts.merged(others, own, weight, plan.inverse, space.shape[-1], float(self.c))
+            always = self.shared.stacked(rows, divide=True) if self.shared is not None else None
+            own, sizes, weight = self.routed.stacked(rows), self.routed.sizes, route.weight.flatten(0, -2)
+            out = fused_experts.mice(rows, weight, route.experts, plan.inverse, plan.ends, own, always, sizes)
             return out.view(space.shape), route.aux_loss
         routed = self.run(rows, plan).unflatten(0, (-1, top_k))  # (T, k, n)
         shared = self.shared.every(rows) if self.shared is not None else []

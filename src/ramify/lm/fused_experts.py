@@ -1,10 +1,11 @@
-"""What MICE does on a GPU: kernels of :mod:`ramify.ops` and products of experts with gradients of their own.
+"""What MICE does on a GPU: kernels of :mod:`ramify.ops` and the products of experts, with a gradient of their own.
 
-Rows sorted by expert, and the lifted hidden rows, are read by products alone. They are not kept: the backward gathers
-or makes them again. The points of experts stay sorted; the kernel that merges them goes through the permutation.
+Rows sorted by expert, and the lifted hidden rows, are read by products alone. They are not kept: the backward kernels
+make them again while they read the same bytes anyway. The points of experts stay sorted; the kernel that merges them
+goes through the permutation.
 
-Here the biases of an expert are not divided by its factor ``a``: the one that multiplies them is ``1 / a``, in the row
-that is copied anyway, and the gradient of ``a`` comes row by row. First derivatives only.
+Here the biases of routed experts are not divided by their factor ``a``: the one that multiplies them is ``1 / a``, in
+the row that is copied anyway, and the gradient of ``a`` comes row by row. First derivatives only.
 """
 
 from __future__ import annotations
@@ -14,86 +15,41 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.merge_points import fits as merge_fits
+from ..ops.merge_points import fits as _merge_fits
 from ..ops.merge_points import merge_points, merge_points_grad
+from ..ops.send_rows import send_rows, send_rows_grad
 from ..ops.swiglu import MAX_WIDTH, swiglu_grad, swiglu_lift
 from .grouped import _outer, grouped_linear
-from .routing import Order
 
 
 class Sizes(NamedTuple):
-    """What all experts of a stack have in common."""
+    """What all experts have in common."""
 
     features: int
     hidden: int
     c: float
     bias: bool
 
+    @property
+    def one(self) -> int:
+        """The column of a lifted row that multiplies biases, -1 without them."""
+        return self.features + 1 if self.bias else -1
+
+
+class Stack(NamedTuple):
+    """Experts as matrices."""
+
+    first: Tensor
+    """(E, 2 inner, width), gate and up."""
+    second: Tensor
+    """(E, M, inner), with biases as they are."""
+    a: Tensor | None
+    """(E,), factors, or None where they are 1."""
+
 
 def fits(rows: Tensor, inner: int) -> bool:
     """Whether the kernels take lifted rows like these, and hidden ones of ``inner`` columns."""
-    return max(inner, rows.shape[-1]) <= MAX_WIDTH and merge_fits(rows)
-
-
-def _ones(rows: Tensor, factors: Tensor | None, sizes: Sizes) -> Tensor | None:
-    """What every column of every row is multiplied by: 1, but ``1 / a`` for the one; None if nothing changes."""
-    if factors is None or not sizes.bias:
-        return None
-    column = torch.arange(rows.shape[-1], device=rows.device)
-    return torch.where(column == sizes.features + 1, 1 / factors[:, None], 1.0)
-
-
-def _sent(rows: Tensor, order: Tensor, copies: int, factors: Tensor | None, sizes: Sizes) -> Tensor:
-    """The rows in the order of experts (S, width), their ones divided by ``a``."""
-    sent = rows.index_select(0, order // copies)
-    scale = _ones(rows, factors, sizes)
-    return sent if scale is None else (sent * scale).to(rows.dtype)
-
-
-def _brought(grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, sizes: Sizes) -> Tensor:
-    """The gradient of ``rows`` from that of :func:`_sent`."""
-    scale = _ones(grad, factors, sizes)
-    scaled = grad if scale is None else (grad * scale).to(grad.dtype)
-    return scaled.index_select(0, inverse).unflatten(0, (-1, copies)).sum(1)
-
-
-class _Routed(torch.autograd.Function):
-    """Lifted rows (T, width) through the experts they chose: points (S, M), sorted by expert."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight_in: Tensor, weight_out: Tensor, a: Tensor | None, order: Tensor,
-        inverse: Tensor, ends: Tensor, copies: int, sizes: tuple[Any, ...],
-    ) -> Tensor:  # fmt: skip
-        own = Sizes(*sizes)
-        group = factors = None
-        if a is not None:
-            places = torch.arange(order.shape[0], dtype=ends.dtype, device=ends.device)
-            group = torch.bucketize(places, ends, right=True)
-            factors = a.index_select(0, group)
-        both = grouped_linear(_sent(rows, order, copies, factors, own), weight_in, ends)
-        ctx.copies, ctx.sizes, ctx.num_experts = copies, sizes, ends.shape[0]
-        ctx.save_for_backward(rows, weight_in, weight_out, order, inverse, ends, group, factors, both)
-        return grouped_linear(swiglu_lift(both, own.hidden, own.c, own.bias, factors), weight_out, ends)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight_in, weight_out, order, inverse, ends, group, factors, both = ctx.saved_tensors
-        own, to_a = Sizes(*ctx.sizes), None
-        need_in, need_out = ctx.needs_input_grad[1:3]
-        to_lifted = grouped_linear(grad, weight_out.mT, ends)
-        to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
-        to_out = _outer(grad, lifted, ends, "auto") if need_out else None
-        to_sent = grouped_linear(to_both, weight_in.mT, ends)
-        to_in = _outer(to_both, _sent(rows, order, ctx.copies, factors, own), ends, "auto") if need_in else None
-        to_rows = _brought(to_sent, inverse, ctx.copies, factors, own)
-        if to_factors:
-            per_row = to_factors[0]
-            if own.bias:
-                per_row = per_row - to_sent[:, own.features + 1].float() / (factors * factors)
-            is_member = group[:, None] == torch.arange(ctx.num_experts, device=group.device)
-            to_a = torch.where(is_member, per_row[:, None], 0.0).sum(0)
-        return to_rows, to_in, to_out, to_a, None, None, None, None, None
+    return max(inner, rows.shape[-1]) <= MAX_WIDTH and _merge_fits(rows)
 
 
 def _each(x: Tensor, y: Tensor) -> Tensor:
@@ -101,75 +57,91 @@ def _each(x: Tensor, y: Tensor) -> Tensor:
     return (x[0] @ y[0])[None] if x.shape[0] == 1 else x @ y
 
 
-class _Shared(torch.autograd.Function):
-    """Lifted rows (T, width) through all s experts: points (s, T, M)."""
+def _shared_forward(rows: Tensor, stack: Stack, own: Sizes) -> tuple[Tensor, Tensor]:
+    """Points (s, T, M) of experts that read all rows, and their first product (T, s, 2 inner)."""
+    both = (rows @ stack.first.flatten(0, 1).mT).unflatten(-1, (stack.first.shape[0], -1))
+    lifted = swiglu_lift(both, own.hidden, own.c, own.bias, _spread(stack.a, both))
+    return _each(lifted.transpose(0, 1), stack.second.mT), both
 
+
+def _shared_backward(
+    grad: Tensor, both: Tensor, rows: Tensor, stack: Stack, own: Sizes
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of rows, both matrices, and factors."""
+    to_lifted = _each(grad, stack.second).transpose(0, 1)
+    factors = _spread(stack.a, both)
+    to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
+    flat = to_both.flatten(1)
+    to_first = (flat.mT @ rows).view(stack.first.shape)
+    to_second = _each(grad.mT, lifted.transpose(0, 1))
+    return flat @ stack.first.flatten(0, 1), to_first, to_second, to_factors[0].sum(0) if to_factors else None
+
+
+def _spread(a: Tensor | None, both: Tensor) -> Tensor | None:
+    return None if a is None else a.expand(both.shape[:2]).contiguous()
+
+
+class _Mice(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight_in: Tensor, weight_out: Tensor, a: Tensor | None, sizes: tuple[Any, ...]
-    ) -> Tensor:
-        own, num = Sizes(*sizes), weight_out.shape[0]
-        both = (rows @ weight_in.flatten(0, 1).mT).unflatten(-1, (num, -1))  # (T, s, 2 inner)
-        factors = None if a is None else a.expand(both.shape[:2]).contiguous()
-        lifted = swiglu_lift(both, own.hidden, own.c, own.bias, factors)
-        ctx.sizes = sizes
-        ctx.save_for_backward(rows, weight_in, weight_out, factors, both)
-        return _each(lifted.transpose(0, 1), weight_out.mT)
+        ctx: Any, rows: Tensor, weight: Tensor, first: Tensor, second: Tensor, a: Tensor | None,
+        shared_first: Tensor | None, shared_second: Tensor | None, shared_a: Tensor | None,
+        chosen: Tensor, inverse: Tensor, ends: Tensor, sizes: tuple[Any, ...],
+    ) -> Tensor:  # fmt: skip
+        own = Sizes(*sizes)
+        others = shared_both = None
+        if shared_first is not None and shared_second is not None:
+            others, shared_both = _shared_forward(rows, Stack(shared_first, shared_second, shared_a), own)
+        sent, factors = send_rows(rows, inverse, a, chosen, own.one)
+        both = grouped_linear(sent, first, ends)
+        points = grouped_linear(swiglu_lift(both, own.hidden, own.c, own.bias, factors), second, ends)
+        ctx.sizes, ctx.num_experts = sizes, ends.shape[0]
+        ctx.save_for_backward(
+            rows, weight, first, second, shared_first, shared_second, shared_a, chosen, inverse, ends, factors,
+            both, shared_both, points, others,
+        )  # fmt: skip
+        return merge_points(others, points, weight, inverse, own.features, own.c)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight_in, weight_out, factors, both = ctx.saved_tensors
+        (
+            rows, weight, first, second, shared_first, shared_second, shared_a, chosen, inverse, ends, factors,
+            both, shared_both, points, others,
+        ) = ctx.saved_tensors  # fmt: skip
         own = Sizes(*ctx.sizes)
-        need_in, need_out = ctx.needs_input_grad[1:3]
-        to_lifted = _each(grad, weight_out).transpose(0, 1)
+        to_others, to_points, to_weight = merge_points_grad(others, points, weight, inverse, grad, own.c)
+        initial = to_shared_first = to_shared_second = to_shared_a = to_a = None
+        if to_others is not None:
+            stack = Stack(shared_first, shared_second, shared_a)
+            initial, to_shared_first, to_shared_second, to_shared_a = _shared_backward(
+                to_others, shared_both, rows, stack, own
+            )
+        to_lifted = grouped_linear(to_points, second.mT, ends)
         to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
-        to_out = _each(grad.mT, lifted.transpose(0, 1)) if need_out else None
-        flat = to_both.flatten(1)
-        to_rows = flat @ weight_in.flatten(0, 1)
-        to_in = (flat.mT @ rows).view(weight_in.shape) if need_in else None
-        to_a = to_factors[0].sum(0) if to_factors else None
-        return to_rows, to_in, to_out, to_a, None
+        to_second = _outer(to_points, lifted, ends, "auto")
+        to_sent = grouped_linear(to_both, first.mT, ends)
+        more = to_factors[0] if to_factors else None
+        to_rows, sent, per_choice = send_rows_grad(rows, to_sent, inverse, factors, more, own.one, initial)
+        to_first = _outer(to_both, sent, ends, "auto")
+        if per_choice is not None:
+            is_member = chosen[:, None] == torch.arange(ctx.num_experts, device=chosen.device)
+            to_a = torch.where(is_member, per_choice[:, None], 0.0).sum(0)
+        found = (to_rows, to_weight, to_first, to_second, to_a, to_shared_first, to_shared_second, to_shared_a)
+        return *found, None, None, None, None
 
 
-class _Merge(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float
-    ) -> Tensor:
-        ctx.c = c
-        ctx.save_for_backward(shared, routed, weight, inverse)
-        return merge_points(shared, routed, weight, inverse, n, c)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        shared, routed, weight, inverse = ctx.saved_tensors
-        return *merge_points_grad(shared, routed, weight, inverse, grad, ctx.c), None, None, None
-
-
-def routed_points(
-    rows: Tensor, matrices: tuple[Tensor, Tensor], a: Tensor | None, plan: Order, copies: int, sizes: Sizes
-) -> Tensor:
-    """Every row through the experts it chose: lifted (T, width) -> points (T copies, M) sorted by expert.
+def mice(
+    rows: Tensor, weight: Tensor, chosen: Tensor, inverse: Tensor, ends: Tensor, routed: Stack,
+    shared: Stack | None, sizes: Sizes,
+) -> Tensor:  # fmt: skip
+    """Lifted rows (T, width) through the experts they chose and those they share, merged: points (T, n).
 
     Args:
-        matrices: (E, 2 inner, width) and (E, M, inner), biases as they are. a: (E,) or None for 1.
+        weight: (T, k) float32, what the chosen ones count. chosen: (T, k) which they are.
+        inverse: (T k,) the places of choices when sorted by expert. ends: (E,) int32, where those of an expert end.
+        routed: the experts to choose from, biases as they are.
+        shared: the ones that every row goes through, the biases of their first matrices divided by ``a``.
     """
-    out: Tensor = _Routed.apply(rows, *matrices, a, *plan, copies, tuple(sizes))
-    return out
-
-
-def shared_points(rows: Tensor, matrices: tuple[Tensor, Tensor], a: Tensor | None, sizes: Sizes) -> Tensor:
-    """Every row through every expert: lifted (T, width) -> points (s, T, M).
-
-    Args:
-        matrices: (s, 2 inner, width), its biases divided by ``a``, and (s, M, inner), its biases as they are.
-        a: (s,) or None for 1.
-    """
-    out: Tensor = _Shared.apply(rows, *matrices, a, tuple(sizes))
-    return out
-
-
-def merged(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float) -> Tensor:
-    """The Lorentz centroids (T, n) of shared (s, T, M) and sorted routed points (T k, M); see ``experts.merge``."""
-    out: Tensor = _Merge.apply(shared, routed, weight, inverse, n, c)
+    others = (None, None, None) if shared is None else shared
+    out: Tensor = _Mice.apply(rows, weight, *routed, *others, chosen.flatten(), inverse, ends, tuple(sizes))
     return out

@@ -1,0 +1,107 @@
+"""Copies of lifted rows to the places of the experts that will read them, and the sum of gradients on the way back.
+
+``send_rows`` is the operation, ``send_rows_grad`` its gradient, which gives the copies once more, so that whoever
+multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backend import choose, needs_operator
+from . import reference
+
+__all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
+
+MAX_WIDTH = 16384
+"""Columns of a row that a kernel holds at once."""
+
+
+def fits(rows: Tensor, backend: str = "auto") -> bool:
+    """Whether the kernels run."""
+    misfit = None
+    if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
+    elif rows.shape[-1] > MAX_WIDTH:
+        misfit = f"rows of {rows.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
+    return choose(backend, rows, misfit) == "triton"
+
+
+def send_rows(
+    rows: Tensor, inverse: Tensor, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1, *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Every row at k places; with factors of experts, its column ``one`` divided by that of the expert it is sent to.
+
+    Args:
+        rows: (T, width). inverse: (T k,) the places of the copies of a row, those of the first row first.
+        a: (E,) float32, factors, or None. chosen: (T k,) the expert of each copy, needed with ``a``.
+        one: a column, or -1 for none.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        (T k, width) copies, and the factor of each (T k,) in the same order, or None.
+    """
+    if not fits(rows, backend):
+        return reference.send_rows(rows, inverse, a, chosen, one)
+    run = _send_operator if needs_operator(rows) else _send
+    sent, factors = run(rows.contiguous(), inverse, a, chosen, one)
+    return sent, None if a is None else factors
+
+
+def send_rows_grad(
+    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None = None, to_factors: Tensor | None = None,
+    one: int = -1, initial: Tensor | None = None, *, backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """What the gradient of the copies (T k, width) says.
+
+    Args:
+        factors: as :func:`send_rows` gave them. to_factors: (T k,) float32, what others say about their gradient.
+        initial: (T, width), what others say about the gradient of ``rows``.
+
+    Returns:
+        Gradient of ``rows`` (T, width), the copies (T k, width) again, and the gradient of every factor (T k,) in the
+        order of ``chosen``, or None. ``initial`` and ``to_factors`` are included.
+    """
+    if not fits(rows, backend):
+        return reference.send_rows_grad(rows, grad, inverse, factors, to_factors, one, initial)
+    run = _grad_operator if needs_operator(rows) else _grad
+    found, sent, per_choice = run(rows.contiguous(), grad.contiguous(), inverse, factors, to_factors, one, initial)
+    return found, sent, None if factors is None else per_choice
+
+
+def _send(
+    rows: Tensor, inverse: Tensor, a: Tensor | None, chosen: Tensor | None, one: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    return triton.send(rows, inverse, a, chosen, one)
+
+
+def _grad(
+    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None, to_factors: Tensor | None, one: int,
+    initial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    return triton.grad(rows, grad, inverse, factors, to_factors, one, initial)
+
+
+@torch.library.triton_op("ramify::send_rows", mutates_args={})
+def _send_operator(
+    rows: Tensor, inverse: Tensor, a: Tensor | None, chosen: Tensor | None, one: int
+) -> tuple[Tensor, Tensor]:
+    from . import triton
+
+    return triton.send(rows, inverse, a, chosen, one, torch.library.wrap_triton)
+
+
+@torch.library.triton_op("ramify::send_rows_grad", mutates_args={})
+def _grad_operator(
+    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None, to_factors: Tensor | None, one: int,
+    initial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    return triton.grad(rows, grad, inverse, factors, to_factors, one, initial, torch.library.wrap_triton)

@@ -1,0 +1,44 @@
+"""Copies of rows and the sum of their gradients, in plain torch: the definition."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _scale(width: int, one: int, factors: Tensor) -> Tensor:
+    """1 everywhere, ``1 / factors`` in the column ``one``: (S,) -> (S, width)."""
+    column = torch.arange(width, device=factors.device)
+    return torch.where(column == one, 1 / factors[:, None], 1.0)
+
+
+def send_rows(
+    rows: Tensor, inverse: Tensor, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1
+) -> tuple[Tensor, Tensor | None]:
+    """See ``ops.send_rows.send_rows``."""
+    copies = inverse.shape[0] // max(rows.shape[0], 1)
+    order = torch.argsort(inverse)
+    sent = rows.repeat_interleave(copies, 0)[order]
+    if a is None or chosen is None:
+        return sent, None
+    factors = a[chosen.flatten()[order]]
+    return (sent * _scale(rows.shape[1], one, factors)).to(rows.dtype), factors
+
+
+def send_rows_grad(
+    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None = None, to_factors: Tensor | None = None,
+    one: int = -1, initial: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """See ``ops.send_rows.send_rows_grad``."""
+    sent, _ = send_rows(rows, inverse)
+    back = grad if grad.dtype == torch.float64 else grad.float()
+    per_choice = None
+    if factors is not None:
+        scale = _scale(rows.shape[1], one, factors)
+        per_choice = torch.zeros_like(factors) if to_factors is None else to_factors
+        if one >= 0:
+            per_choice = per_choice - back[:, one] * sent[:, one] / factors.square()
+        per_choice = per_choice[inverse]
+        back, sent = back * scale, (sent * scale).to(sent.dtype)
+    total = back[inverse].view(rows.shape[0], -1, rows.shape[1]).sum(1) if rows.shape[0] else back
+    return (total if initial is None else total + initial).to(rows.dtype), sent, per_choice
