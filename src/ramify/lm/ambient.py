@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,21 @@ def _mark_static(value: Any) -> None:
             torch._dynamo.mark_static_address(tensor)
 
 
+class Start(NamedTuple):
+    """Factors on the first weights of a linear map and on its column of the time."""
+
+    weight: float = 1.0
+    time: float = 1.0
+
+
+STARTS = {"xavier": Start(), "small": Start(0.25, 0.0)}
+"""What ``HelmConfig.initializer`` may name.
+
+"xavier" is published. Behind a norm the time of all tokens is the same, so its column adds one vector to all of them,
+about half of what a map gives at first, and the first branches drown the embedding. "small" has neither.
+"""
+
+
 class AmbientLinear(nn.Module):
     """``W [t; s] + b`` for lifted points, one aligned matrix product: (..., width) -> (..., m).
 
@@ -213,6 +228,7 @@ class AmbientLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        self.start = Start()
         if in_features % points:
             raise ValueError(f"AmbientLinear: {in_features} components do not make {points} points of equal size")
         if row_groups is not None and (row_groups[0] * row_groups[1] != out_features or row_groups[2] < row_groups[1]):
@@ -243,11 +259,11 @@ class AmbientLinear(nn.Module):
         return self.points * self.point_width
 
     def reset_parameters(self) -> None:
-        """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does; the bias is 0."""
+        """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does, times ``start``; bias 0."""
         fan = self.out_features // self.fused + self.in_features + self.points
         bound = math.sqrt(2.0) * math.sqrt(6.0 / fan)
-        nn.init.uniform_(self.weight, -bound, bound)
-        nn.init.uniform_(self.weight_time, -bound, bound)
+        for parameter, gain in ((self.weight, self.start.weight), (self.weight_time, self.start.time)):
+            nn.init.uniform_(parameter, -gain * bound, gain * bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

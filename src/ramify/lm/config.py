@@ -17,7 +17,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "time_columns": ("single", "split"),
     "head": ("linear", "lorentz"),
     "embedding": ("lifted", "manifold"),
-    "initializer": ("xavier",),
+    "initializer": ("small", "xavier"),
     "cache_mode": ("latent", "full"),
     "gate": ("sigmoid", "softmax", "softmax_raw"),
     "expert_curvature": ("learned", "const"),
@@ -50,6 +50,8 @@ class HelmConfig(PreTrainedConfig):
         final_proj: one more linear map before the last norm.
         head: "linear" over space and time, or "lorentz" (distances to one point per token, may be tied).
         embedding: "lifted" is an ordinary table, "manifold" a table of points for Riemannian optimisers.
+        initializer: "xavier" starts as published, "small" with a quarter of that and without time columns, which
+            trains better (docs/helm.md).
         q_lora_rank: components of the query's latent, 0 for none. kv_lora_rank: r, of the latent of keys and values.
         qk_nope_head_dim, qk_rope_head_dim, v_head_dim: components per head of latent attention.
         cache_mode: what latent attention caches.
@@ -83,7 +85,7 @@ class HelmConfig(PreTrainedConfig):
     final_proj: bool = True
     head: str = "linear"
     embedding: str = "lifted"
-    initializer: str = "xavier"
+    initializer: str = "small"
     tie_word_embeddings: bool = False
     output_logits: bool = False
     use_cache: bool = True

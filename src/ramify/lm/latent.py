@@ -75,13 +75,13 @@ class BlockLinear(AmbientLinear):
         super().__init__(in_features, sum(self.sizes), bias)
 
     def reset_parameters(self) -> None:
-        """Draw as Xavier uniform with gain sqrt(2) does; the bias is 0."""
+        """Draw as Xavier uniform with gain sqrt(2) does, times ``start``; the bias is 0."""
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        for parameter in (self.weight, self.weight_time):
+        for parameter, gain in ((self.weight, self.start.weight), (self.weight_time, self.start.time)):
             if not getattr(parameter, "_is_hf_initialized", False):  # transformers marks what came from a file
                 for rows in parameter.split(self.drawn):
-                    bound = math.sqrt(12 / (rows.shape[0] + self.in_features + 1))
+                    bound = gain * math.sqrt(12 / (rows.shape[0] + self.in_features + 1))
                     nn.init.uniform_(rows, -bound, bound)
 
     def _pad_rows(self, full: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from ..errors import UserError
 from ..geometry.numerics import sqnorm
 from ..nn.common import gemm_dtype, wide
-from .ambient import AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
+from .ambient import STARTS, AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
 from .attention import ATTENTION, excess_of
 from .blocks import HelmBlock, PointEmbedding
 from .checks import check_ids, check_lengths
@@ -70,6 +70,8 @@ class HelmPreTrainedModel(PreTrainedModel):
             bound = module.weight.shape[-1] ** -0.5
             nn.init.uniform_(module.weight, -bound, bound)
         elif type(module).__module__.startswith("ramify.lm."):
+            if hasattr(module, "start"):
+                module.start = STARTS[self.config.initializer]  # type: ignore[assignment]
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()

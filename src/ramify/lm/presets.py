@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError, suggest
 from .config import HelmConfig
 
-_PAPER: dict[str, Any] = {"value_scale": 1.0, "embedding": "manifold"}
+_PAPER: dict[str, Any] = {"value_scale": 1.0, "embedding": "manifold", "initializer": "xavier"}
 _D_115M: dict[str, Any] = {"num_hidden_layers": 6, "num_attention_heads": 6}
 _MICE_120M: dict[str, Any] = {"variant": "mice", **_D_115M, "n_routed_experts": 4}
 _MICE_1B: dict[str, Any] = {
@@ -46,6 +46,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "helm-mice-1b-paper": {
         **_MICE_1B,
         "value_scale": 1.0,
+        "initializer": "xavier",
         "hidden_size": 909,
         "head_dim": 64,
         "intermediate_size": 3639,
