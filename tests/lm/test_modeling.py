@@ -462,3 +462,19 @@ def test_unknown_attention_gets_one_line(variant: str) -> None:
 
 def test_all_presets_are_covered() -> None:
     assert len(presets()) == 9
+
+
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
+def test_the_small_start_is_a_quarter_of_xavier_without_times(name: str) -> None:
+    small, xavier = (HelmForCausalLM(preset(name, initializer=kind)) for kind in ("small", "xavier"))
+    checked = 0
+    for key, weight in small.named_parameters():
+        other = xavier.get_parameter(key)
+        if key.endswith(("weight_time", "time_in", "time_out")):
+            assert torch.equal(weight, torch.zeros_like(weight))
+            assert other.std() > 0
+            checked += 1
+        elif ("proj.weight" in key or "weight_in" in key) and "layers" in key:
+            assert 0.2 < weight.std() / other.std() < 0.3
+            checked += 1
+    assert checked >= 8
