@@ -251,7 +251,7 @@ def test_page_says_what_the_numbers_say(runs, wordnet, tmp_path):
     assert set(helm["curvatures"]) == {f"01.{k}" for k in range(4)} and not twin["curvatures"]
     assert helm["curvatures"]["01.0"]["step"] == [2, 4, 6]
     for numbers in (helm, twin):
-        assert f"{numbers['radius'][0]['frequency']['r']:+.2f}" in text
+        assert f"{round(numbers['radius'][0]['frequency']['r'], 2) + 0:+.2f}" in text
         assert f"{numbers['gromov']['relative']:.3f}" in text and numbers["nouns"]
     assert {noun["word"] for noun in helm["nouns"]} <= set(read_depths(wordnet))
     assert "Curvature of experts over training" in text and f"{helm['curvatures']['01.3']['value'][-1]:.4f}" in text

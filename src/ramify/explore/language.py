@@ -277,7 +277,7 @@ def _card(title: str, svg: str, place: int) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
+    return "–" if value is None else f"{round(value, 2) + 0:+.2f}"  # no -0.00
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures
