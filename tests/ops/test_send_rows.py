@@ -34,9 +34,9 @@ def test_there_and_back(
     initial = torch.randn(T, width, device=device).to(dtype) if has_more else None
     to_factors = torch.randn(T * k, device=device) if has_a and has_more else None
 
-    sent, factors = send_rows(rows, inverse, a, chosen if has_a else None, one, backend=backend)
+    sent, factors = send_rows(rows, inverse, k, a, chosen if has_a else None, one, backend=backend)
     found, again, per_choice = send_rows_grad(
-        rows, grad, inverse, factors, to_factors, one, initial, backend=backend
+        rows, grad, inverse, k, factors, to_factors, one, initial, backend=backend
     )  # fmt: skip
     assert sent.shape == (T * k, width) and sent.dtype == found.dtype == dtype
     assert torch.equal(sent, again)
@@ -62,5 +62,5 @@ def test_a_bad_row_stays_alone(device: str) -> None:
     rows, inverse = torch.randn(4, 8, device=device), torch.randperm(8, device=device)
     grad = torch.randn(8, 8, device=device)
     grad[inverse[3], 2] = torch.nan  # the second copy of row 1
-    found, sent, _ = send_rows_grad(rows, grad, inverse, backend="triton")
+    found, sent, _ = send_rows_grad(rows, grad, inverse, 2, backend="triton")
     assert found[1].isnan().any() and found[[0, 2, 3]].isfinite().all() and sent.isfinite().all()

@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry.numerics import Scalar, root, sqnorm
-from ..nn.common import like, wide
+from ..geometry.numerics import sqnorm
+from ..nn.common import wide
 from ..ops import columns
+from ..ops.merge_points.reference import merge
 from . import fused_experts
-from .ambient import Kept, Start, aligned, lift_padded, padded_width, time_of
+from .ambient import Kept, Start, aligned, lift_padded, padded_width
 from .grouped import bring, grouped_linear, per_row, send
 from .routing import Gate, Order, sort_by_expert
 
@@ -38,28 +39,6 @@ _MARKS: dict[str, dict[str, Any]] = {
     "bias_out": {"_no_weight_decay": True},
 }
 """What parameters say about themselves to optimisers (``ramify.train.optimizer.param_groups``)."""
-
-
-def merge(shared: Sequence[Tensor], routed: Tensor, weight: Tensor, c: Scalar = 1.0) -> Tensor:
-    """The Lorentz centroid of the points of experts, shared ones with weight 1: gives its space components (T, n).
-
-    With ``Y = sum y_i + sum g_j z_j`` in the ambient space it is ``Y / sqrt(-c <Y, Y>_L)``. The exact bound
-    ``-<Y, Y>_L >= (sum of weights)^2 / c`` holds also where rounding would break it. In float32 at least.
-
-    Args:
-        shared: (T, n) each. routed: (T, k, n) points. weight: (T, k), not negative.
-    """
-    over_c = 1 / like(c, weight)
-    mass = weight.sum(-1, keepdim=True) + len(shared)  # (T, 1)
-    ones = [torch.ones_like(mass)] * len(shared)
-    space = time = torch.zeros_like(mass)
-    # One after another: a compiler makes one pass over all rows of this.
-    for g, point in zip([*ones, *weight[..., None].unbind(1)], [*shared, *routed.unbind(1)], strict=True):
-        point = wide(point)
-        space = space + g * point
-        time = time + g * time_of(point, c)
-    q = torch.maximum(time * time - sqnorm(space), mass * mass * over_c)
-    return space * (torch.rsqrt(q) / root(like(c, weight)))
 
 
 class ExpertStack(nn.Module):
@@ -268,7 +247,7 @@ def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width
 def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: columns.Layout, dtype: torch.dtype) -> Tensor:
     """:func:`_columns` of all experts in one launch, and one for the gradient: (groups padded_rows, width)."""
     m, flat = layout.groups * layout.rows, None if bias is None else bias.flatten()
-    return columns.join(weight.view(m, weight.shape[-1]), time.flatten(), flat, layout, dtype)
+    return columns.join(weight.reshape(m, weight.shape[-1]), time.flatten(), flat, layout, dtype)
 
 
 class Mice(nn.Module):

@@ -92,7 +92,7 @@ class _Mice(torch.autograd.Function):
         others = shared_both = None
         if shared_first is not None and shared_second is not None:
             others, shared_both = _shared_forward(rows, Stack(shared_first, shared_second, shared_a), own)
-        sent, factors = send_rows(rows, inverse, a, chosen, own.one)
+        sent, factors = send_rows(rows, inverse, weight.shape[1], a, chosen, own.one)
         both = grouped_linear(sent, first, ends)
         points = grouped_linear(swiglu_lift(both, own.hidden, own.c, own.bias, factors), second, ends)
         ctx.sizes, ctx.num_experts = sizes, ends.shape[0]
@@ -120,8 +120,9 @@ class _Mice(torch.autograd.Function):
         to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
         to_second = _outer(to_points, lifted, ends, "auto")
         to_sent = grouped_linear(to_both, first.mT, ends)
-        more = to_factors[0] if to_factors else None
-        to_rows, sent, per_choice = send_rows_grad(rows, to_sent, inverse, factors, more, own.one, initial)
+        to_rows, sent, per_choice = send_rows_grad(
+            rows, to_sent, inverse, weight.shape[1], factors, to_factors[0] if to_factors else None, own.one, initial
+        )
         to_first = _outer(to_both, sent, ends, "auto")
         if per_choice is not None:
             is_member = chosen[:, None] == torch.arange(ctx.num_experts, device=chosen.device)

@@ -29,13 +29,14 @@ def fits(rows: Tensor, backend: str = "auto") -> bool:
 
 
 def send_rows(
-    rows: Tensor, inverse: Tensor, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1, *,
-    backend: str = "auto",
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1,
+    *, backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Every row at k places; with factors of experts, its column ``one`` divided by that of the expert it is sent to.
 
     Args:
-        rows: (T, width). inverse: (T k,) the places of the copies of a row, those of the first row first.
+        rows: (T, width). copies: k.
+        inverse: (T k,) the places of the copies of a row, those of the first row first.
         a: (E,) float32, factors, or None. chosen: (T k,) the expert of each copy, needed with ``a``.
         one: a column, or -1 for none.
         backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
@@ -44,15 +45,15 @@ def send_rows(
         (T k, width) copies, and the factor of each (T k,) in the same order, or None.
     """
     if not fits(rows, backend):
-        return reference.send_rows(rows, inverse, a, chosen, one)
+        return reference.send_rows(rows, inverse, copies, a, chosen, one)
     run = _send_operator if needs_operator(rows) else _send
-    sent, factors = run(rows.contiguous(), inverse, a, chosen, one)
+    sent, factors = run(rows.contiguous(), inverse, copies, a, chosen, one)
     return sent, None if a is None else factors
 
 
 def send_rows_grad(
-    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None = None, to_factors: Tensor | None = None,
-    one: int = -1, initial: Tensor | None = None, *, backend: str = "auto",
+    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None = None,
+    to_factors: Tensor | None = None, one: int = -1, initial: Tensor | None = None, *, backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """What the gradient of the copies (T k, width) says.
 
@@ -65,43 +66,44 @@ def send_rows_grad(
         order of ``chosen``, or None. ``initial`` and ``to_factors`` are included.
     """
     if not fits(rows, backend):
-        return reference.send_rows_grad(rows, grad, inverse, factors, to_factors, one, initial)
+        return reference.send_rows_grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
     run = _grad_operator if needs_operator(rows) else _grad
-    found, sent, per_choice = run(rows.contiguous(), grad.contiguous(), inverse, factors, to_factors, one, initial)
+    settings = (inverse, copies, factors, to_factors, one, initial)
+    found, sent, per_choice = run(rows.contiguous(), grad.contiguous(), *settings)
     return found, sent, None if factors is None else per_choice
 
 
 def _send(
-    rows: Tensor, inverse: Tensor, a: Tensor | None, chosen: Tensor | None, one: int
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from . import triton
 
-    return triton.send(rows, inverse, a, chosen, one)
+    return triton.send(rows, inverse, copies, a, chosen, one)
 
 
 def _grad(
-    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None, to_factors: Tensor | None, one: int,
-    initial: Tensor | None,
+    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
+    one: int, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
-    return triton.grad(rows, grad, inverse, factors, to_factors, one, initial)
+    return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
 
 
 @torch.library.triton_op("ramify::send_rows", mutates_args={})
 def _send_operator(
-    rows: Tensor, inverse: Tensor, a: Tensor | None, chosen: Tensor | None, one: int
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
 ) -> tuple[Tensor, Tensor]:
     from . import triton
 
-    return triton.send(rows, inverse, a, chosen, one, torch.library.wrap_triton)
+    return triton.send(rows, inverse, copies, a, chosen, one, torch.library.wrap_triton)
 
 
 @torch.library.triton_op("ramify::send_rows_grad", mutates_args={})
 def _grad_operator(
-    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None, to_factors: Tensor | None, one: int,
-    initial: Tensor | None,
+    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
+    one: int, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
-    return triton.grad(rows, grad, inverse, factors, to_factors, one, initial, torch.library.wrap_triton)
+    return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial, torch.library.wrap_triton)

@@ -13,10 +13,9 @@ def _scale(width: int, one: int, factors: Tensor) -> Tensor:
 
 
 def send_rows(
-    rows: Tensor, inverse: Tensor, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1
 ) -> tuple[Tensor, Tensor | None]:
     """See ``ops.send_rows.send_rows``."""
-    copies = inverse.shape[0] // max(rows.shape[0], 1)
     order = torch.argsort(inverse)
     sent = rows.repeat_interleave(copies, 0)[order]
     if a is None or chosen is None:
@@ -26,11 +25,11 @@ def send_rows(
 
 
 def send_rows_grad(
-    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None = None, to_factors: Tensor | None = None,
-    one: int = -1, initial: Tensor | None = None,
+    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None = None,
+    to_factors: Tensor | None = None, one: int = -1, initial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """See ``ops.send_rows.send_rows_grad``."""
-    sent, _ = send_rows(rows, inverse)
+    sent, _ = send_rows(rows, inverse, copies)
     back = grad if grad.dtype == torch.float64 else grad.float()
     per_choice = None
     if factors is not None:
@@ -40,5 +39,5 @@ def send_rows_grad(
             per_choice = per_choice - back[:, one] * sent[:, one] / factors.square()
         per_choice = per_choice[inverse]
         back, sent = back * scale, (sent * scale).to(sent.dtype)
-    total = back[inverse].view(rows.shape[0], -1, rows.shape[1]).sum(1) if rows.shape[0] else back
+    total = back[inverse].view(rows.shape[0], copies, rows.shape[1]).sum(1)
     return (total if initial is None else total + initial).to(rows.dtype), sent, per_choice

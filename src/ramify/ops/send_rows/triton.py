@@ -67,7 +67,7 @@ def _sizes(width: int) -> dict[str, int]:
 
 
 def send(
-    rows: Tensor, inverse: Tensor, a: Tensor | None, chosen: Tensor | None, one: int, wrap: Any = None
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int, wrap: Any = None
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.send_rows.send_rows``, empty factors without ``a``; ``wrap`` is ``wrap_triton`` in a graph."""
     (T, width), S = rows.shape, inverse.shape[0]
@@ -77,14 +77,14 @@ def send(
         kernel = _send_kernel if wrap is None else wrap(_send_kernel)
         kernel[(T,)](
             rows, inverse, rows if a is None else a, inverse if chosen is None else chosen, sent, factors, width,
-            ONE=one, K=S // T, HAS_FACTOR=a is not None, **_sizes(width),
+            ONE=one, K=copies, HAS_FACTOR=a is not None, **_sizes(width),
         )  # fmt: skip
     return sent, factors
 
 
 def grad(
-    rows: Tensor, grad: Tensor, inverse: Tensor, factors: Tensor | None, to_factors: Tensor | None, one: int,
-    initial: Tensor | None, wrap: Any = None,
+    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
+    one: int, initial: Tensor | None, wrap: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """See ``ops.send_rows.send_rows_grad``; empty gradients without factors."""
     (T, width), S = rows.shape, inverse.shape[0]
@@ -95,7 +95,7 @@ def grad(
         kernel[(T,)](
             rows, grad, inverse, rows if factors is None else factors, rows if to_factors is None else to_factors,
             rows if initial is None else initial.contiguous(), found, sent, per_choice, width,
-            ONE=one, K=S // T, HAS_FACTOR=factors is not None, HAS_MORE=to_factors is not None,
+            ONE=one, K=copies, HAS_FACTOR=factors is not None, HAS_MORE=to_factors is not None,
             HAS_INITIAL=initial is not None, **_sizes(width),
         )  # fmt: skip
     return found, sent, per_choice
