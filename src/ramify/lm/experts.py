@@ -116,38 +116,34 @@ class ExpertStack(nn.Module):
             return (self.c / k).sqrt()
         return None if k == self.c else wide(self.time_out).new_full((self.num_experts,), math.sqrt(self.c / k))
 
-    def folded(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
+    def folded(self, dtype: torch.dtype, width: int, divide: tuple[bool, bool] = (True, True)) -> tuple[Tensor, Tensor]:
         """All maps as matrices for lifted rows of ``width`` columns, the biases divided by ``a``.
+
+        Args:
+            divide: whether the biases of the first and of the second map are; not those that will meet ``1 / a``.
 
         Returns:
             (E, 2 inner, width): gate above up, each with zero rows behind where a lift will write time and one.
             (E, aligned(n), inner): out, the last rows zero.
         """
-        a, bias_in, bias_out = self.ratio(), self.bias_in, self.bias_out
-        full_in = _columns(self.weight_in, self.time_in, _divide(bias_in, a), self.inner, width, dtype)
-        full_out = _columns(
-            self.weight_out, self.time_out, _divide(bias_out, a), aligned(self.features), self.inner, dtype
+        num, a = self.num_experts, self.ratio()
+        bias_in, bias_out = (
+            _divide(bias, a) if asked else bias
+            for bias, asked in zip((self.bias_in, self.bias_out), divide, strict=True)
         )
-        return full_in.flatten(1, 2), full_out
+        layout = columns.Layout(2 * num, self.hidden, self.inner, 1, width)
+        full_in = _join(self.weight_in, self.time_in, bias_in, layout, dtype)
+        layout = columns.Layout(num, self.features, aligned(self.features), 1, self.inner)
+        full_out = _join(self.weight_out, self.time_out, bias_out, layout, dtype)
+        return full_in.unflatten(0, (num, -1)), full_out.unflatten(0, (num, -1))
 
-    def matrices(self, dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor]:
+    def matrices(
+        self, dtype: torch.dtype, width: int, divide: tuple[bool, bool] = (True, True)
+    ) -> tuple[Tensor, Tensor]:
         """:meth:`folded`, kept in evaluation without gradients."""
         parameters = list(self.parameters(recurse=False))
-        return self._kept.get(self.training, parameters, (dtype, width), lambda: self.folded(dtype, width))
-
-    def unfolded(self, dtype: torch.dtype, width: int, divide: bool = False) -> tuple[Tensor, Tensor]:
-        """:meth:`folded` with biases as they are, for kernels that multiply them by ``1 / a``, one launch each.
-
-        Args:
-            divide: divide the first bias by ``a`` nevertheless, for rows that several experts read.
-        """
-        bias_in = _divide(self.bias_in, self.ratio()) if divide else self.bias_in
-        sizes = (2 * self.num_experts, self.hidden, self.inner, 1, width)
-        full_in = _join(self.weight_in, self.time_in, bias_in, columns.Layout(*sizes), dtype)
-        sizes = (self.num_experts, self.features, aligned(self.features), 1, self.inner)
-        full_out = _join(self.weight_out, self.time_out, self.bias_out, columns.Layout(*sizes), dtype)
-        shape = (self.num_experts, -1)
-        return full_in.unflatten(0, shape), full_out.unflatten(0, shape)
+        key = (dtype, width, divide)
+        return self._kept.get(self.training, parameters, key, lambda: self.folded(*key))
 
     @property
     def sizes(self) -> fused_experts.Sizes:
@@ -159,13 +155,12 @@ class ExpertStack(nn.Module):
         return not self.norm and fused_experts.fits(rows, self.inner)
 
     def stacked(self, rows: Tensor, divide: bool = False) -> fused_experts.Stack:
-        """:meth:`unfolded` for rows like these, kept in evaluation without gradients, and the factors."""
-        dtype, width = rows.dtype, rows.shape[-1]
-        parameters = list(self.parameters(recurse=False))
-        made = self._kept.get(
-            self.training, parameters, (dtype, width, divide), lambda: self.unfolded(dtype, width, divide)
-        )
-        return fused_experts.Stack(*made, self.ratio())
+        """The matrices and factors that kernels take for rows like these.
+
+        Args:
+            divide: divide the first biases by ``a``, for rows that several experts read.
+        """
+        return fused_experts.Stack(*self.matrices(rows.dtype, rows.shape[-1], (divide, False)), self.ratio())
 
     def lift_hidden(self, both: Tensor, a: Tensor | None) -> Tensor:
         """``[h, t, 1, 0, ...]`` with ``h = silu(a gate) * up``, on the model's hyperboloid.
@@ -236,18 +231,10 @@ def _divide(bias: Tensor | None, a: Tensor | None) -> Tensor | None:
     return bias if bias is None or a is None else bias / a.view(-1, *(1,) * (bias.dim() - 1))
 
 
-def _columns(weight: Tensor, time: Tensor, bias: Tensor | None, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """``[W, w_t, b, 0]`` with zero rows below: (..., m, n), (..., m) -> (..., rows, width) in ``dtype``."""
-    parts = [weight, time[..., None]] if bias is None else [weight, time[..., None], bias[..., None]]
-    full = torch.cat([part.to(dtype) for part in parts], -1)
-    missing = (rows - full.shape[-2], width - full.shape[-1])
-    return F.pad(full, (0, missing[1], 0, missing[0])) if any(missing) else full
-
-
 def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: columns.Layout, dtype: torch.dtype) -> Tensor:
-    """:func:`_columns` of all experts in one launch, and one for the gradient: (groups padded_rows, width)."""
-    m, flat = layout.groups * layout.rows, None if bias is None else bias.flatten()
-    return columns.join(weight.reshape(m, weight.shape[-1]), time.flatten(), flat, layout, dtype)
+    """``[W, w_t, b, 0]`` of all experts, zero rows below each: (groups padded_rows, width), one launch on a GPU."""
+    flat = None if bias is None else bias.flatten()
+    return columns.join(weight.reshape(-1, weight.shape[-1]), time.flatten(), flat, layout, dtype)
 
 
 class Mice(nn.Module):
