@@ -195,14 +195,18 @@ def sweep(config: SweepConfig) -> None:
 
 def fit(config: FitConfig) -> None:
     """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
+    from ramify.lab.drawing import require_apart
     from ramify.lab.fits import best_curvatures, fit_runs
     from ramify.lab.table import read_runs, to_csv
 
+    folder = config.runs if config.runs.is_dir() else config.runs.parent
+    out = config.out or folder / "fits.csv"
+    tables = [folder / "runs.csv", folder / "runs.parquet"] if config.runs.is_dir() else [config.runs]
+    require_apart([out], {f"the table of runs {path.name}": path for path in tables})
     rows, loss = read_runs(config.runs), f"loss_{config.loss}"
     lines = fit_runs(rows, config.drop_small, loss)
-    folder = config.runs if config.runs.is_dir() else config.runs.parent
     with full_disk_is_one_line(folder, "fit again"):
-        write_text(config.out or folder / "fits.csv", to_csv(lines))
+        write_text(out, to_csv(lines))
     print_fits(lines, config.json, best_curvatures(rows, config.drop_small, loss))
 
 

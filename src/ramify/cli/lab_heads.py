@@ -64,7 +64,7 @@ class OverlapConfig:
     csv: Path | None = None
     """File for the numbers, one row per head."""
     plot: Path | None = None
-    """Figure to draw: overlaps against 1/m, norms. Writes PNG, SVG and CSV of this name."""
+    """Figure to draw: overlaps against 1/m, norms. Writes PNG, SVG and CSV of this name, which is not that of --csv."""
     json: bool = False
     """Print JSON."""
 
@@ -80,7 +80,8 @@ class LlmFitConfig:
     seed: int = 0
     """Of the bootstrap."""
     plot: Path | None = None
-    """Figure to draw: losses against width with the fit. Writes PNG, SVG and CSV of this name."""
+    """Figure to draw: losses against width with the fit. Writes PNG, SVG and CSV of this name, which is not that of the
+    table."""
     json: bool = False
     """Print JSON."""
 
@@ -94,8 +95,13 @@ def overlap(config: OverlapConfig) -> None:
     if not config.paths:
         raise UserError("name at least one checkpoint: ramify lab overlap PATH")
     from ramify.lab import head_overlap
+    from ramify.lab.drawing import figure_files, require_apart
     from ramify.lab.table import show, to_csv
 
+    drawn = figure_files(config.plot) if config.plot is not None else []
+    tables = [config.csv] if config.csv is not None else []
+    require_apart(drawn, {"the file of --csv": config.csv} if config.csv is not None else {})
+    require_apart([*drawn, *tables], {f"the checkpoint {path}": Path(path) for path in config.paths})
     names = ("tensor", "remove_pcs", "pairs_sample", "exact", "block", "seed", "allow_pickle", "curvature")
     options = {name: getattr(config, name) for name in names}
     found = [head_overlap.overlap(path, **options) for path in config.paths]
@@ -134,6 +140,10 @@ def llm_fit(config: LlmFitConfig) -> None:
     """Fit losses of language models by one exponent in the width and an offset per family and dataset."""
     from ramify.lab.shared_exponent import fit_shared, read_losses, width_exponent
 
+    if config.plot is not None:
+        from ramify.lab.drawing import figure_files, require_apart
+
+        require_apart(figure_files(config.plot), {"the table of losses": config.table})
     points = read_losses(config.table)
     group = [(point["family"], point["dataset"]) for point in points]
     with as_user_error(str(config.table)):

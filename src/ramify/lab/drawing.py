@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,15 @@ def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | No
     runs = Path(runs)
     rows = read_runs(runs)
     folder = Path(out) if out is not None else (runs if runs.is_dir() else runs.parent) / "figures"
+    names = list(FIGURES) if "all" in which else which
+    if runs.is_file():
+        require_apart([path for name in names for path in figure_files(folder / name)], {"the table of runs": runs})
     norms = _norms(runs, rows)
     # Curved models have a figure of their own, beside the same models flat; the others are about one space.
     flat = [i for i, row in enumerate(rows) if row["curvature"] == 0] or list(range(len(rows)))
     of_flat = [rows[i] for i in flat]
     written = {}
-    for name in FIGURES if "all" in which else which:
+    for name in names:
         if name == "curvature":
             found = FIGURES[name](rows, fit_runs(rows), norms)
         else:
@@ -72,19 +75,37 @@ def _norms(runs: Path, rows: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.concatenate(pad)
 
 
+def figure_files(stem: Path | str) -> list[Path]:
+    """The PNG, SVG and CSV of a figure; ``stem`` may have one of the three endings."""
+    stem = Path(stem)
+    name = stem.stem if stem.suffix in _ENDINGS else stem.name
+    return [stem.with_name(name + ending) for ending in _ENDINGS]
+
+
+def require_apart(files: Sequence[Path], others: Mapping[str, Path]) -> None:
+    """Refuse to write over files that are something else; ask before any work is done.
+
+    Args:
+        files: what would be written.
+        others: what a file is, in words, to its path.
+    """
+    for path in files:
+        for what, other in others.items():
+            if path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other)):
+                raise UserError(f"this would write {path} over {what}; give another name")
+
+
 def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     """Draw panels into ``stem.png`` and ``stem.svg``, write their points into ``stem.csv``; gives the three files.
 
     Args:
-        stem: path without its ending; one of the three endings may be there.
+        stem: as for :func:`figure_files`.
     """
     require("matplotlib", "plot")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    stem = Path(stem)
-    name = stem.stem if stem.suffix in _ENDINGS else stem.name
-    files = [stem.with_name(name + ending) for ending in _ENDINGS]
+    files = figure_files(stem)
     columns = 3 if len(panels) == 3 or len(panels) > 4 else min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
@@ -96,8 +117,8 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     # No date and no random names inside: the same sweep gives the same picture.
-    with rc_context({"svg.hashsalt": "ramify"}), full_disk_is_one_line(stem.parent, "draw again"):
-        stem.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": "ramify"}), full_disk_is_one_line(files[0].parent, "draw again"):
+        files[0].parent.mkdir(parents=True, exist_ok=True)
         for path in files[:2]:
             kind = path.suffix[1:]
             options: dict[str, Any] = {"format": kind, "dpi": 150, "metadata": {"Date": None} if kind == "svg" else {}}
