@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.cli import main
 from ramify.errors import UserError
 from ramify.lab.grid import Grid
 from ramify.lab.presets import preset
@@ -102,3 +104,22 @@ def test_devices_by_process() -> None:
     assert str(Ranks(5, 8, 1).device("cuda")) == "cuda:1"
     assert str(Ranks(5, 8, 1).device("cpu")) == "cpu"
     assert str(Ranks().device("cuda")) == "cuda"
+
+
+def test_commands_that_are_told_to_people_reach_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun reads flags before a lone --, and takes --n for one of its own that begins so."""
+    from torch.distributed.run import parse_args
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["lab", "sweep", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    guide = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
+    command = r"torchrun (--nproc-per-node \d+ -m[^`(]* lab sweep[^`(]*)"
+    found = [*re.findall(command, text), *re.findall(command, guide)]
+    assert len(found) == 3
+    for line in found:
+        read = parse_args([*line.split(), "--n", "64", "--m", "8", "16"])
+        assert (read.module, read.training_script, read.training_script_args[:2]) == (True, "ramify", ["lab", "sweep"])
+        assert read.training_script_args[-5:] == ["--n", "64", "--m", "8", "16"]

@@ -152,7 +152,8 @@ class TheoryConfig:
 def sweep(config: SweepConfig) -> None:
     """Train a grid of toy models at once and fit loss against width.
 
-    Ctrl-C writes a checkpoint; --resume goes on bit for bit, with the settings that are in the folder.
+    Ctrl-C writes a checkpoint; --resume goes on bit for bit, with the settings that are in the folder. Processes share
+    the models: torchrun --nproc-per-node 2 -m -- ramify lab sweep (without -- torchrun takes --n and --m for its own).
     """
     parts = config.parts()
     if config.threads < 0:
