@@ -13,7 +13,7 @@ import pytest
 from ramify.cli import main
 from ramify.errors import UserError
 from ramify.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
-from ramify.lab.shared_exponent import fit_shared, width_exponent
+from ramify.lab.shared_exponent import fit_shared, read_losses, width_exponent
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100])
 
@@ -198,3 +198,21 @@ def test_llm_fit_from_a_table(seed: int, tmp_path: Path, capsys: pytest.CaptureF
         assert main(["lab", "llm-fit", str(table)]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_table_that_is_not_utf8_is_one_line(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "losses.csv"
+    table.write_bytes("model,family,dataset,m,loss\na,Ä,x,64,3.5\n".encode(encoding))
+    for command, what in (("llm-fit", "a table of losses"), ("fit", "a table of runs"), ("plot", "a table of runs")):
+        assert main(["lab", command, str(table)]) == 2
+        error = capsys.readouterr().err
+        assert f"{table} is not {what}: not a text file in UTF-8" in error and error.count("\n") == 1
+
+
+def test_the_mark_of_spreadsheets_is_no_part_of_a_name(tmp_path: Path) -> None:
+    table = tmp_path / "losses.csv"
+    table.write_bytes("\ufeffmodel,family,dataset,m,loss\na,b,x,64,3.5\n".encode())
+    assert read_losses(table) == [{"model": "a", "family": "b", "dataset": "x", "m": 64.0, "loss": 3.5}]

@@ -74,10 +74,17 @@ def read_losses(path: Path | str) -> list[dict[str, Any]]:
     """Rows of a CSV with the columns model, family, dataset, m and loss.
 
     Raises:
-        UserError: a column that is not there, or a number that is none.
+        UserError: not a text file, a column that is not there, or a number that is none.
     """
     path = Path(path)
-    with path.open(encoding="utf-8", newline="") as file:
+    try:
+        return _read_losses(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a table of losses: not a text file in UTF-8") from error
+
+
+def _read_losses(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first name
         reader = csv.DictReader(file)
         missing = [
             name for name in ("model", "family", "dataset", "m", "loss") if name not in (reader.fieldnames or ())
