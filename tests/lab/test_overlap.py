@@ -177,6 +177,35 @@ def test_a_pickle_can_be_allowed(tmp_path: Path, seed: int) -> None:
     assert overlap(tmp_path / "m.bin", allow_pickle=True).mso == pytest.approx(overlap_in_memory(W).mean_square)
 
 
+def test_the_first_format_of_torch_is_read_too(tmp_path: Path, seed: int) -> None:
+    W = torch.randn(20, 4)
+    torch.save({"lm_head.weight": W}, tmp_path / "m.bin", _use_new_zipfile_serialization=False)
+    assert overlap(tmp_path / "m.bin", allow_pickle=True).mso == pytest.approx(overlap_in_memory(W).mean_square)
+
+
+def test_junk_in_place_of_a_pickle_is_one_line_of_ours(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"lm_head.weight": torch.randn(9, 4)}, tmp_path / "whole.bin")
+    whole = (tmp_path / "whole.bin").read_bytes()
+    noise = [torch.randint(256, (5 * k,), dtype=torch.uint8).numpy().tobytes() for k in range(1, 12)]
+    for content in (b"", b"<html>\n", b"12345\n" * 4, bytes(100), whole[: len(whole) // 2], *noise):
+        (tmp_path / "m.bin").write_bytes(content)
+        assert main(["lab", "overlap", str(tmp_path / "m.bin"), "--allow-pickle"]) == 2
+        error = capsys.readouterr().err
+        assert "m.bin: it is damaged, not what torch.save writes, or holds more than tensors" in error
+        assert error.count("\n") == 1 and "mmap" not in error
+
+
+def test_rows_that_are_not_finite_are_told_as_such(tmp_path: Path, seed: int) -> None:
+    for lost, expected in ((6, "6 rows that are not finite"), (5, "5 rows that"), (1, "1 row that is not finite")):
+        W = torch.randn(6, 3)
+        W[:lost, 1] = torch.tensor([math.nan, math.inf])[torch.arange(lost) % 2]
+        save_file({"lm_head.weight": W}, tmp_path / "n.safetensors")
+        with pytest.raises(UserError, match=expected):
+            overlap(tmp_path / "n.safetensors")
+
+
 def test_several_heads_are_compared(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     folders = []
     for m in (8, 16, 32, 64):

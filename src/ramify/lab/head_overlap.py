@@ -126,11 +126,15 @@ def overlap(
     if remove_pcs >= head.width:
         raise UserError(f"remove_pcs must be below the width {head.width}, got {remove_pcs}")
     norms, mean, raw = _first_pass(head, block)
+    if lost := int((~torch.isfinite(norms)).sum()):
+        rows = "1 row that is" if lost == 1 else f"{lost} rows that are"
+        raise UserError(
+            f"{head.name} in {head.path} has {rows} not finite (NaN or infinite); overlaps need finite rows"
+        )
     kept = norms > 0
     num = int(kept.sum())
-    if num < 2 or not torch.isfinite(norms).all():
-        state = "rows that are not finite" if num >= 2 else f"{num} rows that are not zero"
-        raise UserError(f"{head.name} in {head.path} has {state}; overlaps need finite rows, two or more")
+    if num < 2:
+        raise UserError(f"{head.name} in {head.path} has {num} rows that are not zero; overlaps need two or more")
     basis = _main_directions(head, block, mean, remove_pcs)
     centred = _unit_sums(head, block, kept, mean, basis)
     sample = _sample(head, block, kept, pairs_sample, seed)

@@ -213,12 +213,17 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
     if not allowed:
         _refuse(path)
-    import pickle
+    from zipfile import is_zipfile
 
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+    try:  # torch's first format was no zip file, and only those are mapped
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except OSError:
+        raise
+    except Exception as error:  # what is no pickle can fail anywhere in it
+        raise UserError(
+            f"cannot read {path}: it is damaged, not what torch.save writes, or holds more than tensors, which "
+            "weights_only does not open"
+        ) from error
     tensors = (
         {name: value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, dict) else {}
     )
