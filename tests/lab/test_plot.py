@@ -12,12 +12,12 @@ import pytest
 
 from ramify.cli import main
 from ramify.errors import UserError
-from ramify.lab.drawing import plot
+from ramify.lab.drawing import _draw_lines, plot
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
-from ramify.lab.panels import means, to_rows
+from ramify.lab.panels import Panel, Series, means, to_rows
 from ramify.lab.runner import sweep
 from ramify.lab.table import COLUMNS, to_csv
 from ramify.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
@@ -132,6 +132,35 @@ def test_curved_models_beside_flat_ones(tmp_path: Path) -> None:
         assert {float(row["x"]): float(row["y"]) for row in csv.DictReader(file)} == {m: 4 / m for m in WIDTHS}
 
 
+def test_settings_of_curved_models_are_told_apart() -> None:
+    """Names carry what a part has several of, and panels say how many settings they leave out."""
+    rows = [
+        run(m, 1.0, gamma, density, part=part, curvature=c, loss_eval=(1 + c) * density / m ** (1 + c / 8))
+        for part, gammas, densities in (("a", (-1.0, -0.5), (1.0, 3.0)), ("b", (-1.0,), (1.0,)))
+        for gamma in gammas
+        for density in densities
+        for c in (0.0, 1.0)
+        for m in WIDTHS
+    ]
+    panels = {panel.title: panel for panel in FIGURES["curvature"](rows, fit_runs(rows), np.empty((0, 0)))}
+    told = [f"α = 1 (a, γ = {gamma}, E = {density})" for density in (1, 3) for gamma in (-1, -0.5)]
+    for title in ("exponent less that of the same models flat", "loss as a multiple of the same models flat"):
+        assert [series.name for series in panels[title].series][:5] == [*told, "α = 1 (b)"]
+    best = [series.name for series in panels["best curvature of those tried"].series]
+    assert sorted(best) == sorted([*told, "α = 1 (b)", "threshold = 1/√m"])
+    losses = {title: panel.note for title, panel in panels.items() if title.startswith(("a: ", "b: "))}
+    left_out = "3 of the 4 settings of a are drawn"
+    assert losses == {
+        "a: α = 1 (γ = -1)": left_out,
+        "a: α = 1 (γ = -1, E = 3)": left_out,
+        "a: α = 1 (γ = -0.5, E = 3)": left_out,
+        "b: α = 1 (γ = -1)": "",
+    }
+    passing = panels["overlaps that pass: α = 1 (a, γ = -1, E = 1)"]
+    assert passing.note == "1 of the 3 settings with γ = -1 is drawn"
+    assert {row["note"] for row in to_rows([passing])} == {passing.note}
+
+
 def test_a_floor_is_drawn_where_it_lies_among_the_losses() -> None:
     floor = curved_floor(frequencies(100, 2.0), 1.0)[0]
     rows = [run(m, 2.0, -1.0, curvature=c, loss_eval=floor * (m / 5)) for m in WIDTHS for c in (0.0, 1.0)]
@@ -147,6 +176,15 @@ def test_names_of_widths_have_room() -> None:
 
     assert _apart([5, 8, 12, 18, 19, 28, 31, 44, 50], "{:g}".format) == [5, 8, 12, 18, 28, 44]
     assert _apart([7], "{:g}".format) == [7]
+
+
+@pytest.mark.parametrize(("num", "said"), [(40, []), (41, ["41 series; their names are in the CSV"])])
+def test_series_without_a_legend_are_counted(num: int, said: list[str]) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    ax = figures.Figure().subplots()
+    _draw_lines(ax.figure, ax, Panel("", "c", "loss", [Series(f"{k}", [1, 2], [k, k]) for k in range(num)]))
+    assert [text.get_text() for text in ax.texts] == said
+    assert (ax.get_legend() is None) == bool(said)
 
 
 def test_diverged_models_are_not_drawn() -> None:

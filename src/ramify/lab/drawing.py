@@ -112,7 +112,7 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for ax, panel in zip(axes, panels, strict=False):
         (_draw_map if panel.is_map else _draw_lines)(figure, ax, panel)
-        ax.set_title(panel.title, fontsize=10)
+        ax.set_title("\n".join(filter(None, (panel.title, panel.note))), fontsize=9 if panel.note else 10)
         ax.set_xlabel(panel.x_name)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
@@ -165,6 +165,9 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
     elif len(panel.series) <= _MANY:
         columns = math.ceil(len(panel.series) / 20)
         ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, ncols=columns)
+    else:
+        said = f"{len(panel.series)} series; their names are in the CSV"
+        ax.annotate(said, (0.98, 0.02), xycoords="axes fraction", ha="right", fontsize=7)
     ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
 

@@ -41,6 +41,8 @@ class Panel:
     """Which axes are logarithmic: "", "x", "y" or "xy"."""
     is_map: bool = False
     rows_name: str = ""
+    note: str = ""
+    """What is not drawn or was put together, below the title."""
 
 
 def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
@@ -55,6 +57,7 @@ def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
             "y": y,
             "error": series.error[i] if series.error is not None else math.nan,
             "label": series.labels[i] if series.labels is not None else "",
+            "note": panel.note,
         }
         for panel in panels
         for series in panel.series
