@@ -129,6 +129,7 @@ def test_one_file_with_the_figures_inside(tmp_path: Path, capsys: pytest.Capture
 
 def test_every_figure_has_a_caption() -> None:
     assert list(ON_PAGE) == list(FIGURES)
+    assert "least possible for min(n, m²/2) rows" in ON_PAGE["strong"][1]  # as the figure names its line
     assert [part.title for part in lab_sections(RUNS, {})] == ["Exponents", "Models that diverged"]
 
 

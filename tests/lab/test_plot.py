@@ -80,7 +80,9 @@ def test_weak_losses_against_theory() -> None:
 
 
 def test_strong_panels() -> None:
-    bound = points("strong", RUNS, "overlap of features with a norm above one", "least possible, n = 100")
+    bound = points(
+        "strong", RUNS, "overlap of features with a norm above one", "least possible for min(n, m²/2) rows, n = 100"
+    )
     assert bound == pytest.approx(
         {4: welch_bound(8, 4) ** 2, 8: welch_bound(32, 8) ** 2, 16: welch_bound(100, 16) ** 2}
     )
@@ -88,6 +90,24 @@ def test_strong_panels() -> None:
     assert share == pytest.approx({4: 0.08, 8: 0.32, 16: 1.0})
     norms = points("strong", RUNS, "norms of features, strongest growth", "α = 1")
     assert sum(norms.values()) == pytest.approx(1) and max(norms, key=norms.__getitem__) == pytest.approx(1, abs=0.02)
+
+
+def test_points_without_features_above_one_are_counted() -> None:
+    """At m = 4 no seed has such a feature, at m = 8 one of two has; a mean counts the zero of the other."""
+    rows = [
+        run(m, 1.0, gamma, seed=seed, phi_one=phi, mso_strong=1 / m if phi else math.nan)
+        for gamma in (-1.0, -0.5)
+        for m, shares in zip(WIDTHS, ((0.0, 0.0), (0.0, 0.2), (0.4, 0.6)), strict=True)
+        for seed, phi in enumerate(shares)
+    ]
+    panels = {panel.title: panel for panel in FIGURES["strong"](rows, fit_runs(rows), np.empty((0, 0)))}
+    share, overlap = panels["features with a norm above one"], panels["overlap of features with a norm above one"]
+    assert (share.series[0].x, share.series[0].y) == ([8, 16], [0.1, 0.5])
+    assert (overlap.series[0].x, overlap.series[0].y) == ([8, 16], [1 / 8, 1 / 16])
+    assert share.note == "means over γ; 1 point with no norm above one not drawn"
+    assert overlap.note == "means over γ; 1 point with fewer than two norms above one not drawn"
+    whole = FIGURES["strong"](RUNS, fit_runs(RUNS), np.empty((0, 0)))
+    assert {panel.note for panel in whole} == {""}
 
 
 def test_density_figure_needs_two_densities() -> None:

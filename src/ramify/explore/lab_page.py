@@ -45,8 +45,9 @@ FIGURES = {
     ),
     "strong": (
         "Strong superposition",
-        "Norms in two lobes around one, overlaps between the least possible and those of random directions, exponents "
-        "from one to 2(α - 1).",
+        "Norms in two lobes around one; overlaps between those of random directions and the least possible for "
+        "min(n, m²/2) rows (models with fewer rows above one may lie below that line); exponents from one to "
+        "2(α - 1).",
     ),
     "density": ("More active features", "The loss grows with the number of active features; the exponent stays."),
     "curvature": (

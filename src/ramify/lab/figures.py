@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -133,21 +133,35 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         panels.append(_norms(rows, places, norms))
     share = Panel("features with a norm above one", "m", "φ1", log="xy")
     overlap = Panel("overlap of features with a norm above one", "m", "mean squared overlap", log="xy")
-    for panel, column in ((share, "phi_one"), (overlap, "mso_strong")):
-        for _, some in by(models, "part", "dist", "alpha").items():
-            seen = means([row for row in some if row[column] > 0], "m", column)  # axes are logarithmic
-            panel.series.append(Series(said(some[0], part_of(some[0], models)), *seen))
+    data = list(by(models, "part", "dist", "alpha").values())
+    for panel, column, why in ((share, "phi_one", "no norm"), (overlap, "mso_strong", "fewer than two norms")):
+        empty = 0
+        for some in data:
+            widths, values = means(some, "m", column)
+            places = [i for i, value in enumerate(values) if value > 0]  # axes are logarithmic
+            empty += len({row["m"] for row in some}) - len(places)
+            name = said(some[0], part_of(some[0], models))
+            panel.series.append(Series(name, [widths[i] for i in places], [values[i] for i in places]))
+        panel.note = _left_out(empty, why, data)
     for (n,), some in by(models, "n").items():
         m = sorted({row["m"] for row in some})
         packed = [max(2, min(n, k * k // 2)) for k in m]
         share.series.append(Series(f"m / n, n = {n}", m, [k / n for k in m], "dashed"))
         share.series.append(Series(f"m² / 2n, n = {n}", m, [min(1.0, k * k / 2 / n) for k in m], "dashed"))
         bound = [welch_bound(num, k) ** 2 for num, k in zip(packed, m, strict=True)]
-        overlap.series.append(Series(f"least possible, n = {n}", m, bound, "dashed"))
+        overlap.series.append(Series(f"least possible for min(n, m²/2) rows, n = {n}", m, bound, "dashed"))
     m = sorted({row["m"] for row in models})
     overlap.series.append(Series("random, 1 / m", m, [1 / k for k in m], "dashed"))
     panels += [share, overlap]
     return panels + _exponent_panel("exponent of strong models", fits, "strong", "max(1, 2α - 2)", strong_exponent)
+
+
+def _left_out(empty: int, why: str, groups: Iterable[Sequence[Row]]) -> str:
+    """What points of strong models do not show: those that a logarithmic axis has no place for, and pooled settings."""
+    pooled = {"γ": "gamma", "E": "density"}
+    over = [sign for sign, name in pooled.items() if any(len({row[name] for row in some}) > 1 for some in groups)]
+    missing = f"{empty} point{'s' if empty > 1 else ''} with {why} above one not drawn" if empty else ""
+    return "; ".join(filter(None, (f"means over {' and '.join(over)}" if over else "", missing)))
 
 
 def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:
