@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ _INSIDE = 4
 """More series than this have their names beside the axes, where they hide nothing."""
 _MANY = 40
 """More than this get no names at all; the CSV has them."""
+_NAME = 32
+"""Letters of a name that stand in one line of the legend; longer lines would take the room of the axes."""
 _DASHES = ("--", ":", "-.")
 
 
@@ -112,7 +115,8 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for ax, panel in zip(axes, panels, strict=False):
         (_draw_map if panel.is_map else _draw_lines)(figure, ax, panel)
-        ax.set_title("\n".join(filter(None, (panel.title, panel.note))), fontsize=9 if panel.note else 10)
+        title = [panel.title, *panel.note.split("; ")] if panel.note else [panel.title]
+        ax.set_title("\n".join(title), fontsize=9 if panel.note else 10)
         ax.set_xlabel(panel.x_name)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
@@ -134,22 +138,23 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
     colours = [colormaps["viridis"](0.9 * i / max(1, len(solid) - 1)) for i in range(len(solid))]
     dashes = 0
     for series in panel.series:
+        label = fill(series.name, _NAME)
         if series.style == "dashed":
             grey, dash = str(min(0.6, 0.15 + 0.15 * dashes)), _DASHES[dashes % len(_DASHES)]
             dashes += 1
-            ax.plot(series.x, series.y, dash, color=grey, label=series.name, linewidth=1.3)
+            ax.plot(series.x, series.y, dash, color=grey, label=label, linewidth=1.3)
             continue
         colour = colours[solid.index(series)]
         if series.style == "bars":
-            ax.bar(series.x, series.y, color=colour, label=series.name)
+            ax.bar(series.x, series.y, color=colour, label=label)
         elif series.style == "steps":
-            ax.step(series.x, series.y, where="mid", color=colour, label=series.name, linewidth=1.2)
+            ax.step(series.x, series.y, where="mid", color=colour, label=label, linewidth=1.2)
         elif series.error is not None:
             error = np.nan_to_num(np.asarray(series.error, float))
-            ax.errorbar(series.x, series.y, error, fmt="o", color=colour, label=series.name, markersize=4, capsize=2)
+            ax.errorbar(series.x, series.y, error, fmt="o", color=colour, label=label, markersize=4, capsize=2)
         else:
             mark = "o-" if series.style == "line" else "o"
-            ax.plot(series.x, series.y, mark, color=colour, label=series.name, markersize=4, linewidth=1.2)
+            ax.plot(series.x, series.y, mark, color=colour, label=label, markersize=4, linewidth=1.2)
     _scale(ax, panel)
     for series in panel.series:
         for x, y, text in zip(series.x, series.y, series.labels or (), strict=False):
