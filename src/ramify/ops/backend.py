@@ -64,3 +64,13 @@ def needs_operator(x: Tensor) -> bool:
     a launch.
     """
     return torch.compiler.is_compiling() or type(x) is not Tensor
+
+
+def graph_misfit() -> str | None:
+    """Why kernels that have not been seen in compiled graphs on a GPU stay out of them, or None.
+
+    ``RAMIFY_BACKEND=triton`` lets them in; without, a compiler makes its own of the same formulas.
+    """
+    if torch.compiler.is_compiling() and os.environ.get("RAMIFY_BACKEND") != "triton":
+        return "a graph is being compiled, where RAMIFY_BACKEND=triton asks for it"
+    return None

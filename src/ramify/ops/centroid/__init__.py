@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 
 __all__ = ["centroid", "centroid_grad", "fits", "reference"]
@@ -25,7 +25,7 @@ def fits(mean: Tensor, backend: str = "auto") -> bool:
         misfit = f"{mean.dtype}, the kernel takes float32, bfloat16 and float16"
     elif mean.shape[-1] > MAX_WIDTH:
         misfit = f"rows of {mean.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, mean, misfit) == "triton"
+    return choose(backend, mean, misfit or graph_misfit()) == "triton"
 
 
 def centroid(mean: Tensor, d: int, width: int, c: float = 1.0, *, backend: str = "auto") -> Tensor:

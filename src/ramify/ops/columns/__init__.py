@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 from .layout import Layout
 
@@ -35,7 +35,7 @@ def join(
     misfit = None
     if weight.dtype not in _DTYPES or dtype not in _DTYPES:
         misfit = f"{weight.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
-    if choose(backend, weight, misfit) == "torch":
+    if choose(backend, weight, misfit or graph_misfit()) == "torch":
         return reference.join(weight, time, bias, layout, dtype)
     joined: Tensor = _Join.apply(weight, time, bias, layout, dtype)
     return joined

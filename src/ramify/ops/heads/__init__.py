@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 from .reference import Heads
 
@@ -29,7 +29,7 @@ def fits(rows: Tensor, cos: Tensor, heads: Heads, backend: str = "auto") -> bool
         misfit = f"angles in {cos.dtype}, the kernel takes float32"
     elif heads.width > MAX_WIDTH:
         misfit = f"heads of width {heads.width}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, rows, misfit) == "triton"
+    return choose(backend, rows, misfit or graph_misfit()) == "triton"
 
 
 def lift_heads(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 
 __all__ = ["fits", "merge_points", "merge_points_grad", "reference"]
@@ -25,7 +25,7 @@ def fits(routed: Tensor, backend: str = "auto") -> bool:
         misfit = f"{routed.dtype}, the kernel takes float32, bfloat16 and float16"
     elif routed.shape[-1] > MAX_WIDTH:
         misfit = f"rows of {routed.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, routed, misfit) == "triton"
+    return choose(backend, routed, misfit or graph_misfit()) == "triton"
 
 
 def merge_points(

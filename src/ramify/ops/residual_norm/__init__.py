@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 
 __all__ = ["fits", "reference", "residual_norm", "residual_norm_grad"]
@@ -25,7 +25,7 @@ def fits(x: Tensor, backend: str = "auto") -> bool:
         misfit = f"{x.dtype}, the kernel takes float32, bfloat16 and float16"
     elif x.shape[-1] > MAX_WIDTH:
         misfit = f"rows of {x.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, x, misfit) == "triton"
+    return choose(backend, x, misfit or graph_misfit()) == "triton"
 
 
 def residual_norm(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 
 __all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
@@ -25,7 +25,7 @@ def fits(rows: Tensor, backend: str = "auto") -> bool:
         misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif rows.shape[-1] > MAX_WIDTH:
         misfit = f"rows of {rows.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, rows, misfit) == "triton"
+    return choose(backend, rows, misfit or graph_misfit()) == "triton"
 
 
 def send_rows(

@@ -11,7 +11,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
+from ..backend import choose, graph_misfit, needs_operator
 from . import reference
 
 __all__ = ["reference", "swiglu_grad", "swiglu_lift"]
@@ -27,7 +27,7 @@ def fits(both: Tensor, backend: str = "auto") -> bool:
         misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
     elif both.shape[-1] > 2 * MAX_WIDTH:
         misfit = f"rows of {both.shape[-1] // 2}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, both, misfit) == "triton"
+    return choose(backend, both, misfit or graph_misfit()) == "triton"
 
 
 def swiglu_lift(
