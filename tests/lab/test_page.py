@@ -6,6 +6,8 @@ import errno
 import json
 import math
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,32 @@ def test_one_file_with_the_figures_inside(tmp_path: Path, capsys: pytest.Capture
     assert not (folder / "index.html").exists()
     assert main(["lab", "plot", str(folder), "--which", "loss", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "index.html").is_file() and not (folder / "index.html").exists()
+
+
+@pytest.mark.slow
+def test_the_widest_table_fits_a_window_of_1200(tmp_path: Path) -> None:
+    """Measured by a browser, where one is installed: parts, densities, curvatures and seeds all have their columns."""
+    browser = shutil.which("chromium") or pytest.skip("needs chromium")
+    rows = [
+        run(m, 1.0, -0.556, density, part=part, curvature=c, seed=seed, loss_eval=(1 + 0.1 * seed) / m ** (1 + c / 4))
+        for part in ("strong-flat", "strong-skewed")
+        for density in (1.0, 3.485)
+        for c in (0.0, 0.25)
+        for m in WIDTHS
+        for seed in range(3)
+    ]
+    path = lab_page(sweep_folder(tmp_path, rows), {})
+    look = "[...document.querySelectorAll('.wide')].map(e => e.scrollWidth + '/' + e.clientWidth).join(' ')"
+    html = path.read_text(encoding="utf-8")
+    assert "95 % over seeds" in html and "loss / flat" in html and "<th>E</th>" in html
+    path.write_text(html.replace("</body>", f"<script>document.title = {look}</script></body>"), encoding="utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<title>([\d/ ]+)</title>", done.stdout)
+    assert found, done.stdout[:500]
+    for pair in found[1].split():
+        table, room = map(int, pair.split("/"))
+        assert 0 < table <= room
 
 
 def test_every_figure_has_a_caption() -> None:

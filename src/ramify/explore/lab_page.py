@@ -60,10 +60,12 @@ FIGURES = {
 _STYLE = (
     STYLE
     + """
+main { max-width: 76rem; }
 .tall { max-height: 30rem; overflow: auto; }
-.tall table { font-size: .88rem; white-space: nowrap; }
-.tall th, .tall td { padding: .3rem .5rem; }
-.tall th { position: sticky; top: 0; background: #fff; }
+.tall table { font-size: .82rem; }
+.tall td { white-space: nowrap; }
+.tall th, .tall td { padding: .3rem; }
+.tall th { position: sticky; top: 0; background: #fff; font-size: inherit; vertical-align: bottom; }
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
 td.yes { color: #23733f; } td.no { color: #a8432f; }
 figure img { border: 1px solid var(--line); border-radius: 6px; }
