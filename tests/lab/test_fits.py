@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ from ramify.cli import main
 from ramify.errors import UserError
 from ramify.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
 from ramify.lab.shared_exponent import fit_shared, read_losses, width_exponent
+from ramify.lab.table import COLUMNS, completed, to_csv
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100])
 
@@ -216,3 +218,17 @@ def test_the_mark_of_spreadsheets_is_no_part_of_a_name(tmp_path: Path) -> None:
     table = tmp_path / "losses.csv"
     table.write_bytes("\ufeffmodel,family,dataset,m,loss\na,b,x,64,3.5\n".encode())
     assert read_losses(table) == [{"model": "a", "family": "b", "dataset": "x", "m": 64.0, "loss": 3.5}]
+
+
+def test_a_fit_records_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = [{**completed(dict.fromkeys(COLUMNS, 0.5)), **row, "regime": "strong"} for row in rows()]
+    table = [{**row, "loss_train": row["loss_eval"]} for row in table]
+    (tmp_path / "runs.csv").write_text(to_csv(table))
+    for drop, said in ((0, ""), (1, "the smallest width is left out"), (2, "the 2 smallest widths are left out")):
+        assert main(["lab", "fit", str(tmp_path), "--drop-small", str(drop), "--loss", "train"]) == 0
+        out = capsys.readouterr().out
+        assert said in out and ("left out of every fit" in out) == bool(drop)
+        with (tmp_path / "fits.csv").open(encoding="utf-8") as file:
+            (line,) = csv.DictReader(file)
+        assert (line["drop_small"], line["loss"]) == (str(drop), "loss_train")
+        assert line["widths"] == " ".join(str(m) for m in WIDTHS[drop:])

@@ -23,7 +23,7 @@ class SweepConfig:
     """``ramify lab sweep``; a setting that is not given is the preset's, or the default without one."""
 
     preset: str | None = None
-    """smoke (about 30 s of CPU), quick (4 minutes), curvature (1 minute); for a GPU: curvature-grid, paper-grid,
+    """smoke (about 40 s of CPU), quick (4 minutes), curvature (1 minute); for a GPU: curvature-grid, paper-grid,
     paper-density, paper-wide."""
     n: int | None = None
     """Features. [256]"""
@@ -108,7 +108,7 @@ class FitConfig:
     runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
     """Folder of a sweep, or its table of runs."""
     drop_small: int = 0
-    """Leave out so many of the smallest widths."""
+    """Leave out so many of the smallest widths; the table of fits says so."""
     loss: Literal["eval", "train"] = "eval"
     """Fresh samples, or the mean of the last 5 % of training."""
     out: Path | None = None

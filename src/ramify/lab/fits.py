@@ -90,7 +90,8 @@ def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str =
 
     A diverged model is left out of the fit and counted in ``num_diverged``. The label ``weak`` or ``strong`` is given
     only where every model of the fit has it, else ``mixed``; ``kept_low`` and ``kept_high`` are the least and the most
-    of ``phi_half n / m``, the represented features per dimension.
+    of ``phi_half n / m``, the represented features per dimension. ``widths``, ``drop_small`` and ``loss`` say what was
+    fitted.
 
     Where the same models were also trained flat, ``change`` is how much curvature adds to the exponent: the exponent of
     the ratio of their losses. Start and samples are the same, so their noise cancels and ``change_error`` is often less
@@ -176,6 +177,9 @@ def _fit_setting(
         "num_models": len(used),
         "num_diverged": len(asked) - len(used),
         "num_seeds": len({row["seed"] for row in used}),
+        "widths": " ".join(map(str, widths)),
+        "drop_small": drop_small,
+        "loss": loss,
     }
     m, losses, seeds = (np.array([row[name] for row in used]) for name in ("m", loss, "seed"))
     nothing = dict.fromkeys(("exponent", "error", "low", "high", "r2"), math.nan)
