@@ -291,3 +291,35 @@ def test_mistakes_are_one_line(
     assert main(["lab", *args]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "other", "is_diverged"),
+    [(0.3, {}, False), (1.99, {}, False), (2.01, {}, True), (0.3, {"loss_train": math.inf}, True), (math.nan, {}, True)],
+)
+def test_a_loss_above_twice_the_first_is_marked_as_diverged(
+    times: float, other: dict[str, float], is_diverged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first loss is that of the first step, before anything was learned; weights stay finite all along."""
+    first: list[torch.Tensor] = []
+    advance, row = Engine.advance, runner._row
+
+    def remember(self: Engine, with_loss: bool = False) -> Any:
+        loss = advance(self, with_loss)
+        if self.step == 1:
+            assert loss is not None
+            first.append(loss.clone())
+        return loss
+
+    def rated(grid: Grid, model: Any, W: torch.Tensor, p: Any, numbers: dict[str, float]) -> dict[str, Any]:
+        (loss,) = first[-1].tolist()
+        assert numbers["first_loss"] == pytest.approx(loss, rel=1e-6) and numbers["loss_eval"] < loss
+        return row(grid, model, W, p, {**numbers, "loss_eval": times * loss, **other})
+
+    monkeypatch.setattr(Engine, "advance", remember)
+    monkeypatch.setattr(runner, "_row", rated)
+    grid = Grid(n=30, m=(8,), alpha=(0.0,), gamma=(-1.0,), batch=64, steps=60, eval_samples=512)
+    (found,) = sweep(grid, tmp_path)
+    assert found["diverged"] is is_diverged and found["regime"] != "diverged"
+    (fit,) = fit_runs([found])
+    assert (fit["num_models"], fit["num_diverged"]) == ((0, 1) if is_diverged else (1, 0))
