@@ -295,7 +295,13 @@ def test_mistakes_are_one_line(
 
 @pytest.mark.parametrize(
     ("times", "other", "is_diverged"),
-    [(0.3, {}, False), (1.99, {}, False), (2.01, {}, True), (0.3, {"loss_train": math.inf}, True), (math.nan, {}, True)],
+    [
+        (0.3, {}, False),
+        (1.99, {}, False),
+        (2.01, {}, True),
+        (0.3, {"loss_train": math.inf}, True),
+        (math.nan, {}, True),
+    ],
 )
 def test_a_loss_above_twice_the_first_is_marked_as_diverged(
     times: float, other: dict[str, float], is_diverged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
