@@ -64,8 +64,8 @@ def test_weak_superposition_loses_what_it_drops(changes: dict[str, int], seed: i
     below 1 (0.989, 0.996) and 30 above 1.6 (up to 2.54; of the preset itself 1.745, alpha 2, m = 12). Theory's curve
     drops the rarest features; a start may lose a frequent one for good. So what is asserted is
 
-    - for three starts in one fit, the exponent of alpha 1.5 within 0.3 (found: -0.05 to 0.09), that of alpha 2, which is
-      low by 0.16 on average, from -0.4 to 0.3 (found: -0.27 to -0.04, and -0.31 with the seeds of this very test);
+    - for three starts in one fit, the exponent of alpha 1.5 within 0.3 (found: -0.05 to 0.09), that of alpha 2, which
+      is low by 0.16 on average, from -0.4 to 0.3 (found: -0.27 to -0.04, and -0.31 with the seeds of this very test);
     - [1, 1.6] for the median (28 of 28: 1.15 to 1.35) and for 14 of 18 models (in these fits 15 to 18);
     - no model below 0.95: the loss is measured, and features just below the bound still tell a little;
     - every model, the farthest too, in [0.9, 1.3] times the loss of the features that it did drop (found: 0.95 to 1.21,
