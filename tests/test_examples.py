@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDES = ("geometry", "hcformer", "explain", "dense", "data", "training", "tokens", "lab", "text", "helm", "language_eval")
+GUIDES = (
+    *("geometry", "hcformer", "explain", "dense", "data", "training", "tokens", "lab"),
+    *("text", "helm", "language_eval"),
+)
 PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
 WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")
 MUST_LINK = ("README.md", "docs/geometry.md", "docs/training.md", "docs/CONTRIBUTING.md")

@@ -159,9 +159,9 @@ def _loop(grid: Grid, device: str) -> tuple[Callable[[], object], int]:
     generator = torch.Generator(device).manual_seed(0)
     loops = []
     for model in some:
-        start = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
+        W, b = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
         p = torch.from_numpy(frequencies(grid.n, model.alpha, model.density, grid.dist)).float().to(device)
-        loops.append((definition.Loop(definition.ToyModel(*start), grid, model.gamma), p))
+        loops.append((definition.Loop(definition.ToyModel(W, b), grid, model.gamma), p))
 
     def call() -> None:
         for loop, p in loops:
@@ -187,8 +187,8 @@ def _disagreement(grid: Grid, device: str, steps: int) -> float:
     for bucket in engine.buckets:
         for i, model in enumerate(bucket.models):
             if model.seed == grid.seed:
-                start = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
-                loop = definition.Loop(definition.ToyModel(*start), grid, model.gamma)
+                W, b = (tensor.to(device) for tensor in definition.initial(model, grid.bias_init))
+                loop = definition.Loop(definition.ToyModel(W, b), grid, model.gamma)
                 expected = []
                 for step in range(steps):
                     x = engine.sampler.draw(step).dense(bucket.groups[i], grid.n)
