@@ -52,12 +52,3 @@ def test_kernels_equal_the_definition(layout: Layout, size: int, bias: bool, dty
     ):
         assert one.is_contiguous()
         assert torch.equal(one, other)
-
-
-def test_split_undoes_join() -> None:
-    layout = Layout(2, 3, 4, 1, 8)
-    weight, time, bias = torch.randn(6, 5), torch.randn(6), torch.randn(6)
-    parts = reference.split(reference.join(weight, time, bias, layout, torch.float32), layout, 5, True)
-    for part, other in zip(parts, (weight, time[:, None], bias), strict=True):
-        assert part is not None
-        assert torch.equal(part, other)

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry.numerics import Scalar, dot, root, sqnorm
+from ..geometry.numerics import Scalar, sqnorm
 from ..nn.common import gemm_dtype, like, wide
 from ..ops import columns
+from ..ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
+from ..ops.residual_norm.reference import rms_norm as rms_norm
 from ..ops.rounding import rounded
 
 Made = TypeVar("Made")
@@ -82,36 +84,6 @@ def lift_padded(s: Tensor, n: int, dtype: torch.dtype, c: Scalar = 1.0, bias: bo
     if bias:
         filled = torch.where(column == n + 1, 1.0, filled)
     return filled.to(dtype)
-
-
-def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
-    """``gain s / sqrt(mean(s^2) + eps)`` in float32 at least, then the dtype of ``s``: (..., n) -> (..., n)."""
-    x = wide(s)
-    scale = torch.rsqrt(sqnorm(x) / s.shape[-1] + eps)
-    return (x * scale * gain.to(x.dtype)).to(s.dtype)
-
-
-def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Scalar = 1.0) -> Tensor:
-    """The Lorentz residual: the weighted centroid of x and y, its space components times ``gain``.
-
-    With ``w = softplus(raw_weight)`` and ``a = x + w y`` the result is ``gain a / sqrt(-c <a, a>_L)``. As both are
-    points, ``-<a, a>_L = (1 + w^2)/c + 2 w g`` with ``g = t_x t_y - x.y >= 1/c``: the bound holds exactly, and the
-    large squares of a far x do not enter. The stream settles at a norm near ``gain^2 / (2 |y|)``.
-
-    Args:
-        x, y: (..., n) points; y may have a lower precision. raw_weight: () or (1,).
-
-    Returns:
-        (..., n) in the dtype of ``x``.
-    """
-    to, x = x.dtype, wide(x)
-    y = wide(y).to(x.dtype)
-    c = like(c, x)
-    w = F.softplus(raw_weight.to(x.dtype))
-    over_c = 1 / c
-    g = time_of(x, c) * time_of(y, c) - dot(x, y)
-    q = (1 + w * w) * over_c + 2 * w * g.clamp(min=over_c)
-    return (gain / root(c) * torch.rsqrt(q) * (x + w * y)).to(to)
 
 
 UNIT_WEIGHT = math.log(math.expm1(1.0))

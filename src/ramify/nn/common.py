@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..geometry import Lorentz, Manifold
 from ..geometry.numerics import Scalar, cap_norm, root
+from ..ops.rounding import wide as wide  # layers take it from here
 
 _FP16_MAX = 65504.0
 Space = TypeVar("Space", bound=Manifold)
@@ -29,11 +30,6 @@ def gemm_input(x: Tensor) -> Tensor:
     The time component has to belong to the rounded point, so it is derived after this and not before.
     """
     return x.to(gemm_dtype(x))
-
-
-def wide(x: Tensor) -> Tensor:
-    """``x`` in float32 at least, the precision of time components, norms and logits."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def like(c: Scalar, x: Tensor) -> Scalar:

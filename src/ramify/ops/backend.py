@@ -74,3 +74,17 @@ def graph_misfit() -> str | None:
     if torch.compiler.is_compiling() and os.environ.get("RAMIFY_BACKEND") != "triton":
         return "a graph is being compiled, where RAMIFY_BACKEND=triton asks for it"
     return None
+
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""What the kernels over rows of points take; they compute in float32."""
+
+
+def rows_fit(backend: str, rows: Tensor, width: int, most: int) -> bool:
+    """Whether a kernel that holds rows of ``width``, at most ``most``, runs on ``rows``."""
+    misfit = None
+    if rows.dtype not in KERNEL_DTYPES:
+        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
+    elif width > most:
+        misfit = f"rows of {width}, the kernel takes up to {most}"
+    return choose(backend, rows, misfit or graph_misfit()) == "triton"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, graph_misfit, needs_operator
+from ..backend import needs_operator, rows_fit
 from . import reference
 
 __all__ = ["centroid", "centroid_grad", "fits", "reference"]
@@ -20,12 +20,7 @@ MAX_WIDTH = 1024
 
 def fits(mean: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
-    if mean.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        misfit = f"{mean.dtype}, the kernel takes float32, bfloat16 and float16"
-    elif mean.shape[-1] > MAX_WIDTH:
-        misfit = f"rows of {mean.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, mean, misfit or graph_misfit()) == "triton"
+    return rows_fit(backend, mean, mean.shape[-1], MAX_WIDTH)
 
 
 def centroid(mean: Tensor, d: int, width: int, c: float = 1.0, *, backend: str = "auto") -> Tensor:

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import choose, graph_misfit, needs_operator
+from ..backend import KERNEL_DTYPES, choose, graph_misfit, needs_operator
 from . import reference
 from .layout import Layout
 
 __all__ = ["Layout", "join", "reference"]
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def join(
@@ -33,7 +31,7 @@ def join(
         (groups padded_rows, points point_width)
     """
     misfit = None
-    if weight.dtype not in _DTYPES or dtype not in _DTYPES:
+    if weight.dtype not in KERNEL_DTYPES or dtype not in KERNEL_DTYPES:
         misfit = f"{weight.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
     if choose(backend, weight, misfit or graph_misfit()) == "torch":
         return reference.join(weight, time, bias, layout, dtype)

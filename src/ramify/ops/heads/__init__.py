@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import choose, graph_misfit, needs_operator
+from ..backend import needs_operator, rows_fit
 from . import reference
 from .reference import Heads
 
@@ -22,14 +22,9 @@ MAX_WIDTH = 1024
 
 def fits(rows: Tensor, cos: Tensor, heads: Heads, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
-    if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
-    elif cos.dtype != torch.float32:
-        misfit = f"angles in {cos.dtype}, the kernel takes float32"
-    elif heads.width > MAX_WIDTH:
-        misfit = f"heads of width {heads.width}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, rows, misfit or graph_misfit()) == "triton"
+    if cos.dtype != torch.float32:  # in float64 the plain way is taken as a whole
+        return False
+    return rows_fit(backend, rows, heads.width, MAX_WIDTH)
 
 
 def lift_heads(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, graph_misfit, needs_operator
+from ..backend import needs_operator, rows_fit
 from . import reference
 
 __all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
@@ -20,12 +20,7 @@ MAX_WIDTH = 16384
 
 def fits(rows: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
-    if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
-    elif rows.shape[-1] > MAX_WIDTH:
-        misfit = f"rows of {rows.shape[-1]}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, rows, misfit or graph_misfit()) == "triton"
+    return rows_fit(backend, rows, rows.shape[-1], MAX_WIDTH)
 
 
 def send_rows(

@@ -11,7 +11,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from ..backend import choose, graph_misfit, needs_operator
+from ..backend import needs_operator, rows_fit
 from . import reference
 
 __all__ = ["reference", "swiglu_grad", "swiglu_lift"]
@@ -22,12 +22,7 @@ MAX_WIDTH = 16384
 
 def fits(both: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
-    if both.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
-    elif both.shape[-1] > 2 * MAX_WIDTH:
-        misfit = f"rows of {both.shape[-1] // 2}, the kernel takes up to {MAX_WIDTH}"
-    return choose(backend, both, misfit or graph_misfit()) == "triton"
+    return rows_fit(backend, both, both.shape[-1] // 2, MAX_WIDTH)
 
 
 def swiglu_lift(
