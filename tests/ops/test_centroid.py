@@ -10,19 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.geometry import lorentz
-from ramify.ops import backend as backends
 from ramify.ops.centroid import centroid, centroid_grad
 
 pytest.importorskip("triton")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def drawn(shape: tuple[int, ...], d: int, far: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.ops import backend as backends
 from ramify.ops.columns import Layout, join, reference
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def test_the_definition_puts_every_part_in_its_place() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ramify.geometry import lorentz
 from ramify.lm.rotary import rotate
-from ramify.ops import backend as backends
 from ramify.ops.heads import Heads, lift_heads, lift_heads_grad
 
 pytest.importorskip("triton")
@@ -20,13 +19,6 @@ pytest.importorskip("triton")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 SCALES: dict[str, Any] = {"score_scale": 1.3, "value_scale": 0.6, "c": 0.7}
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def angles(batch: int, length: int, turned: int, interleaved: bool) -> tuple[Tensor, Tensor]:

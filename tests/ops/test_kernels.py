@@ -20,13 +20,6 @@ pytest.importorskip("triton")
 LINKAGES = ("average", "complete", "single")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return request.param
-
-
 def features(num_images: int, num_tokens: int, dim: int, kind: str, device: str) -> Tensor:
     """Random features: "noise", or "smooth" with neighbours that resemble each other."""
     x = torch.randn(num_images, dim, num_tokens)

@@ -7,17 +7,9 @@ import torch
 from torch import Tensor
 
 from ramify.geometry import lorentz
-from ramify.ops import backend as backends
 from ramify.ops.merge_points import merge_points, merge_points_grad
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def draw(s: int, T: int, k: int, n: int, M: int, device: str, dtype: torch.dtype) -> tuple[Tensor | None, ...]:

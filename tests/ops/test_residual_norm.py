@@ -10,19 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.geometry import lorentz
-from ramify.ops import backend as backends
 from ramify.ops.residual_norm import residual_norm, residual_norm_grad
 
 pytest.importorskip("triton")
 
 SETTINGS: dict[str, Any] = {"gain": 3.0, "eps": 1e-6, "c": 0.7}
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def test_the_definition_is_the_centroid_and_a_normed_point() -> None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.ops import backend as backends
 from ramify.ops.send_rows import send_rows, send_rows_grad
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -6,17 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.ops import backend as backends
 from ramify.ops.swiglu import swiglu_grad, swiglu_lift
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cpu" and not backends.interpreted():
-        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    return str(request.param)
 
 
 def test_the_definition_is_a_point_with_its_time() -> None:
