@@ -58,6 +58,7 @@ VERBS: dict[str, str] = {
     "export": "write a trained model as one file for other programs",
     "tree": "embed a hierarchy in hyperbolic space, measure embeddings",
     "lab": "superposition: train grids of toy models, fit how loss falls with width",
+    "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
     "bench": "time and check the library against its rivals in one run",
 }
 
