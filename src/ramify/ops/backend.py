@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ramify.errors import suggest
 
@@ -64,6 +67,32 @@ def needs_operator(x: Tensor) -> bool:
     a launch.
     """
     return torch.compiler.is_compiling() or type(x) is not Tensor
+
+
+_LIBRARY = torch.library.Library("ramify", "FRAGMENT")
+
+
+def operator(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """``launch`` as the operator ``ramify::name``, which stays one node of a graph: a compiler does not look inside.
+
+    Inside, it would ask for each call once more what the kernel writes, which takes longer than all the rest of the
+    compilation (``torch.library.triton_op`` with torch 2.11). Plain registration also spares a call the layers of
+    ``torch.library.custom_op``.
+
+    Args:
+        launch: takes and gives tensors and numbers, annotated; makes its results and skips the kernel where the input
+            has no data (:func:`has_data`). It is called without autograd.
+    """
+    _LIBRARY.define(name + torch.library.infer_schema(launch, mutates_args=()))
+    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ramify::{name}", launch, lib=_LIBRARY)
+    found: Callable[..., Any] = getattr(torch.ops.ramify, name).default
+    return found
+
+
+def has_data(x: Tensor) -> bool:
+    """Whether a kernel can read ``x``: false for tensors that stand for their shapes while a graph is traced."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def graph_misfit() -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 
 __all__ = ["centroid", "centroid_grad", "fits", "reference"]
@@ -74,15 +74,5 @@ def _backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Ten
     return triton.backward(mean, grad, d, c)
 
 
-@torch.library.triton_op("ramify::centroid", mutates_args={})
-def _forward_operator(mean: Tensor, d: int, width: int, c: float) -> Tensor:
-    from . import triton
-
-    return triton.forward(mean, d, width, c, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::centroid_grad", mutates_args={})
-def _backward_operator(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
-    from . import triton
-
-    return triton.backward(mean, grad, d, c, torch.library.wrap_triton)
+_forward_operator = operator("centroid", _forward)
+_backward_operator = operator("centroid_grad", _backward)

@@ -7,12 +7,12 @@ them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..backend import has_data
 
 TILE = 1024
 """Elements that a program holds of a tensor."""
@@ -74,22 +74,20 @@ def _sizes(wide: int, width: int) -> dict[str, int]:
     }
 
 
-def forward(mean: Tensor, d: int, width: int, c: float, wrap: Any = None) -> Tensor:
-    """(R, wide) contiguous -> (R, width); ``wrap`` is ``wrap_triton`` where a graph is made."""
+def forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
+    """(R, wide) contiguous -> (R, width)."""
     R, sizes = mean.shape[0], _sizes(mean.shape[1], width)
     out = torch.empty(R, width, dtype=mean.dtype, device=mean.device)
-    if R:
-        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
-        kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, out, R, D=d, OVER_C=1 / c, **sizes)
+    if has_data(mean) and R:
+        _forward_kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, out, R, D=d, OVER_C=1 / c, **sizes)
     return out
 
 
-def backward(mean: Tensor, grad: Tensor, d: int, c: float, wrap: Any = None) -> tuple[Tensor, Tensor]:
+def backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
     """Gradient of ``mean`` (R, wide) from that of the centroids (R, width), and the centroids again."""
     R, sizes = mean.shape[0], _sizes(mean.shape[1], grad.shape[1])
     grad_mean = torch.empty_like(mean)
     out = torch.empty(R, grad.shape[1], dtype=mean.dtype, device=mean.device)
-    if R:
-        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, grad, grad_mean, out, R, D=d, OVER_C=1 / c, **sizes)
+    if has_data(mean) and R:
+        _backward_kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, grad, grad_mean, out, R, D=d, OVER_C=1 / c, **sizes)
     return grad_mean, out

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, graph_misfit, needs_operator
+from ..backend import KERNEL_DTYPES, choose, graph_misfit, needs_operator, operator
 from . import reference
 from .layout import Layout
 
@@ -70,17 +70,5 @@ def _split(
     return triton.split(matrix, Layout(*layout), size, has_bias, dtype)
 
 
-@torch.library.triton_op("ramify::join_columns", mutates_args={})
-def _join_operator(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], dtype: torch.dtype) -> Tensor:
-    from . import triton
-
-    return triton.join(weight, time, bias, Layout(*layout), dtype, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::split_columns", mutates_args={})
-def _split_operator(
-    matrix: Tensor, layout: list[int], size: int, has_bias: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
-
-    return triton.split(matrix, Layout(*layout), size, has_bias, dtype, torch.library.wrap_triton)
+_join_operator = operator("join_columns", _join)
+_split_operator = operator("split_columns", _split)

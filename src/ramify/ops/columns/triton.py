@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..backend import has_data
 from .layout import Layout
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
@@ -60,28 +61,24 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], layout: Layout, size: int,
     )  # fmt: skip
 
 
-def join(
-    weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype, wrap: Any = None
-) -> Tensor:
+def join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:
     """See ``ops.columns.join``."""
     shape = layout.groups * layout.padded_rows, layout.points * layout.point_width
     out = torch.empty(shape, dtype=dtype, device=weight.device)
-    if out.numel():
-        kernel = _join_kernel if wrap is None else wrap(_join_kernel)
+    if has_data(weight) and out.numel():
         size = weight.shape[1] // layout.points
-        _launch(kernel, (weight, time, weight if bias is None else bias, out), layout, size, bias is not None)
+        _launch(_join_kernel, (weight, time, weight if bias is None else bias, out), layout, size, bias is not None)
     return out
 
 
 def split(
-    matrix: Tensor, layout: Layout, size: int, has_bias: bool, dtype: torch.dtype, wrap: Any = None
+    matrix: Tensor, layout: Layout, size: int, has_bias: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, time and bias (empty without one) in ``dtype``."""
     m = layout.groups * layout.rows
     weight = torch.empty(m, layout.points * size, dtype=dtype, device=matrix.device)
     time = torch.empty(m, layout.points, dtype=dtype, device=matrix.device)
     bias = torch.empty(m if has_bias else 0, dtype=dtype, device=matrix.device)
-    if matrix.numel():
-        kernel = _split_kernel if wrap is None else wrap(_split_kernel)
-        _launch(kernel, (matrix, weight, time, bias), layout, size, has_bias)
+    if has_data(matrix) and matrix.numel():
+        _launch(_split_kernel, (matrix, weight, time, bias), layout, size, has_bias)
     return weight, time, bias

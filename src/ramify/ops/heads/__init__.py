@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 from .reference import Heads
 
@@ -72,10 +72,10 @@ def lift_heads_grad(
     B, N = made[0].shape[:2]
     run = _backward_operator if needs_operator(made[0]) else _backward
     flat = [x.reshape(B * N, heads.num_heads, heads.width).contiguous() for x in (*made, *grads)]
-    rows, queries, shared, to_tau = run(
+    rows, queries, shared, part_tau = run(
         flat[0], flat[1], flat[2], flat[3], flat[4], flat[5], _table(cos), _table(sin), log_tau, shared_width, *heads
     )
-    to_tau = to_tau.to(log_tau.dtype).view(log_tau.shape)
+    to_tau = part_tau.sum().to(log_tau.dtype).view(log_tau.shape)
     if not heads.shared_dim:
         return rows.view(B, N, rows.shape[-1]), None, None, to_tau
     return rows.view(B, N, rows.shape[-1]), queries.view(made[0].shape), shared.view(B, N, shared_width), to_tau
@@ -113,26 +113,5 @@ def _backward(
     return triton.backward(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, heads, shared_width)
 
 
-@torch.library.triton_op("ramify::lift_heads", mutates_args={})
-def _forward_operator(
-    rows: Tensor, queries: Tensor | None, shared: Tensor | None, cos: Tensor, sin: Tensor, log_tau: Tensor,
-    num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float, value_scale: float, c: float,
-    interleaved: bool, shared_dim: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
-
-    heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
-    return triton.forward(rows, queries, shared, cos, sin, log_tau, heads, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::lift_heads_grad", mutates_args={})
-def _backward_operator(
-    q: Tensor, k: Tensor, v: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor,
-    log_tau: Tensor, shared_width: int, num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float,
-    value_scale: float, c: float, interleaved: bool, shared_dim: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
-
-    heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
-    wrap = torch.library.wrap_triton
-    return triton.backward(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, heads, shared_width, wrap)
+_forward_operator = operator("lift_heads", _forward)
+_backward_operator = operator("lift_heads_grad", _backward)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..backend import has_data
 from .reference import Heads
 
 TILE = 2048
@@ -177,9 +178,9 @@ def _sizes(heads: Heads, turned: int) -> dict[str, Any]:
 
 def forward(
     rows: Tensor, queries: Tensor | None, shared: Tensor | None, cos: Tensor, sin: Tensor, log_tau: Tensor,
-    heads: Heads, wrap: Any = None,
+    heads: Heads,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Rows of tokens, their last axes packed -> (T, H, width) each; ``wrap`` is ``wrap_triton`` where a graph is made.
+    """Rows of tokens, their last axes packed -> (T, H, width) each.
 
     Args:
         rows: (T, 3 H width), or (T, 2 H width) with ``queries`` (T, H width) and ``shared`` (T, at least shared_dim).
@@ -187,10 +188,9 @@ def forward(
     """
     T = rows.shape[0]
     q, k, v = (torch.empty(T, heads.num_heads, heads.width, dtype=rows.dtype, device=rows.device) for _ in range(3))
-    if T:
-        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
+    if has_data(rows) and T:
         has_shared = queries is not None and shared is not None
-        kernel[(T,)](
+        _forward_kernel[(T,)](
             rows, queries if has_shared else rows, shared if has_shared else rows, cos, sin, log_tau, q, k, v,
             cos.shape[0], ROW_STEP=rows.stride(0), QUERY_STEP=queries.stride(0) if queries is not None else 0,
             SHARED_STEP=shared.stride(0) if shared is not None else 0,
@@ -201,20 +201,20 @@ def forward(
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor,
-    log_tau: Tensor, heads: Heads, shared_width: int, wrap: Any = None,
+    log_tau: Tensor, heads: Heads, shared_width: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of rows, queries and shared (empty without shared components), and of log_tau (1,) in float32."""
+    """Gradients of rows, queries and shared (empty without shared components), and parts (T,) in
+    float32 whose sum is that of log_tau."""
     T, is_shared = q.shape[0], heads.shared_dim > 0
     size = heads.num_heads * heads.width
     rows = torch.empty(T, (2 if is_shared else 3) * size, dtype=q.dtype, device=q.device)
     queries = torch.empty(T if is_shared else 0, size, dtype=q.dtype, device=q.device)
     shared = torch.empty(T if is_shared else 0, shared_width, dtype=q.dtype, device=q.device)
     part_tau = torch.empty(T, dtype=torch.float32, device=q.device)
-    if T:
-        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(T,)](
+    if has_data(q) and T:
+        _backward_kernel[(T,)](
             q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau,
             cos.shape[0], SHARED_WIDTH=shared_width,
             **_sizes(heads, cos.shape[1]),
         )  # fmt: skip
-    return rows, queries, shared, part_tau.sum().reshape(1)
+    return rows, queries, shared, part_tau

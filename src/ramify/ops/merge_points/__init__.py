@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 
 __all__ = ["fits", "merge_points", "merge_points_grad", "reference"]
@@ -79,19 +79,5 @@ def _backward(
     return triton.backward(shared, routed, weight, inverse, grad, c)
 
 
-@torch.library.triton_op("ramify::merge_points", mutates_args={})
-def _forward_operator(
-    shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float
-) -> Tensor:
-    from . import triton
-
-    return triton.forward(shared, routed, weight, inverse, n, c, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::merge_points_grad", mutates_args={})
-def _backward_operator(
-    shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, grad: Tensor, c: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
-
-    return triton.backward(shared, routed, weight, inverse, grad, c, torch.library.wrap_triton)
+_forward_operator = operator("merge_points", _forward)
+_backward_operator = operator("merge_points_grad", _backward)

@@ -6,12 +6,12 @@ backward 44 MB: 6 and 11 microseconds at 4.2 TB/s. A row of gradients is written
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..backend import has_data
 
 
 @triton.jit
@@ -88,15 +88,12 @@ def _sizes(M: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
-def forward(
-    shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float, wrap: Any = None
-) -> Tensor:
-    """See ``ops.merge_points.merge_points``; ``wrap`` is ``wrap_triton`` where a graph is made."""
+def forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float) -> Tensor:
+    """See ``ops.merge_points.merge_points``."""
     (T, K), M = weight.shape, routed.shape[1]
     out = torch.empty(T, n, dtype=routed.dtype, device=routed.device)
-    if T:
-        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
-        kernel[(T,)](
+    if has_data(routed) and T:
+        _forward_kernel[(T,)](
             routed if shared is None else shared.contiguous(), routed, weight, inverse, out, T, n, M,
             SHARED=0 if shared is None else shared.shape[0], K=K, OVER_C=1 / c, **_sizes(M),
         )  # fmt: skip
@@ -104,16 +101,15 @@ def forward(
 
 
 def backward(
-    shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, grad: Tensor, c: float, wrap: Any = None
+    shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, grad: Tensor, c: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of shared points (empty without them), routed points and weights."""
     (T, K), M = weight.shape, routed.shape[1]
     num_shared = 0 if shared is None else shared.shape[0]
     grad_shared = torch.empty(num_shared, T, M, dtype=routed.dtype, device=routed.device)
     grad_routed, grad_weight = torch.empty_like(routed), torch.empty_like(weight)
-    if T:
-        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(T,)](
+    if has_data(routed) and T:
+        _backward_kernel[(T,)](
             routed if shared is None else shared.contiguous(), routed, weight, inverse, grad, grad_shared,
             grad_routed, grad_weight, T, grad.shape[1], M,
             SHARED=num_shared, K=K, OVER_C=1 / c, **_sizes(M),

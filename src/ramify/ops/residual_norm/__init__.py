@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 
 __all__ = ["fits", "reference", "residual_norm", "residual_norm_grad"]
@@ -78,14 +78,14 @@ def residual_norm_grad(
     ]
     run = _backward_operator if needs_operator(x) else _backward
     assert rows[0] is not None
-    grad_x, grad_y, grad_gamma, grad_raw, lifted = run(
+    grad_x, grad_y, part_gamma, part_raw, lifted = run(
         rows[0], rows[1], raw_weight, norm_gain, grads[0], grads[1], dtype, width, gain, eps, c, bias
     )
     return (
         grad_x.view(x.shape),
         None if y is None else grad_y.view(x.shape),
-        None if y is None or raw_weight is None else grad_raw.to(raw_weight.dtype).view(raw_weight.shape),
-        None if norm_gain is None else grad_gamma.to(norm_gain.dtype),
+        None if y is None or raw_weight is None else part_raw.sum().to(raw_weight.dtype).view(raw_weight.shape),
+        None if norm_gain is None else part_gamma.sum(0).to(norm_gain.dtype),
         None if norm_gain is None else lifted.view(*x.shape[:-1], width),
     )
 
@@ -132,22 +132,5 @@ def _backward(
     return triton.backward(x, y, raw, gamma, grad_joined, grad_lifted, dtype, width, gain, eps, c, bias)
 
 
-@torch.library.triton_op("ramify::residual_norm", mutates_args={})
-def _forward_operator(
-    x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, dtype: torch.dtype, width: int, gain: float,
-    eps: float, c: float, bias: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import triton
-
-    return triton.forward(x, y, raw, gamma, dtype, width, gain, eps, c, bias, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::residual_norm_grad", mutates_args={})
-def _backward_operator(
-    x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, grad_joined: Tensor | None,
-    grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
-
-    wrap = torch.library.wrap_triton
-    return triton.backward(x, y, raw, gamma, grad_joined, grad_lifted, dtype, width, gain, eps, c, bias, wrap)
+_forward_operator = operator("residual_norm", _forward)
+_backward_operator = operator("residual_norm_grad", _backward)

@@ -7,12 +7,12 @@ Gradients of what all rows share are summed by each program over its own rows, t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..backend import has_data
 
 PROGRAMS = 1056
 """Programs of a backward pass, eight per multiprocessor of a Hopper GPU: each sums gradients over its rows."""
@@ -140,15 +140,14 @@ def _sizes(n: int) -> dict[str, int]:
 
 def forward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, dtype: torch.dtype, width: int,
-    gain: float, eps: float, c: float, bias: bool, wrap: Any = None,
+    gain: float, eps: float, c: float, bias: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(R, n) rows -> the joined ones (R, n), empty without y; the lifted ones (R, width), empty without gamma."""
     R, n = x.shape
     joined = torch.empty(R if y is not None else 0, n, dtype=x.dtype, device=x.device)
     lifted = torch.empty(R if gamma is not None else 0, width, dtype=dtype, device=x.device)
-    if R:
-        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
-        kernel[(R,)](
+    if has_data(x) and R:
+        _forward_kernel[(R,)](
             x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma, joined, lifted,
             n, width, SCALE=gain / c**0.5, EPS=eps, OVER_C=1 / c,
             HAS_Y=y is not None, HAS_NORM=gamma is not None, BIAS=bias, **_sizes(n),
@@ -159,9 +158,9 @@ def forward(
 def backward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, grad_joined: Tensor | None,
     grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
-    wrap: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, y, gamma and raw, and the lifted rows again; empty tensors for what there is not."""
+    """Gradients of x and y, parts of those of gamma (P, n) and of raw (P,) whose sums they are, and the lifted rows
+    again; empty tensors for what there is not."""
     R, n = x.shape
     has_y, has_norm = y is not None, gamma is not None
     programs = max(1, min(PROGRAMS, R))
@@ -171,13 +170,12 @@ def backward(
     made = torch.empty if R else torch.zeros  # every program writes its own sums
     part_gamma = made(programs if has_norm else 0, n, dtype=torch.float32, device=x.device)
     part_raw = made(programs if has_y else 0, dtype=torch.float32, device=x.device)
-    if R:
-        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(programs,)](
+    if has_data(x) and R:
+        _backward_kernel[(programs,)](
             x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma,
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
             grad_x, grad_y, lifted, part_gamma, part_raw, R, n, width,
             SCALE=gain / c**0.5, EPS=eps, OVER_C=1 / c,
             HAS_Y=has_y, HAS_NORM=has_norm, HAS_JOINED=grad_joined is not None, BIAS=bias, **_sizes(n),
         )  # fmt: skip
-    return grad_x, grad_y, part_gamma.sum(0), part_raw.sum().reshape(1), lifted
+    return grad_x, grad_y, part_gamma, part_raw, lifted

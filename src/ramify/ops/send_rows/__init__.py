@@ -6,10 +6,9 @@ multiplies them need not keep them. ``reference`` holds the definition, ``triton
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 
 __all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
@@ -85,20 +84,5 @@ def _grad(
     return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
 
 
-@torch.library.triton_op("ramify::send_rows", mutates_args={})
-def _send_operator(
-    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
-) -> tuple[Tensor, Tensor]:
-    from . import triton
-
-    return triton.send(rows, inverse, copies, a, chosen, one, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::send_rows_grad", mutates_args={})
-def _grad_operator(
-    rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
-    one: int, initial: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
-
-    return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial, torch.library.wrap_triton)
+_send_operator = operator("send_rows", _send)
+_grad_operator = operator("send_rows_grad", _grad)

@@ -6,12 +6,12 @@ microseconds at 4.2 TB/s. Every place is written by exactly one program, and sum
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..backend import has_data
 
 
 @triton.jit
@@ -67,15 +67,14 @@ def _sizes(width: int) -> dict[str, int]:
 
 
 def send(
-    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int, wrap: Any = None
+    rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.send_rows.send_rows``, empty factors without ``a``; ``wrap`` is ``wrap_triton`` in a graph."""
+    """See ``ops.send_rows.send_rows``, empty factors without ``a``."""
     (T, width), S = rows.shape, inverse.shape[0]
     sent = torch.empty(S, width, dtype=rows.dtype, device=rows.device)
     factors = torch.empty(0 if a is None else S, dtype=torch.float32, device=rows.device)
-    if T:
-        kernel = _send_kernel if wrap is None else wrap(_send_kernel)
-        kernel[(T,)](
+    if has_data(rows) and T:
+        _send_kernel[(T,)](
             rows, inverse, rows if a is None else a, inverse if chosen is None else chosen, sent, factors, width,
             ONE=one, K=copies, HAS_FACTOR=a is not None, **_sizes(width),
         )  # fmt: skip
@@ -84,15 +83,14 @@ def send(
 
 def grad(
     rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
-    one: int, initial: Tensor | None, wrap: Any = None,
+    one: int, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """See ``ops.send_rows.send_rows_grad``; empty gradients without factors."""
     (T, width), S = rows.shape, inverse.shape[0]
     found, sent = torch.empty_like(rows), torch.empty(S, width, dtype=rows.dtype, device=rows.device)
     per_choice = torch.empty(0 if factors is None else S, dtype=torch.float32, device=rows.device)
-    if T:
-        kernel = _grad_kernel if wrap is None else wrap(_grad_kernel)
-        kernel[(T,)](
+    if has_data(rows) and T:
+        _grad_kernel[(T,)](
             rows, grad, inverse, rows if factors is None else factors, rows if to_factors is None else to_factors,
             rows if initial is None else initial.contiguous(), found, sent, per_choice, width,
             ONE=one, K=copies, HAS_FACTOR=factors is not None, HAS_MORE=to_factors is not None,

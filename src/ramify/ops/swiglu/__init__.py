@@ -11,7 +11,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, rows_fit
+from ..backend import needs_operator, operator, rows_fit
 from . import reference
 
 __all__ = ["reference", "swiglu_grad", "swiglu_lift"]
@@ -94,17 +94,5 @@ def _backward(
     return triton.backward(both.contiguous(), factors, grad, hidden, c, bias)
 
 
-@torch.library.triton_op("ramify::swiglu_lift", mutates_args={})
-def _forward_operator(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool) -> Tensor:
-    from . import triton
-
-    return triton.forward(both.contiguous(), factors, hidden, c, bias, torch.library.wrap_triton)
-
-
-@torch.library.triton_op("ramify::swiglu_grad", mutates_args={})
-def _backward_operator(
-    both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
-
-    return triton.backward(both.contiguous(), factors, grad, hidden, c, bias, torch.library.wrap_triton)
+_forward_operator = operator("swiglu_lift", _forward)
+_backward_operator = operator("swiglu_grad", _backward)

@@ -6,12 +6,12 @@ microseconds at 4.2 TB/s.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..backend import has_data
 
 
 @triton.jit
@@ -88,13 +88,12 @@ def _sizes(W: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
-def forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool, wrap: Any = None) -> Tensor:
-    """(R, 2 w) contiguous -> (R, w); ``wrap`` is ``wrap_triton`` where a graph is made."""
+def forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool) -> Tensor:
+    """(R, 2 w) contiguous -> (R, w)."""
     R, W = both.shape[0], both.shape[1] // 2
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
-    if R:
-        kernel = _forward_kernel if wrap is None else wrap(_forward_kernel)
-        kernel[(R,)](
+    if has_data(both) and R:
+        _forward_kernel[(R,)](
             both, both if factors is None else factors, out, W, hidden,
             OVER_C=1 / c, BIAS=bias, HAS_FACTOR=factors is not None, **_sizes(W),
         )  # fmt: skip
@@ -102,7 +101,7 @@ def forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: b
 
 
 def backward(
-    both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool, wrap: Any = None
+    both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of ``both`` (R, 2 w) from that of the lifted rows (R, w), the lifted rows again, and the gradient of
     the factors (R,), empty without them."""
@@ -110,9 +109,8 @@ def backward(
     grad_both = torch.empty_like(both)
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     grad_factors = torch.empty(0 if factors is None else R, dtype=torch.float32, device=both.device)
-    if R:
-        kernel = _backward_kernel if wrap is None else wrap(_backward_kernel)
-        kernel[(R,)](
+    if has_data(both) and R:
+        _backward_kernel[(R,)](
             both, both if factors is None else factors, grad, grad_both, out, grad_factors, W, hidden,
             OVER_C=1 / c, BIAS=bias, HAS_FACTOR=factors is not None, **_sizes(W),
         )  # fmt: skip
