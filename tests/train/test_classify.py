@@ -22,7 +22,7 @@ from ramify.train.folder import RunFolder
 from ramify.train.loop import fit
 from ramify.train.model import create_model
 from ramify.train.recipe import ModelSettings, Recipe
-from ramify.train.tasks.classify import Classify, hierarchical_accuracy
+from ramify.train.tasks.classify import Classify
 from ramify.tree import Tree
 
 pytest.importorskip("timm")
@@ -31,48 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Two kinds of three classes under one root: 0 1 2 -> 6, 3 4 5 -> 7, 6 7 -> 8.
 TREE = Tree([6, 6, 6, 7, 7, 7, 8, 8, -1])
-
-
-def test_hierarchical_accuracy_by_hand():
-    label = np.array([0, 0, 0, 3, 4])
-    guess = np.array([0, 1, 5, 3, 2])  # right, sibling, wrong kind, right, wrong kind
-    found = hierarchical_accuracy(TREE, guess, label)
-    assert found == pytest.approx({"top1_up1": 3 / 5, "mistake_height": (1 + 2 + 2) / 3})
-    assert hierarchical_accuracy(TREE, label, label) == {"top1_up1": 1.0, "mistake_height": 0.0}
-
-
-def test_hierarchical_accuracy_equals_walking_up(seed):
-    """Random forests with classes at different depths, against a definition that walks up node by node."""
-    rng = np.random.default_rng(seed)
-    for roots in (1, 3):
-        n, num_classes = 40, 12
-        order = rng.permutation(np.arange(num_classes, n))  # inner nodes from the roots down
-        parent = np.full(n, -1)
-        for i, node in enumerate(order):
-            if i >= roots:
-                parent[node] = order[rng.integers(0, i)]
-        parent[:num_classes] = rng.choice(order, num_classes)
-        tree = Tree(parent)
-        guess, label = rng.integers(0, num_classes, (2, 300))
-
-        def chain(node: int, parent: np.ndarray = parent) -> list[int]:
-            return [node] if parent[node] < 0 else [node, *chain(parent[node], parent)]
-
-        found = hierarchical_accuracy(tree, guess, label)
-        heights = []
-        for g, l in zip(guess, label, strict=True):
-            if g != l:
-                up = chain(l)
-                heights.append(next((k for k, node in enumerate(up) if node in chain(g)), len(up)))
-        assert found["mistake_height"] == pytest.approx(np.mean(heights))
-        for name, value in found.items():
-            if name.startswith("top1_up"):
-                k = int(name.removeprefix("top1_up"))
-                right = []
-                for g, l in zip(guess, label, strict=True):
-                    up = chain(l)[:-1] if roots == 1 else chain(l)  # everybody is below a single root
-                    right.append(up[min(k, len(up) - 1)] in chain(g))
-                assert value == pytest.approx(np.mean(right)), name
 
 
 class Constant(nn.Module):
@@ -108,6 +66,9 @@ def test_evaluation_numbers_equal_their_definition():
     assert found["top1"] == pytest.approx((order[:, 0] == label).double().mean().item())
     assert found["top5"] == pytest.approx((order[:, 5] != label).double().mean().item())
     assert found["top1_up1"] == pytest.approx((order[:, 0] // 3 == label // 3).double().mean().item())
+    wrong = order[:, 0] != label
+    assert found["mistake_distance"] == pytest.approx((2 + 2 * (order[:, 0] // 3 != label // 3))[wrong].double().mean())
+    assert found["hierarchical_precision5"] == 1.0  # five nearest of six classes in two kinds: all of them
 
 
 def test_label_smoothing_is_in_the_training_loss():

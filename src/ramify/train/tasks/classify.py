@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ramify.data.sample import Sample
 from ramify.errors import UserError
+from ramify.evaluate.hierarchy import hierarchy_scores
 from ramify.train.model import create_model, reduce_tokens
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
@@ -44,7 +45,7 @@ class Classify(Task):
         return found
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:
-        num_classes = len(data["classes"])
+        num_classes = self._num_classes = len(data["classes"])
         if data.get("tree") is not None:
             self._tree = Tree(np.asarray(data["tree"]["parent"]), label=data["tree"]["label"])
         augment = self.recipe.data.augment
@@ -110,24 +111,5 @@ class Classify(Task):
             "top5": right.any(1).double().mean().item(),
         }
         if self._tree is not None:
-            found |= hierarchical_accuracy(self._tree, guess[:, 0].numpy(), label.numpy())
+            found |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
         return found
-
-
-def hierarchical_accuracy(tree: Tree, guess: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """How far up guess and label part: accuracy among the ancestors, and the severity of mistakes.
-
-    ``top1_up{k}`` counts a guess as right when it lies below the label's k-th ancestor; a label that has fewer
-    ancestors is asked for its highest one. A root that all classes share is left out. ``mistake_height`` is the mean
-    number of edges from the label up to the lowest common ancestor, over the wrong guesses; 0 when there are none.
-    """
-    depth = np.append(tree.depth, -1)  # -1, "no common ancestor", lies one edge above the roots
-    meet = depth[label] - depth[tree.lca(guess, label)]
-    one_root = int((tree.parent < 0).sum() == 1)
-    highest = np.maximum(depth[label] - one_root, 0)
-    found = {
-        f"top1_up{k}": float((meet <= np.minimum(k, highest)).mean()) for k in range(1, int(highest.max(initial=0)) + 1)
-    }
-    wrong = meet > 0
-    found["mistake_height"] = float(meet[wrong].mean()) if wrong.any() else 0.0
-    return found
