@@ -22,6 +22,7 @@ from ramify.train.table import (
     make_table,
     read_table,
     row_recipe,
+    stretch_to,
     to_markdown,
     write_between_marks,
 )
@@ -81,6 +82,71 @@ def test_mean_and_spread_over_seeds():
     assert "| b | 1,234 | **0.5000 ± 0.0000** | 10 s |" in text
 
 
+def test_a_number_that_some_rows_lack_is_a_dash_there():
+    settings = TableSettings("T", "r.yaml", {"a": {}, "b": {}}, seeds=[0], metrics=["top1", "curvature"])
+    outcomes = [Outcome("a", 0, {"top1": 0.5}, 1, 1.0), Outcome("b", 0, {"top1": 0.25, "curvature": 1.5}, 1, 1.0)]
+    text = to_markdown(settings, outcomes)
+    assert "| a | 1 | **0.5000** | – | 1 s |" in text and "| b | 1 | 0.2500 | 1.5000 | 1 s |" in text
+    with pytest.raises(UserError, match="gives no 'curvature'"):
+        to_markdown(settings, [outcomes[0], Outcome("b", 0, {"top1": 0.25}, 1, 1.0)])
+
+
+# ------------------------------------------------------------------------------------------------------- equal time
+
+
+def test_a_schedule_is_stretched_by_the_pace_of_its_steps():
+    # 10 s of compiling, 100 steps of 0.1 s; the other row took 35 s: 25 s are left for steps.
+    twin = Outcome("plain", 0, {}, 1, 20.0, steps=100, step_seconds=0.1)
+    slow = Outcome("slow", 0, {}, 1, 35.0, steps=100, step_seconds=0.25)
+    assert stretch_to(slow, twin) == pytest.approx(2.5)
+    assert stretch_to(twin, slow) == pytest.approx((100 - 60) / 100)
+    assert stretch_to(slow, Outcome("plain", 0, {}, 1, 20.0, steps=1)) == pytest.approx(35 / 20)
+    assert stretch_to(Outcome("quick", 0, {}, 1, 0.1, 100, 1e-3), twin) == 1 / 100  # one step at least
+
+
+def test_a_row_is_trained_for_the_time_of_another(table, tmp_path, monkeypatch):
+    """The clock is replaced by one that the row decides on: 1 s a step, 3 s a step with the slow row's key."""
+    import ramify.train.table as module
+
+    rows = {"base": {}, "base, equal time": {"time_of": "slow"}, "slow": {"optim.weight_decay": 0.5}}
+    table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "rows": rows}))
+    real = module.train_one
+
+    def timed(settings, row, seed, out, stretch=1.0):
+        outcome = real(settings, row, seed, out, stretch)
+        pace = 3.0 if row == "slow" else 1.0
+        return Outcome(*(row, seed, outcome.numbers, 1), 5 + pace * outcome.steps, outcome.steps, pace)
+
+    monkeypatch.setattr(module, "train_one", timed)
+    settings = read_table(table)
+    lines = []
+    outcomes = make_table(settings, tmp_path / "runs", say=lines.append)
+    assert [(o.row, o.seed) for o in outcomes] == [(row, seed) for row in rows for seed in (3, 4)]
+    assert [line.split("] ")[1].split(", seed")[0] for line in lines[:3]] == ["base", "slow", "base, equal time"]
+    by_row = {row: [o for o in outcomes if o.row == row] for row in rows}
+    assert [o.steps for o in by_row["base"]] == [12, 12] and [o.steps for o in by_row["slow"]] == [12, 12]
+    assert [o.steps for o in by_row["base, equal time"]] == [36, 36]
+    assert [o.seconds for o in by_row["base, equal time"]] == [o.seconds for o in by_row["slow"]]
+    assert make_table(settings, tmp_path / "runs") == outcomes  # found finished, with the same recipe
+
+
+def test_a_stretched_recipe_keeps_all_but_its_length(table):
+    settings = read_table(table)
+    base = row_recipe(settings, "base", 3)
+    long = row_recipe(settings, "base", 3, stretch=2.25)
+    assert (long.schedule.epochs, long.schedule.warmup) == (4.5, base.schedule.warmup)
+    long.schedule = base.schedule
+    assert long == base
+    counted = read_table(table, ["schedule.steps=10", "schedule.warmup=0"])
+    assert row_recipe(counted, "base", 3, stretch=2.25).schedule.steps == 22
+
+
+def test_real_times_are_read_from_the_lines_of_metrics(table, tmp_path):
+    (outcome, *_) = make_table(read_table(table), tmp_path / "runs")
+    assert outcome.steps == 12 and outcome.step_seconds is not None
+    assert 0 < outcome.step_seconds * 12 < 2 * outcome.seconds
+
+
 def test_marks_are_added_to_a_page_without_them_and_half_a_pair_is_refused(tmp_path):
     page = tmp_path / "R.md"
     write_between_marks(page, "x", "one\n")
@@ -99,6 +165,9 @@ def test_marks_are_added_to_a_page_without_them_and_half_a_pair_is_refused(tmp_p
         ({"rows": {"a": {"optim.lrr": 1}}}, "optim.lrr"),
         ({"recipe": "nowhere.yaml"}, "nowhere.yaml"),
         ({"rows": {"a b": {}, "a-b": {}}}, "must differ"),
+        ({"rows": {"a": {}, "b": {"time_of": "c"}}}, "time_of 'c' is no row that has a time of its own"),
+        ({"rows": {"a": {}, "b": {"time_of": "b"}}}, "time_of 'b' is no row that has a time of its own"),
+        ({"rows": {"a": {}, "b": {"time_of": "a", "optim.lr": 1.0}}}, "needs a row of the same keys without it"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_trained(table, change, message):

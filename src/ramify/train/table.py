@@ -1,12 +1,15 @@
 """Tables of results: variants of one recipe over several seeds, trained alike, written as Markdown.
 
 A YAML file names the recipe, the rows as overrides of it, and the seeds. Runs that are finished are not run again, and
-one that was interrupted is resumed, so the same command goes on after any stop. ``python -m ramify.train.table FILE``
+one that was interrupted is resumed, so the same command goes on after any stop. A row with ``time_of: ROW`` beside its
+overrides is trained for as long, on the clock, as that row took: its schedule is stretched by what the row without
+``time_of`` and otherwise equal took for a step. ``python -m ramify.train.table FILE``
 does what ``ramify compare FILE`` does where only torch, timm and accelerate are installed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import statistics
@@ -18,6 +21,11 @@ from typing import Any
 from ramify.errors import UserError, exit_code, one_line_parser, suggest
 from ramify.train.recipe import Recipe
 
+TIME_OF = "time_of"
+"""Key of a row that names another one, whose training time is its own."""
+ABSENT = "–"
+"""In a cell for which the evaluation of a row has no number."""
+
 
 @dataclass
 class TableSettings:
@@ -28,13 +36,14 @@ class TableSettings:
     recipe: Path
     """The recipe that all rows share, relative to this file."""
     rows: dict[str, dict[str, Any]]
-    """Name of a row, and the dotted keys of the recipe that it changes, e.g. {model.args.assignment: hard}."""
+    """Name of a row, and the dotted keys of the recipe that it changes, e.g. {model.args.assignment: hard}; with
+    time_of: another row, it is trained for as long as that one took (and needs a row that is equal but for this)."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Dotted keys that all rows change."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Every row is trained once with each seed."""
     metrics: list[str] = field(default_factory=lambda: ["top1"])
-    """Numbers of the last evaluation to show, the first one first."""
+    """Numbers of the last evaluation to show, the first one first; all but that one may be missing in some rows."""
     note: str = ""
     """A sentence below the heading."""
 
@@ -48,6 +57,22 @@ class TableSettings:
         slugs = [slug(name) for name in self.rows]
         if len(set(slugs)) != len(slugs):
             raise ValueError(f"names of rows must differ in letters and digits, got {', '.join(self.rows)}")
+        for row, changes in self.rows.items():
+            if TIME_OF in changes:
+                self._check_time(row, changes[TIME_OF])
+
+    def _check_time(self, row: str, other: Any) -> None:
+        if other not in self.rows or TIME_OF in self.rows[other]:
+            choices = [name for name, changes in self.rows.items() if TIME_OF not in changes]
+            hint = suggest(str(other), choices) or f"expected one of {', '.join(choices)}"
+            raise ValueError(f"row {row!r}: time_of {other!r} is no row that has a time of its own; {hint}")
+        if self.twin(row) is None:
+            raise ValueError(f"row {row!r} has time_of, which needs a row of the same keys without it, for its pace")
+
+    def twin(self, row: str) -> str | None:
+        """The row that is equal to this one but for ``time_of``."""
+        own = {key: value for key, value in self.rows[row].items() if key != TIME_OF}
+        return next((name for name, changes in self.rows.items() if name != row and changes == own), None)
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,9 @@ class Outcome:
     numbers: dict[str, float]
     parameters: int
     seconds: float
+    steps: int = 0
+    step_seconds: float | None = None
+    """Pace between the first and the last line of training; None if there were less than two."""
 
 
 def slug(name: str) -> str:
@@ -88,12 +116,29 @@ def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings
     return settings
 
 
-def row_recipe(settings: TableSettings, row: str, seed: int) -> Recipe:
-    """The recipe of one run."""
+def row_recipe(settings: TableSettings, row: str, seed: int, stretch: float = 1.0) -> Recipe:
+    """The recipe of one run, its schedule ``stretch`` times as long (the warm-up stays)."""
     from ramify.cli.config import load
 
     changes = {**settings.overrides, **settings.rows[row], "run.seed": seed}
-    return load(Recipe, settings.recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    changes.pop(TIME_OF, None)
+    recipe = load(Recipe, settings.recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    if stretch != 1:
+        schedule = recipe.schedule
+        steps = None if schedule.steps is None else max(1, round(schedule.steps * stretch))
+        recipe.schedule = dataclasses.replace(schedule, epochs=schedule.epochs * stretch, steps=steps)
+    return recipe
+
+
+def stretch_to(reference: Outcome, twin: Outcome) -> float:
+    """By how much the schedule of ``twin`` must be longer to take the time of ``reference``.
+
+    What is no step (compiling, the evaluation at the end) is not stretched with it.
+    """
+    if not twin.step_seconds:
+        return reference.seconds / twin.seconds
+    steps = twin.steps + (reference.seconds - twin.seconds) / twin.step_seconds
+    return max(1.0, steps) / twin.steps
 
 
 def make_table(
@@ -105,7 +150,8 @@ def make_table(
 ) -> list[Outcome]:
     """Train what is missing and give the outcome of every row and seed, in the order of the table.
 
-    Seeds are the outer loop: when the time is up, the rows have been treated alike.
+    Seeds are the outer loop: when the time is up, the rows have been treated alike. Rows with ``time_of`` come after
+    the others, and mean something only if their runs did not get in each other's way: with one job.
 
     Args:
         out: folder for the runs, one below it for each.
@@ -114,17 +160,23 @@ def make_table(
     """
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {jobs}")
-    work = [(row, seed) for seed in settings.seeds for row in settings.rows]
+    rows = sorted(settings.rows, key=lambda row: TIME_OF in settings.rows[row])  # stable: else in the table's order
+    work = [(row, seed) for seed in settings.seeds for row in rows]
     found: dict[tuple[str, int], Outcome] = {}
 
     def take(outcome: Outcome) -> None:
         found[outcome.row, outcome.seed] = outcome
-        numbers = "  ".join(f"{name} {_number(outcome, name):.4f}" for name in settings.metrics)
+        _number(outcome, settings.metrics[0])
+        numbers = "  ".join(f"{name} {_cell([outcome], name)}" for name in settings.metrics)
         say(f"[{len(found)}/{len(work)}] {outcome.row}, seed {outcome.seed}: {numbers}  ({outcome.seconds:.0f} s)")
+
+    def stretch(row: str, seed: int) -> float:
+        other, twin = settings.rows[row].get(TIME_OF), settings.twin(row)
+        return 1.0 if other is None or twin is None else stretch_to(found[other, seed], found[twin, seed])
 
     if jobs == 1:
         for row, seed in work:
-            take(train_one(settings, row, seed, out))
+            take(train_one(settings, row, seed, out, stretch(row, seed)))
     else:
         from concurrent.futures import ProcessPoolExecutor, as_completed
         from multiprocessing import get_context
@@ -132,17 +184,21 @@ def make_table(
         _render_world(settings)  # once, instead of in every process at the same time
         # Fresh processes: a forked one could not use the GPU.
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-            futures = [pool.submit(train_one, settings, row, seed, out) for row, seed in work]
             try:
-                for future in as_completed(futures):
-                    take(future.result())
+                for is_timed in (False, True):
+                    part = [(row, seed) for row, seed in work if (TIME_OF in settings.rows[row]) == is_timed]
+                    futures = [
+                        pool.submit(train_one, settings, row, seed, out, stretch(row, seed)) for row, seed in part
+                    ]
+                    for future in as_completed(futures):
+                        take(future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     return [found[row, seed] for row in settings.rows for seed in settings.seeds]
 
 
-def train_one(settings: TableSettings, row: str, seed: int, out: Path) -> Outcome:
+def train_one(settings: TableSettings, row: str, seed: int, out: Path, stretch: float = 1.0) -> Outcome:
     """One run, resumed if it was interrupted and only read if it is finished."""
     from ramify.train.evaluate import load_model
     from ramify.train.folder import RunFolder
@@ -150,13 +206,23 @@ def train_one(settings: TableSettings, row: str, seed: int, out: Path) -> Outcom
 
     folder = out / slug(row) / f"seed{seed}"
     try:
-        result = fit(row_recipe(settings, row, seed), folder, resume=True, quiet=True)
+        result = fit(row_recipe(settings, row, seed, stretch), folder, resume=True, quiet=True)
     except UserError as error:
         raise UserError(f"row {row!r}, seed {seed}: {error}") from None
     model, _ = load_model(folder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    seconds = max((line["time"] for line in RunFolder(folder).read_metrics()), default=0.0)
-    return Outcome(row, seed, result.numbers, parameters, seconds)
+    lines = RunFolder(folder).read_metrics()
+    seconds = max((line["time"] for line in lines), default=0.0)
+    return Outcome(row, seed, result.numbers, parameters, seconds, result.step, _step_seconds(lines))
+
+
+def _step_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
+    """Seconds per step between the first and the last line of training; the first steps, which compile, are before."""
+    training = [(line["step"], line["time"]) for line in lines if line["split"] == "train"]
+    if len(training) < 2:
+        return None
+    (first, start), (last, stop) = training[0], training[-1]
+    return (stop - start) / (last - first)
 
 
 def end_with_parent() -> None:
@@ -197,6 +263,9 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
         for row, group in groups.items()
     }
     best = max(means.values())
+    for name in settings.metrics:
+        if not any(name in outcome.numbers for outcome in outcomes):
+            _number(outcomes[0], name)
     lines = [f"### {settings.title}", ""]
     if settings.note:
         lines += [settings.note, ""]
@@ -205,7 +274,7 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
         "|" + "---|" * (len(settings.metrics) + 3),
     ]
     for row, group in groups.items():
-        cells = [_spread([_number(outcome, name) for outcome in group]) for name in settings.metrics]
+        cells = [_cell(group, name) for name in settings.metrics]
         if means[row] == best:
             cells[0] = f"**{cells[0]}**"
         seconds = statistics.fmean(outcome.seconds for outcome in group)
@@ -239,6 +308,12 @@ def _number(outcome: Outcome, name: str) -> float:
         hint = suggest(name, outcome.numbers) or f"expected one of {', '.join(outcome.numbers)}"
         raise UserError(f"the evaluation gives no {name!r}; {hint}")
     return outcome.numbers[name]
+
+
+def _cell(group: Sequence[Outcome], name: str) -> str:
+    """Mean and spread of a number over the runs of a row."""
+    values = [outcome.numbers[name] for outcome in group if name in outcome.numbers]
+    return _spread(values) if values else ABSENT
 
 
 def _spread(values: Sequence[float]) -> str:
