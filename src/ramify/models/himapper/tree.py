@@ -1,0 +1,164 @@
+"""The probabilistic tree of Hi-Mapper: Gaussian leaves, parents by moment matching, samples that become queries."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Mixture = Literal["moment", "stratified"]
+Noise = Literal["shared", "per_image"]
+
+
+class TreeShape:
+    """Who is whose parent in a forest of binary trees whose levels halve: 32, 16, 8, 4 nodes by default.
+
+    Level 1 holds the leaves. The parent of node ``i`` is ``i // 2`` of the level above; the top level has
+    ``num_leaves / 2^(depth - 1)`` nodes and no parent. Where all nodes stand in one row, leaves come first.
+
+    Args:
+        num_leaves: nodes of level 1. depth: number of levels.
+    """
+
+    def __init__(self, num_leaves: int = 32, depth: int = 4):
+        if depth < 1 or num_leaves < 1 or num_leaves % 2 ** (depth - 1):
+            raise ValueError(
+                "num_leaves must be a positive multiple of 2^(depth - 1), as each level is half the one below, got "
+                f"num_leaves={num_leaves}, depth={depth}; take e.g. num_leaves={_next_multiple(num_leaves, depth)}"
+            )
+        self.num_leaves, self.depth = num_leaves, depth
+        self.sizes = tuple(num_leaves >> level for level in range(depth))
+        self.num_nodes = sum(self.sizes)
+        self.starts = tuple(itertools.accumulate((0, *self.sizes)))
+        """Where each level starts in the row of all nodes; one number more than levels."""
+
+    def parents(self, level: int) -> Tensor:
+        """(N_l,) the parent of each node of ``level`` (from 1) as index in the level above, -1 at the top."""
+        if not 1 <= level <= self.depth:
+            raise ValueError(f"level must be from 1 (leaves) to {self.depth}, got {level}")
+        index = torch.arange(self.sizes[level - 1])
+        return index // 2 if level < self.depth else torch.full_like(index, -1)
+
+    @cached_property
+    def level(self) -> Tensor:
+        """(nodes,) the level of each node, from 0."""
+        return torch.repeat_interleave(torch.arange(self.depth), torch.tensor(self.sizes))
+
+    @cached_property
+    def parent(self) -> Tensor:
+        """(nodes,) the parent of each node in the row of all nodes, -1 at the top."""
+        above = [self.parents(level) + self.starts[level] for level in range(1, self.depth)]
+        return torch.cat([*above, self.parents(self.depth)])
+
+    @cached_property
+    def pooling(self) -> Tensor:
+        """(nodes, depth * num_leaves) the product with it averages each node's query rows.
+
+        Level ``l`` has ``2^(l - 1)`` rows for each of its nodes, next to each other: ``num_leaves`` rows in all.
+        """
+        blocks = [torch.eye(size).repeat_interleave(2**level, 1) / 2**level for level, size in enumerate(self.sizes)]
+        return torch.block_diag(*blocks)
+
+    def split(self, nodes: Tensor, dim: int = 1) -> list[Tensor]:
+        """The nodes in one row as one tensor per level, leaves first."""
+        return list(nodes.split(self.sizes, dim))
+
+
+def _next_multiple(num_leaves: int, depth: int) -> int:
+    step = 2 ** max(depth - 1, 0)
+    return max(step, -(-num_leaves // step) * step)
+
+
+class ProbabilisticTree(nn.Module):
+    """Gaussians at the leaves, and at every node above the Gaussian with the moments of its children's mixture.
+
+    Args:
+        shape: the forest. width: axes of a query.
+        probabilistic: False leaves the variances out: no noise, no KL.
+        sibling_std: how far the means of two sibling leaves start from each other; with 0.01, the value of the
+            published code, siblings stay one point.
+        mixture: "moment" samples a parent from its own Gaussian, "stratified" half of its rows from each child's.
+        noise: "shared" draws one set of rows for the batch, "per_image" one for each image.
+    """
+
+    def __init__(
+        self,
+        shape: TreeShape,
+        width: int,
+        probabilistic: bool = True,
+        sibling_std: float = 0.75,
+        mixture: Mixture = "moment",
+        noise: Noise = "shared",
+    ):
+        super().__init__()
+        self.shape, self.sibling_std, self.mixture, self.noise = shape, sibling_std, mixture, noise
+        self.mu = nn.Parameter(torch.empty(shape.num_leaves, width))
+        self.logvar = nn.Parameter(torch.empty(shape.num_leaves, width)) if probabilistic else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Siblings around a common centre, variances about 1."""
+        num_leaves, width = self.mu.shape
+        centres = 1.5 * torch.randn(-(-num_leaves // 2), width, device=self.mu.device)
+        siblings = centres.repeat_interleave(2, 0)[:num_leaves]
+        with torch.no_grad():
+            self.mu.copy_(siblings + self.sibling_std * torch.randn_like(siblings))
+            if self.logvar is not None:
+                nn.init.xavier_uniform_(self.logvar)
+
+    def means(self) -> list[Tensor]:
+        """[L x (N_l, w)] mean of each node: the average of its two children's."""
+        found: list[Tensor] = [self.mu]
+        for _ in range(self.shape.depth - 1):
+            found.append((found[-1][0::2] + found[-1][1::2]) / 2)
+        return found
+
+    def variances(self, means: list[Tensor]) -> list[Tensor]:
+        """[L x (N_l, w)] variance of the mixture of two children: the mean of theirs and half their distance squared.
+
+        A sum of positive terms: ``E[x^2] - E[x]^2`` may come out negative.
+        """
+        assert self.logvar is not None
+        found = [self.logvar.exp()]
+        for below in means[: self.shape.depth - 1]:
+            within, apart = found[-1], (below[0::2] - below[1::2]) / 2
+            found.append((within[0::2] + within[1::2]) / 2 + apart.square())
+        return found
+
+    def nodes(self) -> Tensor:
+        """(nodes, w) the means: queries where nothing is random, one row per node."""
+        return torch.cat(self.means())
+
+    def sample(self, batch_size: int | None = None) -> tuple[Tensor, Tensor]:
+        """Query rows of all levels with noise from torch's default generator (as dropout), and the KL of the top level.
+
+        Args:
+            batch_size: number of images, for ``noise="per_image"``.
+
+        Returns:
+            (L, N, w), or (B, L, N, w) with noise per image: level ``l`` holds ``2^(l - 1)`` rows of each of its nodes.
+            And the mean over nodes and axes of ``KL(node || N(0, 1))``, a single number.
+        """
+        means = self.means()
+        variances = self.variances(means)
+        # Half of the rows from each child: the rows of the level below, which stand in the right order already.
+        lower = 1 if self.mixture == "stratified" else 0
+        source = [max(level - lower, 0) for level in range(self.shape.depth)]
+        mean = torch.stack([means[level].repeat_interleave(2**level, 0) for level in source])
+        std = torch.stack([variances[level].sqrt().repeat_interleave(2**level, 0) for level in source])
+        images = (batch_size,) if self.noise == "per_image" and batch_size is not None else ()
+        noise = torch.randn(*images, *mean.shape, dtype=mean.dtype, device=mean.device)
+        return mean + std * noise, kl_to_standard(means[-1], variances[-1])
+
+    def kl(self) -> Tensor:
+        """() KL of the top level's Gaussians to the standard one, the mean over nodes and axes."""
+        means = self.means()
+        return kl_to_standard(means[-1], self.variances(means)[-1])
+
+
+def kl_to_standard(mean: Tensor, variance: Tensor) -> Tensor:
+    """``KL(N(mean, variance) || N(0, 1))`` averaged over all axes."""
+    return 0.5 * (mean.square() + variance - 1 - variance.log()).mean()
