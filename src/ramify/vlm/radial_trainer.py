@@ -274,7 +274,9 @@ def _loop(
     show: Callable[[Progress], None] | None,
 ) -> dict[str, float]:
     clock, before, began = time.perf_counter(), trainer.seconds, trainer.step
-    saved_at, lately, last = clock, [], {}  # type: ignore[var-annotated]
+    saved_at = clock
+    lately: list[dict[str, float]] = []
+    last: dict[str, float] = {}
     with stop_signals() as stopped, (out / METRICS).open("a", encoding="utf-8") as log:
         while not trainer.is_done:
             lately.append(trainer.advance())
