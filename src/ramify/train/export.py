@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from ramify.errors import UserError, require
 from ramify.train.checkpoint import save_tensors, write_atomic
 from ramify.train.evaluate import load_model
+from ramify.train.folder import RunFolder
+from ramify.train.plugin import LogitsOnly
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
 TOLERANCE = 1e-4
@@ -20,7 +22,7 @@ TOLERANCE = 1e-4
 def export(
     run: Path, format: str, out: Path | None = None, *, size: int | None = None, batch: int | None = None
 ) -> tuple[Path, float | None]:
-    """Write the best model of a run in a format of ``SUFFIXES``, or a language model as a folder (``hf``).
+    """Write the best model of a run in a format of ``SUFFIXES``, or a language model or CLIP as a folder (``hf``).
 
     Args:
         size: side of the input pictures, the recipe's by default.
@@ -33,6 +35,10 @@ def export(
         UserError: the model cannot be exported, or the program gives other numbers.
     """
     if format == "hf":
+        if RunFolder(run).recipe().task == "contrast":
+            from ramify.vlm.world_clip import export_run
+
+            return export_run(run, out), None
         from ramify.train.language import export_language_model
 
         return export_language_model(run, out), None
@@ -40,8 +46,9 @@ def export(
         require("onnx", "onnx")
         require("onnxscript", "onnx")
     model, recipe = load_model(run)
-    if recipe.task == "language" and format != "safetensors":
-        raise UserError(f"a language model is exported as hf (a folder for transformers) or safetensors, not {format}")
+    kind = {"language": "a language model", "contrast": "a CLIP"}.get(recipe.task)
+    if kind is not None and format != "safetensors":
+        raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +58,8 @@ def export(
     size = size or recipe.data.size
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(batch or 2, 3, size, size, generator=generator)
+    if recipe.model.plugin.is_used and recipe.task == "classify":
+        model = LogitsOnly(model).eval()
     with torch.no_grad():
         expected = model(example)
     if not isinstance(expected, Tensor):
@@ -83,7 +92,8 @@ def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.Exp
 
 def _write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
     # Through an open file: the name of a temporary file does not end in .pt2, which the function insists on.
-    with path.open("wb") as file:
+    with path.open("wb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of buffers that are parts of others; what was written is compared anyway
         torch.export.save(program, file)
 
 

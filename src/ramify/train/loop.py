@@ -142,10 +142,11 @@ class Trainer:
             note = f"; fresh: {', '.join(fresh[:6])}{rest}" if fresh else ""
             self.notes.append(f"weights from {settings.weights}{note}")
         if run.grad_checkpointing:
-            if hasattr(model, "set_grad_checkpointing"):  # timm's word
-                model.set_grad_checkpointing(True)  # type: ignore[operator]
-            elif hasattr(model, "gradient_checkpointing_enable"):  # that of transformers
-                model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
+            if hasattr(saver, "set_grad_checkpointing"):  # timm's word
+                saver.set_grad_checkpointing(True)
+            elif hasattr(saver, "gradient_checkpointing_enable"):  # that of transformers
+                saver.gradient_checkpointing_enable({"use_reentrant": False})
             else:
                 raise UserError(f"model {settings.name} cannot do run.grad_checkpointing; switch it off")
         model.to(self.processes.device)

@@ -72,7 +72,8 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
 def load_weights(model: nn.Module, source: Path) -> list[str]:
     """Start from earlier weights: a run folder (its best weights) or a .safetensors file.
 
-    A dense model also takes the weights of a classifier, or of another dense model: those of its backbone.
+    A dense model also takes the weights of a classifier, or of another dense model: those of its backbone. A model with
+    a plug-in takes those of one without, and the other way round.
 
     Returns:
         Names that keep their fresh values, because the source lacks them or has them in another shape (a classifier
@@ -87,7 +88,8 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]
     mine = model.state_dict()
-    fitting = _fitting(adopt_backbone(tensors, mine), mine) | _fitting(tensors, mine)
+    plain = {name.removeprefix("backbone."): value for name, value in tensors.items()}
+    fitting = _fitting(plain, mine) | _fitting(adopt_backbone(tensors, mine), mine) | _fitting(tensors, mine)
     if not fitting:
         raise UserError(f"no weight in {source} fits this model; model.weights wants weights of the same architecture")
     model.load_state_dict(fitting, strict=False)

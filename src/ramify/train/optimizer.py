@@ -25,20 +25,11 @@ def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None 
     Args:
         marks: what parameters said about themselves before the model was wrapped; by default they are asked now.
     """
-    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
-
     mark_points(model)
     parameters = dict(model.named_parameters())
     named = parameter_marks(model) if marks is None else marks
     of_parameter = {id(parameters[name]): mark for name, mark in named.items()}
-    ask = getattr(model, "no_weight_decay", None)
-    excluded = ask() if callable(ask) else ()
-    if settings.layer_decay is not None:
-        groups = param_groups_layer_decay(
-            model, settings.weight_decay, no_weight_decay_list=excluded, layer_decay=settings.layer_decay
-        )
-    else:
-        groups = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded)
+    groups = _timm_groups(model, settings)
     curvatures = {id(p) for p in curvature_parameters(model)}
     rates = {"points": settings.point_lr, "curvature": settings.curvature_lr}
     result = []
@@ -56,6 +47,27 @@ def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None 
             scale = own_scale * group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
             result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
     return result
+
+
+def _timm_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
+    """timm's own groups of all parameters that are trained."""
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    ask = getattr(model, "no_weight_decay", None)
+    excluded = ask() if callable(ask) else ()
+    if settings.layer_decay is None:
+        return param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded)
+    plain: Any = model.to_plain() if hasattr(model, "to_plain") else None  # type: ignore[operator]
+    if plain is None:
+        return param_groups_layer_decay(
+            model, settings.weight_decay, no_weight_decay_list=excluded, layer_decay=settings.layer_decay
+        )
+    # Layers are those of the model below a plug-in; the plug-in stands above them, at the full learning rate.
+    below = {id(p) for p in plain.parameters()}
+    groups = _timm_groups(plain, settings)
+    for group in param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded):
+        groups.append(group | {"params": [p for p in group["params"] if id(p) not in below]})
+    return [group for group in groups if group["params"]]
 
 
 def parameter_marks(model: nn.Module) -> Marks:

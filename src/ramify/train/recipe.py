@@ -18,12 +18,70 @@ from ramify.errors import UserError
 
 
 @dataclass
+class PluginSettings:
+    """A module that is put on the model and trained with it: Hi-Mapper's tree of queries (``ramify.models.HiMapper``).
+
+    A tree that reads the model's last feature map, with two losses beside the task's own.
+    """
+
+    name: Literal["none", "himapper"] = "none"
+    """Which one; none for the model alone."""
+    enabled: bool = True
+    """false trains exactly the model alone: the control of a recipe with a plug-in."""
+    num_leaves: int = 32
+    """Leaves of the tree, a multiple of 2^(depth - 1)."""
+    depth: int = 4
+    """Levels; each has half of the nodes of the one below it."""
+    width: int = 128
+    """Width of the plug-in's layers."""
+    heads: int = 4
+    """Heads of its attention."""
+    hyp_dim: int | None = None
+    """Dimension of the space in which the contrastive loss compares nodes; width by default."""
+    geometry: Literal["lorentz", "euclidean"] = "lorentz"
+    """That space: hyperbolic, or flat as a control."""
+    probabilistic: bool = True
+    """While training, queries are drawn from the nodes' Gaussians; false takes their means."""
+    sibling_std: float = 0.75
+    """Spread of fresh sibling leaves; the released code has 0.01."""
+    query_residual: bool = False
+    """Nodes keep their query beside what they read; the released code does."""
+    tau: float = 0.2
+    """Temperature of the contrastive loss."""
+    alpha: float = 0.1
+    """Weight of the contrastive loss."""
+    beta: float = 0.01
+    """Weight of the divergence of the top level from a standard normal."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Passed on to the plug-in: whatever else it takes."""
+    lr: float | None = None
+    """Learning rate of the plug-in; optim.lr by default."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_leaves", "depth", "width", "heads", "hyp_dim", "tau", "lr")
+        for name in ("sibling_std", "alpha", "beta"):
+            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be 0 or a positive number, got {getattr(self, name)}")
+        if self.num_leaves % 2 ** (self.depth - 1):
+            raise ValueError(
+                f"num_leaves must be a multiple of 2^(depth - 1) = {2 ** (self.depth - 1)}, got {self.num_leaves}"
+            )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is something to put on the model."""
+        return self.name != "none" and self.enabled
+
+
+@dataclass
 class ModelSettings:
     """Which model, and how it differs from its defaults."""
 
     name: str = "hcformer_pico"
     """Any name that timm.create_model knows, ours included (ramify models lists them). Of the task language: a preset
     of ramify.lm such as helm-d-pico, or twin:helm-d-pico for the Euclidean model of the same shape."""
+    backbone: str | None = None
+    """Another word for name, which it replaces: the model that a plug-in is put on."""
     args: dict[str, Any] = field(default_factory=dict)
     """Passed on to create_model: drop_path_rate, img_size, ... Language: to the preset, e.g. hidden_size."""
     head: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +90,12 @@ class ModelSettings:
     """Start from the weights that timm downloads for this name."""
     weights: Path | None = None
     """Start from these weights: a run folder or a .safetensors file. Layers whose shape differs start fresh."""
+    plugin: PluginSettings = field(default_factory=PluginSettings)
+    """What is put on the model."""
+
+    def __post_init__(self) -> None:
+        if self.backbone is not None:  # kept under one name, so that either word can override a saved recipe
+            self.name, self.backbone = self.backbone, None
 
 
 @dataclass
@@ -196,6 +260,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.tokens.keep < 1 and self.task != "classify":
             raise ValueError(f"tokens.keep below 1 is for the task classify, the task is {self.task}")
+        if self.model.plugin.is_used and self.tokens.keep < 1:
+            raise ValueError("model.plugin reads a whole feature map, and tokens.keep below 1 leaves none; choose one")
+        if self.model.plugin.is_used and self.task == "language":
+            raise ValueError(f"model.plugin {self.model.plugin.name} is for pictures, the task is language")
         if self.data.batch_size % self.run.accumulate:
             raise ValueError(
                 f"data.batch_size {self.data.batch_size} must be a multiple of run.accumulate {self.run.accumulate}"

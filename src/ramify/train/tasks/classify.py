@@ -14,6 +14,7 @@ from ramify.data.sample import Sample
 from ramify.errors import UserError
 from ramify.evaluate.hierarchy import hierarchy_scores
 from ramify.train.model import create_model, reduce_tokens
+from ramify.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.tree import Tree
@@ -54,7 +55,8 @@ class Classify(Task):
 
             smoothing = self.recipe.loss.label_smoothing
             self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
-        return reduce_tokens(create_model(self.recipe.model, num_classes=num_classes), self.recipe.tokens)
+        model = reduce_tokens(create_model(self.recipe.model, num_classes=num_classes), self.recipe.tokens)
+        return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
 
     def transform(self, train: bool) -> Callable[..., Any]:
         from ramify.data.transforms import eval_transform, train_transform
@@ -88,18 +90,21 @@ class Classify(Task):
         return {"image": images, "label": batch["label"], "target": target}
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = model(batch["image"]).float()
+        output = model(batch["image"])
+        logits = logits_of(output).float()
         if "target" in batch:  # (B, K), smoothed by the mixer
-            return F.cross_entropy(logits, batch["target"]), {}
+            return with_plugin_loss(model, output, F.cross_entropy(logits, batch["target"]), {})
         loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.recipe.loss.label_smoothing)
-        return loss, {"top1": (logits.argmax(1) == batch["label"]).float().mean().detach()}
+        top1 = (logits.argmax(1) == batch["label"]).float().mean().detach()
+        return with_plugin_loss(model, output, loss, {"top1": top1})
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
         losses, guesses, labels = [], [], []
+        plugin = PluginNumbers(model)
         for batch in batches:
-            logits = model(batch["image"]).float()
+            logits = logits_of(plugin.ask(model, batch["image"])).float()
             losses.append(F.cross_entropy(logits, batch["label"], reduction="none"))
             guesses.append(logits.topk(min(5, logits.shape[1])).indices)
             labels.append(batch["label"])
@@ -112,4 +117,4 @@ class Classify(Task):
         }
         if self._tree is not None:
             found |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
-        return found
+        return found | plugin.means(gather)

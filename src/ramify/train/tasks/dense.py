@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ramify.data.sample import Sample
 from ramify.errors import UserError, as_user_error, suggest
-from ramify.train.recipe import ModelSettings
+from ramify.train.plugin import plug_in_features
+from ramify.train.recipe import Recipe
 
 
 @dataclass
@@ -30,8 +31,10 @@ class ScoredSample(Sample):
     """Height and width that the picture takes up, from the upper left corner, in what the model sees."""
 
 
-def build_dense(make: Callable[..., Any], settings: ModelSettings, num_classes: int, **options: Any) -> nn.Module:
+def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **options: Any) -> nn.Module:
     """A backbone of the recipe's name and arguments with a head that ``make(backbone, num_classes, ...)`` puts on it.
+
+    A plug-in of the recipe goes between them.
 
     Args:
         options: of the head; the recipe's ``model.head`` wins over them.
@@ -41,6 +44,7 @@ def build_dense(make: Callable[..., Any], settings: ModelSettings, num_classes: 
     """
     from ramify.models.heads import pyramid_backbone
 
+    settings = recipe.model
     choices = [
         name
         for name, parameter in inspect.signature(make).parameters.items()
@@ -51,6 +55,7 @@ def build_dense(make: Callable[..., Any], settings: ModelSettings, num_classes: 
             hint = suggest(name, choices) or f"expected one of {', '.join(choices)}"
             raise UserError(f"unknown key model.head.{name}; {hint}")
     backbone = pyramid_backbone(settings.name, pretrained=settings.pretrained, **settings.args)
+    backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
     with as_user_error("model.head"):
         model: nn.Module = make(backbone, num_classes, **options | settings.head)
     return model

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ramify.data.sample import BadSample, Sample
 from ramify.errors import UserError
 from ramify.evaluate.detection import CocoScorer
+from ramify.train.plugin import with_plugin_loss
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.train.tasks.dense import ScoredSample, build_dense
@@ -58,7 +59,7 @@ class Detect(Task):
                 f"model.head.has_masks is true, but data {self.recipe.data.name} has no masks to learn from"
             )
         self._has_masks = bool(wants_masks)
-        return build_dense(mask_rcnn, self.recipe.model, len(self._classes), has_masks=self._has_masks)
+        return build_dense(mask_rcnn, self.recipe, len(self._classes), has_masks=self._has_masks)
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
         from ramify.data.transforms import eval_transform, train_transform
@@ -86,7 +87,7 @@ class Detect(Task):
             targets = [{name: value for name, value in t.items() if name != "masks"} for t in targets]
         losses: dict[str, Tensor] = model(batch["image"], targets)
         total = torch.stack([loss.float() for loss in losses.values()]).sum()
-        return total, {name: loss.detach() for name, loss in losses.items()}
+        return with_plugin_loss(model, None, total, {name: loss.detach() for name, loss in losses.items()})
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]

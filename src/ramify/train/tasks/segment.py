@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ramify.data.sample import IGNORE, BadSample, Sample
 from ramify.errors import UserError
 from ramify.evaluate.segmentation import Confusion
+from ramify.train.plugin import with_plugin_loss
 from ramify.train.task import Task
 from ramify.train.tasks.dense import ScoredSample, build_dense
 
@@ -31,7 +32,7 @@ class Segment(Task):
         from ramify.models.heads import Segmenter
 
         self._classes = tuple(data["semantic_classes"])
-        return build_dense(Segmenter, self.recipe.model, len(self._classes))
+        return build_dense(Segmenter, self.recipe, len(self._classes))
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
         from ramify.data.transforms import eval_transform, train_transform
@@ -58,7 +59,7 @@ class Segment(Task):
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing) / count
         right = (logits.detach().argmax(1) == truth).sum()
-        return loss, {"pixel_accuracy": right / count}
+        return with_plugin_loss(model, None, loss, {"pixel_accuracy": right / count})
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
