@@ -60,7 +60,7 @@ def quiet(make: Callable[..., Figure], *arguments: Any, **options: Any) -> Figur
 def test_forest_hangs_i_under_half_of_i() -> None:
     tree = forest((8, 4, 2))
     assert tree.parent.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, -1, -1]
-    assert tree.label is not None and tree.label[10] == "2.2" and tree.label[13] == "3.1"
+    assert tree.label is not None and tree.label[10] == "level 2 node 2" and tree.label[13] == "level 3 node 1"
 
 
 def test_two_dimensions_are_shown_exactly(seed: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from ramify.errors import require
 from ramify.explore.disk import INK, INSIDE, RIM
 from ramify.explore.himapper_log import SOFT, plot_tree_stats
-from ramify.explore.nodes import even_warning, flat_points, forest, node_colours, read_nodes
+from ramify.explore.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
 from ramify.explore.picture import read_picture
 from ramify.tree.layout import geodesic
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_assignment", "plot_poincare", "plot_tree_maps", "plot_tree_stats"]
+__all__ = ["disk_says", "plot_assignment", "plot_poincare", "plot_tree_maps", "plot_tree_stats"]
 
 ALARM = "#b3261e"
 HEAT = "YlOrRd"
@@ -43,12 +43,6 @@ MAPS_SAY = (
     "the even share of a patch). H is the map's entropy over that of an even map: 1 looks at all patches alike. A map "
     "shows where a query looked; it is no object or part, and a parent's map is not made of its children's."
 )
-PROJECTED = (
-    "Distances from the centre are true, angles are a projection: {axes} axes of {dims} hold {kept:.0%} of the squared "
-    "lengths. Edges are geodesics of the disk."
-)
-EXACT = "The space has two dimensions: the picture is exact. Edges are geodesics."
-PLANE = "Flat space: the first two of {dims} principal axes, which hold {kept:.0%} of the squared lengths."
 
 
 # ---- where nodes look ------------------------------------------------------------------------------------------------
@@ -289,7 +283,6 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
     nodes = read_nodes(out, b)
     tree, colours = forest(nodes.sizes), np.concatenate(node_colours(nodes.sizes))
     places, kept = flat_points(np.concatenate(nodes.points), nodes.c)
-    dims = nodes.points[0].shape[1]
     figure = Figure(figsize=(6.4, 7.3), facecolor="white")
     ax = figure.add_axes((0.02, 0.14, 0.96, 0.84))
     ax.set_axis_off()
@@ -297,13 +290,10 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
     if nodes.c is None:
         reach = 1.08 * max(float(np.abs(places).max()), 1e-12)
         lines = list(np.stack([places[tree.parent[child]], places[child]], 1))
-        said = PLANE.format(dims=dims, kept=kept)
     else:
         reach = 1.04
         ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.4))
         lines = list(geodesic(places[tree.parent[child]], places[child], 32))
-        said = EXACT if dims <= 2 else PROJECTED.format(axes="the two main", dims=dims, kept=kept)
-        said = said[0].upper() + said[1:] + f" Curvature {-nodes.c:.2f}."
     ax.plot(0, 0, "+", color="#9aa2b5", markersize=9, zorder=1)
     ax.add_collection(LineCollection(lines, colors=colours[child], linewidths=1.3, alpha=0.75, zorder=2))
     for k in range(len(nodes.sizes)):  # leaves first, so that parents lie on top
@@ -319,5 +309,24 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
     for handle in legend.legend_handles:
         handle.set_color("#7c8496")  # type: ignore[union-attr]
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    figure.text(0.03, 0.085, textwrap.fill(said, 98), fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
+    figure.text(
+        0.03, 0.085, textwrap.fill(disk_says(nodes, kept), 98), fontsize=8.4, color=SOFT, va="top", linespacing=1.35
+    )
     return figure
+
+
+def disk_says(nodes: Nodes, kept: float) -> str:
+    """The caption of the disk: what of it is true, and what is a projection.
+
+    Args:
+        kept: share of the squared lengths that two axes hold, from ``flat_points``.
+    """
+    dims = nodes.points[0].shape[1]
+    held = "" if dims <= 2 else f": the two main axes of {dims} hold {kept:.0%} of the squared lengths"
+    if nodes.c is None:
+        return f"Flat space{', seen along its main axes' if held else ', drawn as it is'}{held}. Edges are straight."
+    if not held:
+        said = "The space has two dimensions: the picture is exact."
+    else:
+        said = f"Distances from the centre are true, angles are a projection{held}."
+    return f"{said} Edges are geodesics of the disk. Curvature {-nodes.c:.2f}."

@@ -13,7 +13,7 @@ import numpy as np
 from ramify.explore.disk import PALETTE
 from ramify.tree import Tree
 
-__all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "node_colours", "read_nodes"]
+__all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]
 
 NEARLY_EVEN = 0.1
 """Maps closer to the even one than this (total variation, 0 to 1) say next to nothing about the picture."""
@@ -32,7 +32,7 @@ class LevelMaps:
     """Mean total variation between a map and the even one."""
     apart: float
     """Mean total variation between the maps of two siblings; between neighbours at the top level."""
-    num_winners: int
+    num_winners: float
     """Nodes that look at some patch more than every other node of their level does."""
 
 
@@ -102,13 +102,13 @@ def read_nodes(out: Any, b: int = 0) -> Nodes:
 def forest(sizes: Sequence[int]) -> Tree:
     """The forest of levels with these numbers of nodes, leaves first; node i of a level hangs under i // 2 above.
 
-    Nodes are numbered level by level, and called by level and place: ``2.5`` is the sixth node of the second level.
+    Nodes are numbered level by level and called as ``HiMapper.to_tree`` calls them: "level 2 node 5".
     """
     start = np.concatenate([[0], np.cumsum(sizes)])
     parent = np.full(start[-1], -1)
     for k in range(len(sizes) - 1):
         parent[start[k] : start[k + 1]] = start[k + 1] + np.arange(sizes[k]) // 2
-    names = [f"{k + 1}.{i}" for k, size in enumerate(sizes) for i in range(size)]
+    names = [f"level {k + 1} node {i}" for k, size in enumerate(sizes) for i in range(size)]
     return Tree(parent, label=names)
 
 
@@ -165,6 +165,23 @@ def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]
     length = np.linalg.norm(v, axis=1, keepdims=True)
     unit = direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300)
     return (v if c is None else unit * np.tanh(length / 2)), kept
+
+
+def mean_maps(pictures: Sequence[Sequence[LevelMaps]]) -> list[LevelMaps]:
+    """The numbers of several pictures as their means, level by level."""
+    found = []
+    for same in zip(*pictures, strict=True):
+        found.append(
+            LevelMaps(
+                level=same[0].level,
+                num_nodes=same[0].num_nodes,
+                entropy=np.mean([one.entropy for one in same], axis=0),
+                from_even=float(np.mean([one.from_even for one in same])),
+                apart=float(np.mean([one.apart for one in same])),
+                num_winners=float(np.mean([one.num_winners for one in same])),
+            )
+        )
+    return found
 
 
 def even_warning(levels: Sequence[LevelMaps]) -> str | None:

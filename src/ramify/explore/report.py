@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ramify.errors import UserError
-from ramify.explore.clusters import can_cluster, read_clusters
+from ramify.explore import himapper_page
+from ramify.explore.clusters import BlockClusters, can_cluster, read_clusters
 from ramify.explore.picture import default_size, fit, model_input, read_picture
 from ramify.explore.run_page import Answers, PageRecord, run_page
 from ramify.explore.scenes import Answer, Scene, class_path
@@ -42,11 +43,16 @@ class Subject:
     def input(self, pictures: Sequence[np.ndarray]) -> Any:
         return model_input(self.model, pictures, self.mean, self.std)
 
+    @property
+    def has_queries(self) -> bool:
+        """Whether it is a Hi-Mapper, which has a tree of queries in place of clusters."""
+        return himapper_page.is_himapper(self.model)
+
     def require_clusters(self) -> None:
-        if not can_cluster(self.model):
+        if not can_cluster(self.model) and not self.has_queries:
             raise UserError(
-                f"{self.name} cannot be explained: it does not cluster; give a run or a name of an HCFormer, "
-                "e.g. hcformer_nano"
+                f"{self.name} cannot be explained: it does not cluster; give a run of an HCFormer or a Hi-Mapper, or a "
+                "name, e.g. hcformer_nano"
             )
 
 
@@ -60,7 +66,7 @@ def from_run(run: Path | str) -> Subject:
     tree = about.get("tree")
     return Subject(
         model=model,
-        name=recipe.model.name,
+        name=f"Hi-Mapper on {recipe.model.name}" if himapper_page.is_himapper(model) else recipe.model.name,
         size=recipe.data.size,
         mean=recipe.data.mean,
         std=recipe.data.std,
@@ -92,7 +98,8 @@ def probabilities(subject: Subject, pictures: Sequence[np.ndarray]) -> np.ndarra
     found = []
     for start in range(0, len(pictures), BATCH):
         with torch.no_grad():
-            logits = subject.model(subject.input(pictures[start : start + BATCH]))
+            answer = subject.model(subject.input(pictures[start : start + BATCH]))
+        logits = getattr(answer, "logits", answer)  # a Hi-Mapper gives more than these
         found.append(logits.float().softmax(-1).cpu().numpy())
     return np.concatenate(found)
 
@@ -143,21 +150,39 @@ def page_of_pictures(subject: Subject, images: Sequence[Any], out: Path | str) -
         Path(image).name if isinstance(image, (str, Path)) else f"picture {k}" for k, image in enumerate(images, 1)
     ]
     p = probabilities(subject, pictures)
-    clusters = read_clusters(subject.model, subject.input(pictures))
     scenes = [
         Scene(picture, name, own, make_answer(subject, p[k]))
-        for k, (picture, name, own) in enumerate(zip(pictures, names, clusters, strict=True))
+        for k, (picture, name, own) in enumerate(zip(pictures, names, _clusters(subject, pictures), strict=True))
     ]
     fresh = "" if subject.recipe is not None else " Its weights are fresh: nothing was learned yet."
-    lead = f"How {subject.name} clustered {len(scenes)} picture{'s' if len(scenes) > 1 else ''}.{fresh}"
-    return run_page(out, PageRecord("What the model sees", lead, scenes, footer="Written by ramify explain."))
+    did = "read" if subject.has_queries else "clustered"
+    lead = f"How {subject.name} {did} {len(scenes)} picture{'s' if len(scenes) > 1 else ''}.{fresh}"
+    record = PageRecord("What the model sees", lead, scenes, footer="Written by ramify explain.")
+    return run_page(out, _with_queries(subject, record))
+
+
+def _clusters(subject: Subject, pictures: Sequence[np.ndarray]) -> list[list[BlockClusters]]:
+    """The clusters of every picture; none for a Hi-Mapper, which has a tree of queries instead."""
+    if subject.has_queries:
+        return [[] for _ in pictures]
+    return read_clusters(subject.model, subject.input(pictures))
+
+
+def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
+    """The record of a Hi-Mapper with the sections on its tree in place of an explorer; any other as it is."""
+    if not subject.has_queries:
+        return record
+    out = himapper_page.look(subject.model, subject.input([scene.picture for scene in record.scenes]))
+    sections = himapper_page.mapper_sections(record.scenes, out, record.metrics)
+    rest = himapper_page.without_tree(record.metrics)  # the other charts must not take them for accuracies
+    return replace(record, scenes=(), sections=sections, metrics=rest, style=himapper_page.STYLE)
 
 
 def page_of_run(
     run: Path | str,
     out: Path | str,
     *,
-    title: str = "What an HCFormer sees",
+    title: str | None = None,
     lead: str | None = None,
     num_pictures: int = 8,
     num_measured: int = 32,
@@ -191,18 +216,22 @@ def page_of_run(
                 numbers[name] = answers.accuracy(depth)
         chosen = _choose(p.argmax(1), labels, num_pictures)
     scenes, region_names = _scenes(subject, dataset, pictures, labels, p, chosen)
-    rows = _measured(subject, dataset, num_measured)
+    rows = [] if subject.has_queries else _measured(subject, dataset, num_measured)
     metrics = RunFolder(run).read_metrics()
     seconds = max((float(row.get("time", 0)) for row in metrics), default=0.0)
     count = sum(weights.numel() for weights in subject.model.parameters())
     shown = {name: f"{value:.1%}" for name, value in numbers.items()}
     shown |= {"parameters": f"{count / 1e6:.2f} M", "training time": clock(seconds)}
+    title = title or ("Where a Hi-Mapper looks" if subject.has_queries else "What an HCFormer sees")
     lead = lead or (
-        f"{subject.name}, a vision model that works by clustering: here is every cluster it made of {len(scenes)} "
+        f"{subject.name}: a vision model whose last features are read by a tree of queries. Here is where each of them "
+        f"looked in {len(scenes)} pictures the model was not trained on, and where they lie in the tree's own space."
+        if subject.has_queries
+        else f"{subject.name}, a vision model that works by clustering: here is every cluster it made of {len(scenes)} "
         "pictures it was not trained on, the tree they form, and where they lie in hyperbolic space."
     )
     record = PageRecord(title, lead, scenes, region_names, shown, metrics, rows, answers, footer)
-    return run_page(out, record), numbers
+    return run_page(out, _with_queries(subject, record)), numbers
 
 
 def clock(seconds: float) -> str:
@@ -241,7 +270,7 @@ def _scenes(
     p: np.ndarray | None,
     chosen: Sequence[int],
 ) -> tuple[list[Scene], Sequence[str]]:
-    clusters = read_clusters(subject.model, subject.input([pictures[i] for i in chosen]))
+    clusters = _clusters(subject, [pictures[i] for i in chosen])
     region_names: Sequence[str] = getattr(dataset, "part_classes", ()) or dataset.semantic_classes
     kind = "parts" if getattr(dataset, "part_classes", ()) else "semantic"
     shown = _finer(dataset, chosen)

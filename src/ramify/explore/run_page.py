@@ -66,20 +66,26 @@ class PageRecord:
     """Rows of ``ramify.evaluate.interpretability.interpretability_table``."""
     answers: Answers | None = None
     footer: str = ""
+    sections: Sequence[Section] = ()
+    """What a model of another kind shows of itself, where it has no clusters to explore."""
+    style: str = ""
+    """CSS that these sections need."""
 
 
 def run_page(path: Path | str, record: PageRecord) -> Path:
     """Writes the page and gives its path."""
     here = Path(__file__).parent
     sections = [Section("", _numbers(record.numbers))] if record.numbers else []
-    sections.append(
-        Section(
-            "What it clustered",
-            "<p>The model mixes the patches of a picture by gathering them around centres and handing back what was "
-            "gathered. What belongs together in its eyes can be read off, layer by layer and head by head.</p>"
-            + explorer_html(record.scenes, record.region_names),
+    if record.scenes or not record.sections:
+        sections.append(
+            Section(
+                "What it clustered",
+                "<p>The model mixes the patches of a picture by gathering them around centres and handing back what "
+                "was gathered. What belongs together in its eyes can be read off, layer by layer and head by head.</p>"
+                + explorer_html(record.scenes, record.region_names),
+            )
         )
-    )
+    sections += record.sections
     if record.clusters:
         sections.append(Section("Do clusters follow things?", _cluster_section(record.clusters)))
     if record.metrics:
@@ -96,7 +102,7 @@ def run_page(path: Path | str, record: PageRecord) -> Path:
         record.lead,
         sections,
         script=(here / "explorer.js").read_text(encoding="utf-8"),
-        style=(here / "explorer.css").read_text(encoding="utf-8"),
+        style=(here / "explorer.css").read_text(encoding="utf-8") + record.style,
         top='<button class="theme" type="button" data-theme-button>light / dark</button>',
         footer=record.footer,
     )
