@@ -95,16 +95,6 @@ def has_data(x: Tensor) -> bool:
     return not (x.is_meta or isinstance(x, FakeTensor))
 
 
-def graph_misfit() -> str | None:
-    """Why kernels that have not been seen in compiled graphs on a GPU stay out of them, or None.
-
-    ``RAMIFY_BACKEND=triton`` lets them in; without, a compiler makes its own of the same formulas.
-    """
-    if torch.compiler.is_compiling() and os.environ.get("RAMIFY_BACKEND") != "triton":
-        return "a graph is being compiled, where RAMIFY_BACKEND=triton asks for it"
-    return None
-
-
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels over rows of points take; they compute in float32."""
 
@@ -116,4 +106,4 @@ def rows_fit(backend: str, rows: Tensor, width: int, most: int) -> bool:
         misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif width > most:
         misfit = f"rows of {width}, the kernel takes up to {most}"
-    return choose(backend, rows, misfit or graph_misfit()) == "triton"
+    return choose(backend, rows, misfit) == "triton"

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 
 TILE = 1024
 """Elements that a program holds of a tensor."""
@@ -79,7 +80,8 @@ def forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
     R, sizes = mean.shape[0], _sizes(mean.shape[1], width)
     out = torch.empty(R, width, dtype=mean.dtype, device=mean.device)
     if has_data(mean) and R:
-        _forward_kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, out, R, D=d, OVER_C=1 / c, **sizes)
+        grid = (triton.cdiv(R, sizes["ROWS"]),)
+        launch(_forward_kernel, grid, (mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return out
 
 
@@ -89,5 +91,6 @@ def backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tens
     grad_mean = torch.empty_like(mean)
     out = torch.empty(R, grad.shape[1], dtype=mean.dtype, device=mean.device)
     if has_data(mean) and R:
-        _backward_kernel[(triton.cdiv(R, sizes["ROWS"]),)](mean, grad, grad_mean, out, R, D=d, OVER_C=1 / c, **sizes)
+        grid = (triton.cdiv(R, sizes["ROWS"]),)
+        launch(_backward_kernel, grid, (mean, grad, grad_mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return grad_mean, out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 from .layout import Layout
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
@@ -55,10 +56,9 @@ def _split_kernel(matrix, weight, time, bias, M, WIDTH, SIZE, ROWS, PADDED, POIN
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], layout: Layout, size: int, has_bias: bool) -> None:
     M, width = layout.groups * layout.padded_rows, layout.points * layout.point_width
-    kernel[(triton.cdiv(M, BLOCK_ROWS), triton.cdiv(width, BLOCK_COLUMNS))](
-        *tensors, M, width, size, layout.rows, layout.padded_rows, layout.points, layout.point_width,
-        HAS_BIAS=has_bias, BLOCK_R=BLOCK_ROWS, BLOCK_C=BLOCK_COLUMNS,
-    )  # fmt: skip
+    grid = triton.cdiv(M, BLOCK_ROWS), triton.cdiv(width, BLOCK_COLUMNS)
+    numbers = (M, width, size, layout.rows, layout.padded_rows, layout.points, layout.point_width)
+    launch(kernel, grid, tensors, numbers, {"HAS_BIAS": has_bias, "BLOCK_R": BLOCK_ROWS, "BLOCK_C": BLOCK_COLUMNS})
 
 
 def join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:

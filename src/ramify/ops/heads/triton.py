@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 from .reference import Heads
 
 TILE = 2048
@@ -189,13 +190,14 @@ def forward(
     T = rows.shape[0]
     q, k, v = (torch.empty(T, heads.num_heads, heads.width, dtype=rows.dtype, device=rows.device) for _ in range(3))
     if has_data(rows) and T:
-        has_shared = queries is not None and shared is not None
-        _forward_kernel[(T,)](
-            rows, queries if has_shared else rows, shared if has_shared else rows, cos, sin, log_tau, q, k, v,
-            cos.shape[0], ROW_STEP=rows.stride(0), QUERY_STEP=queries.stride(0) if queries is not None else 0,
-            SHARED_STEP=shared.stride(0) if shared is not None else 0,
-            **_sizes(heads, cos.shape[1]),
-        )  # fmt: skip
+        given = (rows, rows, rows) if queries is None or shared is None else (rows, queries, shared)
+        steps = {
+            "ROW_STEP": rows.stride(0),
+            "QUERY_STEP": 0 if queries is None else queries.stride(0),
+            "SHARED_STEP": 0 if shared is None else shared.stride(0),
+        }
+        tensors = (*given, cos, sin, log_tau, q, k, v)
+        launch(_forward_kernel, (T,), tensors, (cos.shape[0],), steps | _sizes(heads, cos.shape[1]))
     return q, k, v
 
 
@@ -212,9 +214,7 @@ def backward(
     shared = torch.empty(T if is_shared else 0, shared_width, dtype=q.dtype, device=q.device)
     part_tau = torch.empty(T, dtype=torch.float32, device=q.device)
     if has_data(q) and T:
-        _backward_kernel[(T,)](
-            q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau,
-            cos.shape[0], SHARED_WIDTH=shared_width,
-            **_sizes(heads, cos.shape[1]),
-        )  # fmt: skip
+        tensors = (q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau)
+        settings = {"SHARED_WIDTH": shared_width} | _sizes(heads, cos.shape[1])
+        launch(_backward_kernel, (T,), tensors, (cos.shape[0],), settings)
     return rows, queries, shared, part_tau

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 
 
 @triton.jit
@@ -93,10 +94,9 @@ def forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tens
     (T, K), M = weight.shape, routed.shape[1]
     out = torch.empty(T, n, dtype=routed.dtype, device=routed.device)
     if has_data(routed) and T:
-        _forward_kernel[(T,)](
-            routed if shared is None else shared.contiguous(), routed, weight, inverse, out, T, n, M,
-            SHARED=0 if shared is None else shared.shape[0], K=K, OVER_C=1 / c, **_sizes(M),
-        )  # fmt: skip
+        tensors = (routed if shared is None else shared.contiguous(), routed, weight, inverse, out)
+        settings = {"SHARED": 0 if shared is None else shared.shape[0], "K": K, "OVER_C": 1 / c}
+        launch(_forward_kernel, (T,), tensors, (T, n, M), settings | _sizes(M))
     return out
 
 
@@ -109,9 +109,8 @@ def backward(
     grad_shared = torch.empty(num_shared, T, M, dtype=routed.dtype, device=routed.device)
     grad_routed, grad_weight = torch.empty_like(routed), torch.empty_like(weight)
     if has_data(routed) and T:
-        _backward_kernel[(T,)](
-            routed if shared is None else shared.contiguous(), routed, weight, inverse, grad, grad_shared,
-            grad_routed, grad_weight, T, grad.shape[1], M,
-            SHARED=num_shared, K=K, OVER_C=1 / c, **_sizes(M),
-        )  # fmt: skip
+        given = (routed if shared is None else shared.contiguous(), routed, weight, inverse, grad)
+        settings = {"SHARED": num_shared, "K": K, "OVER_C": 1 / c}
+        tensors = (*given, grad_shared, grad_routed, grad_weight)
+        launch(_backward_kernel, (T,), tensors, (T, grad.shape[1], M), settings | _sizes(M))
     return grad_shared, grad_routed, grad_weight

@@ -78,14 +78,15 @@ def residual_norm_grad(
     ]
     run = _backward_operator if needs_operator(x) else _backward
     assert rows[0] is not None
-    grad_x, grad_y, part_gamma, part_raw, lifted = run(
+    grad_x, grad_y, parts, lifted = run(
         rows[0], rows[1], raw_weight, norm_gain, grads[0], grads[1], dtype, width, gain, eps, c, bias
     )
+    sums = parts.sum(0)
     return (
         grad_x.view(x.shape),
         None if y is None else grad_y.view(x.shape),
-        None if y is None or raw_weight is None else part_raw.sum().to(raw_weight.dtype).view(raw_weight.shape),
-        None if norm_gain is None else part_gamma.sum(0).to(norm_gain.dtype),
+        None if y is None or raw_weight is None else sums[-1].to(raw_weight.dtype).view(raw_weight.shape),
+        None if norm_gain is None else sums[: norm_gain.numel()].to(norm_gain.dtype),
         None if norm_gain is None else lifted.view(*x.shape[:-1], width),
     )
 
@@ -126,7 +127,7 @@ def _forward(
 def _backward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, grad_joined: Tensor | None,
     grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
     return triton.backward(x, y, raw, gamma, grad_joined, grad_lifted, dtype, width, gain, eps, c, bias)

@@ -7,12 +7,15 @@ Gradients of what all rows share are summed by each program over its own rows, t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 
 PROGRAMS = 1056
 """Programs of a backward pass, eight per multiprocessor of a Hopper GPU: each sums gradients over its rows."""
@@ -79,8 +82,8 @@ def _forward_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.conste
 
 
 @triton.jit
-def _backward_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, part_gamma, part_raw,
-                     R, n, WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
+def _backward_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, parts, R, n,
+                     WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
                      HAS_NORM: tl.constexpr, HAS_JOINED: tl.constexpr, BIAS: tl.constexpr,
                      BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
@@ -127,15 +130,23 @@ def _backward_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y,
             tl.store(grad_y + row * n + column, w * to_sum + to_apart * (time_x / time_y * other - first), mask=inside)
             grad = to_sum + to_apart * (time_y / time_x * first - other)
         tl.store(grad_x + row * n + column, grad, mask=inside)
+    parts += program * ((n if HAS_NORM else 0) + (1 if HAS_Y else 0))
     if HAS_NORM:
-        tl.store(part_gamma + program * n + column, sum_gamma, mask=inside)
+        tl.store(parts + column, sum_gamma, mask=inside)
     if HAS_Y:
-        tl.store(part_raw + program, sum_raw / (1.0 + tl.exp(-raw_value)))
+        tl.store(parts + (n if HAS_NORM else 0), sum_raw / (1.0 + tl.exp(-raw_value)))
 
 
 def _sizes(n: int) -> dict[str, int]:
     block = triton.next_power_of_2(n)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
+
+
+def _settings(y: Tensor | None, gamma: Tensor | None, gain: float, eps: float, c: float, bias: bool) -> dict[str, Any]:
+    return {
+        "SCALE": gain / c**0.5, "EPS": eps, "OVER_C": 1 / c, "HAS_Y": y is not None, "HAS_NORM": gamma is not None,
+        "BIAS": bias,
+    }  # fmt: skip
 
 
 def forward(
@@ -147,20 +158,18 @@ def forward(
     joined = torch.empty(R if y is not None else 0, n, dtype=x.dtype, device=x.device)
     lifted = torch.empty(R if gamma is not None else 0, width, dtype=dtype, device=x.device)
     if has_data(x) and R:
-        _forward_kernel[(R,)](
-            x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma, joined, lifted,
-            n, width, SCALE=gain / c**0.5, EPS=eps, OVER_C=1 / c,
-            HAS_Y=y is not None, HAS_NORM=gamma is not None, BIAS=bias, **_sizes(n),
-        )  # fmt: skip
+        given = (x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma)
+        settings = _settings(y, gamma, gain, eps, c, bias) | _sizes(n)
+        launch(_forward_kernel, (R,), (*given, joined, lifted), (n, width), settings)
     return joined, lifted
 
 
 def backward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, grad_joined: Tensor | None,
     grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and y, parts of those of gamma (P, n) and of raw (P,) whose sums they are, and the lifted rows
-    again; empty tensors for what there is not."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x and y, parts (P, n + 1) whose sum over the first axis is the gradient of gamma and of raw, and the
+    lifted rows again; no rows or columns for what there is not."""
     R, n = x.shape
     has_y, has_norm = y is not None, gamma is not None
     programs = max(1, min(PROGRAMS, R))
@@ -168,14 +177,12 @@ def backward(
     grad_y = torch.empty(R if has_y else 0, n, dtype=x.dtype if y is None else y.dtype, device=x.device)
     lifted = torch.empty(R if has_norm else 0, width, dtype=dtype, device=x.device)
     made = torch.empty if R else torch.zeros  # every program writes its own sums
-    part_gamma = made(programs if has_norm else 0, n, dtype=torch.float32, device=x.device)
-    part_raw = made(programs if has_y else 0, dtype=torch.float32, device=x.device)
+    parts = made(programs, n * has_norm + has_y, dtype=torch.float32, device=x.device)
     if has_data(x) and R:
-        _backward_kernel[(programs,)](
+        given = (
             x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma,
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
-            grad_x, grad_y, lifted, part_gamma, part_raw, R, n, width,
-            SCALE=gain / c**0.5, EPS=eps, OVER_C=1 / c,
-            HAS_Y=has_y, HAS_NORM=has_norm, HAS_JOINED=grad_joined is not None, BIAS=bias, **_sizes(n),
         )  # fmt: skip
-    return grad_x, grad_y, part_gamma, part_raw, lifted
+        settings = _settings(y, gamma, gain, eps, c, bias) | {"HAS_JOINED": grad_joined is not None} | _sizes(n)
+        launch(_backward_kernel, (programs,), (*given, grad_x, grad_y, lifted, parts), (R, n, width), settings)
+    return grad_x, grad_y, parts, lifted

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 
 
 @triton.jit
@@ -74,10 +75,9 @@ def send(
     sent = torch.empty(S, width, dtype=rows.dtype, device=rows.device)
     factors = torch.empty(0 if a is None else S, dtype=torch.float32, device=rows.device)
     if has_data(rows) and T:
-        _send_kernel[(T,)](
-            rows, inverse, rows if a is None else a, inverse if chosen is None else chosen, sent, factors, width,
-            ONE=one, K=copies, HAS_FACTOR=a is not None, **_sizes(width),
-        )  # fmt: skip
+        tensors = (rows, inverse, rows if a is None else a, inverse if chosen is None else chosen, sent, factors)
+        settings = {"ONE": one, "K": copies, "HAS_FACTOR": a is not None}
+        launch(_send_kernel, (T,), tensors, (width,), settings | _sizes(width))
     return sent, factors
 
 
@@ -90,10 +90,14 @@ def grad(
     found, sent = torch.empty_like(rows), torch.empty(S, width, dtype=rows.dtype, device=rows.device)
     per_choice = torch.empty(0 if factors is None else S, dtype=torch.float32, device=rows.device)
     if has_data(rows) and T:
-        _grad_kernel[(T,)](
+        tensors = (
             rows, grad, inverse, rows if factors is None else factors, rows if to_factors is None else to_factors,
-            rows if initial is None else initial.contiguous(), found, sent, per_choice, width,
-            ONE=one, K=copies, HAS_FACTOR=factors is not None, HAS_MORE=to_factors is not None,
-            HAS_INITIAL=initial is not None, **_sizes(width),
+            rows if initial is None else initial.contiguous(), found, sent, per_choice,
         )  # fmt: skip
+        has = {
+            "HAS_FACTOR": factors is not None,
+            "HAS_MORE": to_factors is not None,
+            "HAS_INITIAL": initial is not None,
+        }
+        launch(_grad_kernel, (T,), tensors, (width,), {"ONE": one, "K": copies, **has, **_sizes(width)})
     return found, sent, per_choice

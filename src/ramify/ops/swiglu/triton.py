@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data
+from ..launch import launch
 
 
 @triton.jit
@@ -93,10 +94,8 @@ def forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: b
     R, W = both.shape[0], both.shape[1] // 2
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     if has_data(both) and R:
-        _forward_kernel[(R,)](
-            both, both if factors is None else factors, out, W, hidden,
-            OVER_C=1 / c, BIAS=bias, HAS_FACTOR=factors is not None, **_sizes(W),
-        )  # fmt: skip
+        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W)}
+        launch(_forward_kernel, (R,), (both, both if factors is None else factors, out), (W, hidden), settings)
     return out
 
 
@@ -110,8 +109,7 @@ def backward(
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     grad_factors = torch.empty(0 if factors is None else R, dtype=torch.float32, device=both.device)
     if has_data(both) and R:
-        _backward_kernel[(R,)](
-            both, both if factors is None else factors, grad, grad_both, out, grad_factors, W, hidden,
-            OVER_C=1 / c, BIAS=bias, HAS_FACTOR=factors is not None, **_sizes(W),
-        )  # fmt: skip
+        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W)}
+        tensors = (both, both if factors is None else factors, grad, grad_both, out, grad_factors)
+        launch(_backward_kernel, (R,), tensors, (W, hidden), settings)
     return grad_both, out, grad_factors

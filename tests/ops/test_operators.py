@@ -1,0 +1,107 @@
+"""Kernels as nodes of a graph: the compiler sees one call, values and gradients stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+from ramify.lm.ambient import AmbientLinear, padded_width
+from ramify.lm.fused import join, norm_product, swiglu_product
+from ramify.ops.launch import launch
+
+pytest.importorskip("triton")
+
+N, HIDDEN = 20, 12
+
+
+def names(graphs: list[torch.fx.GraphModule]) -> set[str]:
+    return {str(node.target) for graph in graphs for node in graph.graph.nodes if "ramify" in str(node.target)}
+
+
+def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    width = padded_width(N)
+    up = AmbientLinear(N, 2 * (HIDDEN + 4)).to(device)
+    down = AmbientLinear(HIDDEN, N).to(device)
+    gain, raw = torch.rand(N, device=device).requires_grad_(), torch.randn(1, device=device).requires_grad_()
+    x, y = (torch.randn(2, 3, N, device=device).requires_grad_() for _ in range(2))
+
+    def block(x: Tensor, y: Tensor) -> Tensor:
+        x, both = norm_product(x, gain, up, y=y, raw_weight=raw, width=width)
+        return join(x, swiglu_product(both, down, HIDDEN, 1.0, True), raw)
+
+    def outcome(run: object) -> list[Tensor]:
+        out = run(x, y)  # type: ignore[operator]
+        return [out, *torch.autograd.grad(out.square().sum(), [x, y, gain, raw, *up.parameters(), *down.parameters()])]
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    wanted = outcome(block)
+    found = outcome(torch.compile(block, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert names(graphs) == {
+        f"ramify.{name}.default" for name in ("residual_norm", "residual_norm_grad", "swiglu_lift", "swiglu_grad")
+    }
+
+
+@pytest.mark.gpu
+def test_a_second_launch_is_told_apart_from_the_first() -> None:
+    """Unaligned rows, other dtypes, other numbers: what is launched again must not be the form of another input."""
+    from ramify.ops.swiglu import reference, swiglu_lift
+
+    for rows in (16, 1, 7, 32, 1, 7):
+        for dtype in (torch.float32, torch.bfloat16):
+            for hidden in (30, 29):
+                for shift in (0, 1):
+                    flat = torch.randn(rows * 64 + shift, device="cuda").to(dtype)
+                    both = flat[shift:].view(rows, 64)
+                    found = swiglu_lift(both, hidden, backend="triton")
+                    wanted = reference.swiglu_lift(both, hidden, 1.0, True)
+                    torch.testing.assert_close(found, wanted, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for Triton counts compilations and sees every argument of later launches in order."""
+    from ramify.ops import launch as module
+
+    monkeypatch.setattr(module, "_COMPILED", {})
+    calls: list[tuple[str, tuple[int, ...], tuple[object, ...]]] = []
+
+    class Compiled:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            return lambda *args: calls.append(("again", grid, args))
+
+    class Kernel:
+        device_caches = ()
+        arg_names = ("x", "n", "EPS", "BLOCK")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            def first(*args: object, **settings: object) -> Compiled:
+                calls.append(("first", grid, (*args, *settings.values())))
+                return Compiled()
+
+            return first
+
+    kernel, x = Kernel(), torch.zeros(8)
+    settings = {"BLOCK": 8, "EPS": 0.5, "num_warps": 1}
+    launch(kernel, (3,), (x,), (32,), settings)
+    launch(kernel, (4,), (x,), (48,), settings)
+    assert calls[-1] == ("again", (4, 1, 1), (x, 48, 0.5, 8))
+    others = [
+        ((x.double(),), (32,), settings), ((x,), (33,), settings), ((x,), (1,), settings),
+        ((x,), (32,), {**settings, "EPS": 0.25}), ((x,), (32,), {**settings, "num_warps": 2}),
+        ((x[1:],), (32,), settings),
+    ]  # fmt: skip
+    for tensors, numbers, changed in others:
+        launch(kernel, (3,), tensors, numbers, changed)
+        assert calls[-1][0] == "first"
+    launch(kernel, (3,), (x[1:],), (32,), settings)
+    assert calls[-1][0] == "first", "pointers that are not aligned are left to Triton"
