@@ -8,6 +8,8 @@ from ramify.errors import UserError, suggest
 
 OBJECTIVES = ("radial", "cones")
 
+TOWER_LR, ADAPTER_LR = 1e-7, 1e-4
+
 
 @dataclass(kw_only=True)
 class RadialSettings:
@@ -16,8 +18,8 @@ class RadialSettings:
     The defaults are the published recipe for CLIP: AdamW, constant rate, no clipping, fp32, one pass over the data.
     """
 
-    lr: float = 1e-7
-    """Learning rate; 1e-7 is for a whole CLIP text tower over 9,000 steps, adapters start at 1e-4."""
+    lr: float | None = None
+    """Learning rate. [1e-7, for a whole CLIP text tower over 9,000 steps; 1e-4 for an adapter]"""
     batch_size: int = 8
     """Chains per step."""
     epochs: int = 1
@@ -47,7 +49,7 @@ class RadialSettings:
 
     def check(self) -> None:
         """One line for what cannot be."""
-        if not self.lr > 0:
+        if self.lr is not None and not self.lr > 0:
             raise UserError(f"lr must be positive, got {self.lr}")
         if self.batch_size < 1 or self.epochs < 1 or (self.steps is not None and self.steps < 1):
             raise UserError(

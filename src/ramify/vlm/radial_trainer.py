@@ -29,7 +29,7 @@ from ramify.files import full_disk_is_one_line, load_tensors, save_tensors, writ
 from ramify.geometry import lorentz
 from ramify.signals import stop_signals
 from ramify.vlm.radial import ConeLoss, RadialLoss, RadialTerms
-from ramify.vlm.radial_settings import RadialSettings
+from ramify.vlm.radial_settings import TOWER_LR, RadialSettings
 
 if TYPE_CHECKING:
     from ramify.vlm.encoders import Encoder
@@ -98,7 +98,8 @@ class RadialTrainer:
                 if s.objective == "cones"
                 else RadialLoss(weights, s.geometry, s.hard_weight > 0, s.curvature)
             )
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=s.lr, weight_decay=s.weight_decay)
+        rate = TOWER_LR if s.lr is None else s.lr
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=rate, weight_decay=s.weight_decay)
         self.steps_per_epoch = math.ceil(len(self.chains) / s.batch_size)
         self.num_steps = s.steps if s.steps is not None else s.epochs * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
