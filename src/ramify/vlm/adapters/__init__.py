@@ -1,1 +1,28 @@
-"""The adapters that ``ramify.vlm.attach`` knows, one file each; ``base.py`` says what an adapter is."""
+"""The adapters that ``ramify.vlm.attach`` knows, one file each; ``base.py`` says what an adapter is.
+
+A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, and a line in ``METHODS``.
+"""
+
+from __future__ import annotations
+
+from ramify.vlm.adapters.base import AdapterConfig
+from ramify.vlm.adapters.diagonal import DiagonalConfig
+from ramify.vlm.adapters.full import FullConfig
+from ramify.vlm.adapters.lora import LoraConfig
+from ramify.vlm.adapters.orthogonal import OrthogonalConfig
+from ramify.vlm.adapters.scale import ScaleAdapterConfig
+
+METHODS: dict[str, type[AdapterConfig]] = {
+    config.method: config for config in (ScaleAdapterConfig, LoraConfig, DiagonalConfig, OrthogonalConfig, FullConfig)
+}
+"""Configurations by the name that files and commands call them."""
+
+__all__ = [
+    "METHODS",
+    "AdapterConfig",
+    "DiagonalConfig",
+    "FullConfig",
+    "LoraConfig",
+    "OrthogonalConfig",
+    "ScaleAdapterConfig",
+]
