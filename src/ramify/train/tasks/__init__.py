@@ -16,6 +16,9 @@ TASKS: dict[str, str] = {
     "segment": "ramify.train.tasks.segment:Segment",
     "detect": "ramify.train.tasks.detect:Detect",
     "language": "ramify.train.tasks.language:Language",
+    "contrast": "ramify.train.tasks.contrast:Contrast",
+    "openvocab": "ramify.train.tasks.openvocab:OpenVocab",
+    "openvocab_detect": "ramify.train.tasks.openvocab_detect:OpenVocabDetect",
 }
 
 
