@@ -12,6 +12,7 @@ _HOMES = {
     "attach-info": ("vlm_attach", "attach_info"),
     "merge": ("vlm_attach", "merge"),
     "train-scale": ("vlm_scale", "train_scale"),
+    "eval-openvocab": ("vlm_scale", "eval_openvocab"),
     "train-fewshot": ("vlm_fewshot", "train_fewshot"),
     "train-radial": ("vlm_radial", "train_radial"),
     "eval-hierarchy": ("vlm_radial", "eval_hierarchy"),
