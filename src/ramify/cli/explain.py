@@ -1,4 +1,4 @@
-"""``ramify explain``: a page on what a model clustered, or the numbers of its clusters."""
+"""``ramify explain``: a page on what a model clustered or where its queries looked, or the numbers of its clusters."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class ExplainConfig:
 def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
+    Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+
     ramify explain runs/demo photo.jpg --out page.html
     """
     from ramify.explore import report
@@ -86,6 +88,11 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
     from ramify.data.settings import DataSettings
     from ramify.evaluate.interpretability import interpretability_table, print_table
 
+    if subject.has_queries:
+        raise UserError(
+            f"--table measures clusters, and {subject.name} has a tree of queries, whose maps are no regions; leave "
+            "--table out: the page has their numbers"
+        )
     if config.images:
         raise UserError("--table measures on pictures with masks, the run's own data; leave the pictures out")
     data = subject.recipe.data if subject.recipe is not None else DataSettings(size=subject.size)

@@ -14,7 +14,7 @@ from ramify.explore.curves import line_chart
 from ramify.explore.disk import svg_disk
 from ramify.explore.himapper import disk_says, plot_assignment, plot_tree_maps
 from ramify.explore.himapper_log import STATS, stat_curves
-from ramify.explore.nodes import even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
+from ramify.explore.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from ramify.explore.page import Section, table
 from ramify.explore.picture import data_url
 from ramify.explore.scenes import Scene, answer_html
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-__all__ = ["STYLE", "is_himapper", "look", "mapper_sections", "without_tree"]
+__all__ = ["STYLE", "even_maps", "is_himapper", "look", "mapper_sections", "without_tree"]
 
 DPI = 110
 STYLE = """
@@ -73,6 +73,15 @@ def look(model: Any, x: Tensor) -> Any:
         model.train(was_training)
 
 
+def even_maps(out: Any) -> str | None:
+    """The warning that maps are close to uniform, over all pictures of the batch; None where they are not."""
+    return even_warning(_mean_levels(out))
+
+
+def _mean_levels(out: Any) -> list[LevelMaps]:
+    return mean_maps([read_nodes(out, b).level_maps() for b in range(len(out.hyperbolic[0]))])
+
+
 def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
     """Sections of a page: every picture with its maps, patches and disk; the numbers; the curves of the log.
 
@@ -82,8 +91,7 @@ def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping
         metrics: rows of metrics.jsonl.
     """
     require("matplotlib", "plot")
-    nodes = [read_nodes(out, b) for b in range(len(scenes))]
-    levels = mean_maps([one.level_maps() for one in nodes])
+    levels = _mean_levels(out)
     alarm = even_warning(levels)
     parts = [f"<p>{LEAD}</p>"]
     if alarm:

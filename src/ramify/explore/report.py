@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,6 +174,9 @@ def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
     if not subject.has_queries:
         return record
     out = himapper_page.look(subject.model, subject.input([scene.picture for scene in record.scenes]))
+    alarm = himapper_page.even_maps(out)
+    if alarm:
+        print(f"warning: {alarm}", file=sys.stderr)
     sections = himapper_page.mapper_sections(record.scenes, out, record.metrics)
     rest = himapper_page.without_tree(record.metrics)  # the other charts must not take them for accuracies
     return replace(record, scenes=(), sections=sections, metrics=rest, style=himapper_page.STYLE)
