@@ -428,3 +428,92 @@ def test_the_command_of_the_issue(tmp_path, capsys):
     assert main(["train", str(tmp_path / "r.yaml"), *words, "--model.backbone", "test_vit", "--print-config"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
     assert load(Recipe, tmp_path / "printed.yaml") == recipe()
+
+
+def test_training_without_the_command_line(tmp_path, capsys, monkeypatch):
+    from ramify.train.__main__ import main as train
+
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text("data: {name: world}\n")
+    assert train(["r.yaml", "--out", "run", *TINY, "schedule.steps=1"]) == 0
+    assert "image_dependence" in capsys.readouterr().out
+    assert isinstance(load_model("run")[0], HiMapper)
+    assert train(["run", "--resume"]) == 0
+    assert "this run is finished: 1 steps" in capsys.readouterr().out
+    assert train(["r.yaml", "model.plugin.name=himaper"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+PLACES = ["data.root=nowhere", "model.weights=nowhere"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("himapper_*.yaml")), ids=lambda path: path.stem)
+def test_recipes_can_be_read(path):
+    from ramify.train.table import read_table, row_recipe
+
+    if not path.stem.startswith("himapper_arms"):
+        assert load(Recipe, path, PLACES).model.plugin.is_used
+        return
+    settings = read_table(path, PLACES)
+    arms = {row: row_recipe(settings, row, 4) for row in settings.rows}
+    plugins = {row: found.model.plugin for row, found in arms.items()}
+    assert len(settings.seeds) >= 5 and list(arms) == [
+        *("plain backbone", "plain backbone, equal time", "modules without losses", "Euclidean", "hyperbolic"),
+        *("deterministic tree", "official init", "the paper's sign"),
+    ]
+    assert [row for row, plugin in plugins.items() if not plugin.is_used] == list(arms)[:2]
+    assert arms["plain backbone"] == arms["plain backbone, equal time"]
+    assert settings.rows["plain backbone, equal time"]["time_of"] == "hyperbolic"
+    default = PluginSettings("himapper")
+    changed = {
+        row: {name: value for name, value in vars(plugin).items() if value != getattr(default, name)}
+        for row, plugin in plugins.items()
+    }
+    assert changed["hyperbolic"] == {} and changed["modules without losses"] == {"alpha": 0, "beta": 0}
+    assert changed["Euclidean"] == {"geometry": "euclidean"} and changed["official init"] == {"sibling_std": 0.01}
+    assert changed["deterministic tree"] == {"probabilistic": False}
+    assert changed["the paper's sign"] == {"args": {"sign": "paper"}}
+    for row, found in arms.items():  # but for the plug-in, all arms are trained alike
+        found.model.plugin = default
+        assert found == arms["hyperbolic"], row
+
+
+def test_the_papers_preset_says_what_the_paper_says():
+    settings = load(Recipe, ROOT / "recipes" / "himapper_finetune.yaml")
+    assert (settings.schedule.epochs, settings.schedule.name, settings.data.batch_size) == (50, "cosine", 1024)
+    assert (settings.optim.lr, settings.optim.weight_decay) == (1e-4, 1e-4)
+    augment = settings.data.augment
+    assert (augment.rand_augment, augment.mixup, augment.cutmix, augment.erasing) == (
+        "rand-m9-mstd0.5-inc1",
+        0.8,
+        1.0,
+        0.25,
+    )
+    assert settings.loss.label_smoothing == 0.1 and settings.model.pretrained
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [
+        ("himapper_pets", "oxford-pets/oxford_pets_128.npz"),
+        ("himapper_tiny_imagenet", "tiny-imagenet-wordnet/tiny_imagenet_64.npz"),
+    ],
+)
+def test_recipes_of_real_pictures_train_from_real_weights(shared_data, tmp_path, name, root):
+    weights = shared_data / "weights" / "tf_efficientnet_lite0_fp16.safetensors"
+    if not (shared_data / root).exists() or not weights.exists():
+        pytest.skip(f"no {root} or {weights.name} in {shared_data}")
+    words = [f"data.root={shared_data / root}", f"model.weights={weights}", "data.num_train=8", "data.num_val=6"]
+    words += ["data.batch_size=4", "data.eval_batch_size=6", "data.workers=0", "schedule.steps=2", "run.device=cpu"]
+    words += ["schedule.warmup=0", "run.log_steps=1", "run.tensorboard=false", "data.size=64"]
+    result = fit(load(Recipe, ROOT / "recipes" / f"{name}.yaml", words), tmp_path / "run", quiet=True)
+    assert result.numbers.keys() >= {"mistake_distance", "hierarchical_precision5", "image_dependence"}
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "fresh: " in log and "backbone.classifier.weight" in log and "backbone.conv_stem" not in log
+    from safetensors import safe_open
+
+    with safe_open(weights, "pt") as file:
+        start = file.get_tensor("conv_stem.weight").float()
+    model, _ = load_model(tmp_path / "run")
+    torch.testing.assert_close(model.backbone.conv_stem.weight, start, rtol=0, atol=5e-3)  # two steps away from it
+    assert start.abs().max() > 0.1

@@ -120,20 +120,20 @@ def _require_language(folder: Any) -> None:
         raise UserError(f"{folder.path} is a run of the task {task}, this needs one of the task language")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Train what the arguments say; the same as ``ramify train``."""
+def run(argv: Sequence[str], prog: str = "python -m ramify.train.language", about: str | None = __doc__) -> int:
+    """Train what the arguments say, of any task; the same as ``ramify train``."""
     from ramify.cli.config import load
     from ramify.train.loop import fit
     from ramify.train.recipe import Recipe
     from ramify.train.report import headline
 
-    parser = one_line_parser("python -m ramify.train.language", __doc__)
+    parser = one_line_parser(prog, about)
     parser.add_argument("recipe", help="YAML file, or the folder of a run")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, e.g. optim.lr=3e-4")
     parser.add_argument("--out", type=Path, help="folder for the run; by default runs/ and the name of the recipe")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--prepare", action="store_true", help="only tokenise the text, for later runs")
-    given = parser.parse_args(list(argv))
+    given = parser.parse_intermixed_args(list(argv))
     source = Path(given.recipe)
     out = given.out or (source if source.is_dir() else Path("runs") / source.stem)
     if source.is_dir():

@@ -337,8 +337,8 @@ def compare(
     settings = read_table(path, overrides)
     out = out or Path("runs") / path.stem
     outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True))
-    # The folder of the data is nobody else's business.
-    given = [word for word in overrides if not word.startswith("data.root=")]
+    # Where somebody keeps data and weights is nobody else's business.
+    given = [word for word in overrides if not word.startswith(("data.root=", "data.cache=", "model.weights="))]
     command = " ".join(["ramify compare", path.name, *(["--overrides", *given] if given else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
     from ramify.train.checkpoint import write_text
