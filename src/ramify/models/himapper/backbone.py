@@ -141,24 +141,38 @@ class TimmReader(Reader):
                 f"{kind_of(backbone)} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map "
                 "(B, C, H, W) or tokens (B, M, C); take another backbone or pass feature_fn="
             )
-        classifier = backbone.get_classifier()  # type: ignore[operator]
-        if isinstance(classifier, tuple | list | nn.ModuleList):
-            return Features(tokens, grid, pooled, lambda v, delta: _several(backbone, list(classifier), f, v, delta))
-        return Features(tokens, grid, pooled)
+        return Features(tokens, grid, pooled, lambda v, delta: _logits(backbone, f, v, delta))
 
 
-def _several(backbone: nn.Module, heads: list[Any], f: Tensor, enriched: Tensor, delta: Tensor) -> Tensor:
-    """Logits of a backbone whose two classifiers are averaged (distilled DeiT, LeViT).
+def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> Tensor:
+    """The classifier on the enriched global feature, or what was added by the weights of each classifier there is.
 
-    Linear ones may each have a token of their own: what is added to both of them enters by their weights, exactly.
-    Others (LeViT's, with a norm in front) share the global feature.
+    The second form is for backbones whose logits are more than one classifier on the global feature: of a distilled
+    DeiT two classifiers have a token each and are averaged, of a VOLO a second one looks at the patches. All are
+    linear, so it is exact. LeViT's two have a norm in front and share the global feature.
     """
-    if not all(isinstance(head, nn.Linear) for head in heads):
-        return torch.stack([head(enriched) for head in heads]).mean(0)
+    found = backbone.get_classifier()  # type: ignore[operator]
+    heads = list(found) if isinstance(found, tuple | list | nn.ModuleList) else [found]
+    is_linear = all(isinstance(head, nn.Linear) for head in heads)
+    if not is_linear or (len(heads) == 1 and getattr(backbone, "aux_head", None) is None):
+        return _mean([apply_classifier(head, enriched) for head in heads])
     logits = backbone.forward_head(f)  # type: ignore[operator]
     if isinstance(logits, tuple):  # one per head while distilling
-        logits = torch.stack(logits).mean(0)
-    return logits + torch.stack([F.linear(delta, head.weight) for head in heads]).mean(0)
+        logits = _mean(list(logits))
+    return logits + _mean([F.linear(delta, head.weight) for head in heads])
+
+
+def _mean(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+def apply_classifier(classifier: nn.Module, pooled: Tensor) -> Tensor:
+    """(B, Cv) -> (B, classes), also where the classifier is a convolution or stands inside a head with its pooling."""
+    inner = getattr(classifier, "fc", None)
+    classifier = inner if isinstance(inner, nn.Module) else classifier
+    if isinstance(classifier, nn.Conv2d):
+        return classifier(pooled[:, :, None, None]).flatten(1)
+    return classifier(pooled)
 
 
 def map_tokens(f: Tensor, channels: int, name: str, fmt: str = "") -> tuple[Tensor, tuple[int, int]]:
@@ -202,11 +216,10 @@ def grid_of_patches(patch_size: Any, x: Tensor) -> tuple[int, int] | None:
 
 
 def grid_by_shape(count: int, x: Tensor) -> tuple[int, int] | None:
-    """The grid of ``count`` cells with the picture's proportions, None if there is none."""
-    if count < 1:
-        return None
-    height = max(1, round(math.sqrt(count * x.shape[-2] / x.shape[-1])))
-    return (height, count // height) if count % height == 0 else None
+    """The grid of ``count`` cells with the picture's proportions; None if there is none, or a single cell."""
+    ratio = x.shape[-2] / x.shape[-1]
+    height, width = round(math.sqrt(count * ratio)), round(math.sqrt(count / ratio))
+    return (height, width) if height * width == count > 1 else None
 
 
 def kind_of(backbone: nn.Module) -> str:

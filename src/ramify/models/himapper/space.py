@@ -54,10 +54,12 @@ class TreeSpace(nn.Module):
                 u.float() * self.log_alpha.float().exp(), self.curvature() if self.log_c is not None else None
             )
 
-    def distances(self, points: Tensor) -> Tensor:
-        """(B, nodes, dim) -> (B, nodes, nodes), float32."""
+    def distances(self, children: Tensor, points: Tensor) -> Tensor:
+        """(B, children, dim), (B, nodes, dim) -> (B, children, nodes), float32."""
         with torch.autocast(points.device.type, enabled=False):
-            return tree_distances(points.float(), self.curvature() if self.log_c is not None else None)
+            return tree_distances(
+                children.float(), points.float(), self.curvature() if self.log_c is not None else None
+            )
 
 
 def to_space(u: Tensor, c: Tensor | float | None = None, largest: float = LARGEST_RADIUS) -> Tensor:
@@ -72,14 +74,14 @@ def to_space(u: Tensor, c: Tensor | float | None = None, largest: float = LARGES
     return bounded if c is None else lorentz.expmap0(bounded, c)
 
 
-def tree_distances(points: Tensor, c: Tensor | float | None = None) -> Tensor:
-    """All distances between the nodes of each image by one product: (..., nodes, n) -> (..., nodes, nodes).
+def tree_distances(children: Tensor, points: Tensor, c: Tensor | float | None = None) -> Tensor:
+    """Distances of children to all nodes of their image by one product: (B, M, n), (B, N, n) -> (B, M, N).
 
     Neither value nor gradient is infinite where nodes coincide, as ``arccosh`` would be.
     """
     if c is None:
-        return euclidean.pairwise_dist(points, points)
-    return lorentz.pairwise_dist(points, points, c.reshape(1, 1) if isinstance(c, Tensor) else c, mode="matmul")
+        return euclidean.pairwise_dist(children, points)
+    return lorentz.pairwise_dist(children, points, c.reshape(1, 1) if isinstance(c, Tensor) else c, mode="matmul")
 
 
 class TreeLoss(nn.Module):
@@ -123,9 +125,9 @@ class TreeLoss(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, distances: Tensor) -> Tensor:
-        """The loss of (B, nodes, nodes) distances, a single number."""
+        """The loss of the distances (B, children, nodes) of all nodes below the top level to all, a single number."""
         tau = self.tau if self.log_tau is None else self.log_tau.float().exp()
-        scores = distances[:, : self.num_children] / (tau if self.sign == "paper" else -tau)
+        scores = distances / (tau if self.sign == "paper" else -tau)
         own = self._of_parent(scores)
         total = scores.masked_fill(~self.is_candidate, float("-inf")).logsumexp(-1)
         return self._mean(total - own)
@@ -147,11 +149,10 @@ class TreeLoss(nn.Module):
         Parents start as averages of their children, so ``parent_retrieval`` is high before any training: read it
         together with ``distance_ratio``.
         """
-        rows = distances[:, : self.num_children]
-        to_parent = self._of_parent(rows)
-        nearest = rows.masked_fill(~self.is_above, float("inf")).argmin(-1)
+        to_parent = self._of_parent(distances)
+        nearest = distances.masked_fill(~self.is_above, float("inf")).argmin(-1)
         neighbours = self.is_same_level.sum(-1).clamp_min(1)
-        to_level = (rows * self.is_same_level).sum(-1) / neighbours
+        to_level = (distances * self.is_same_level).sum(-1) / neighbours
         average = {
             "parent_retrieval": (nearest == self.parent).float(),
             "parent_distance": to_parent,

@@ -13,13 +13,13 @@ from ramify.models.himapper.backbone import Features, Reader, grid_by_shape, gri
 # What the classifier of each kind of model reads: its pooler's output, the first token, the mean of the patches, of all
 # tokens, or the first token beside the mean of the patches.
 POOLINGS = {
-    "first": ("vit", "deit", "vit_msn", "ijepa"),
+    "first": ("vit", "deit", "vit_msn"),
     "first_and_mean": ("dinov2", "dinov2_with_registers"),
     "mean": ("clip", "clip_vision_model", "pvt_v2"),
-    "all": ("siglip", "siglip_vision_model", "levit"),
+    "all": ("siglip", "siglip_vision_model", "levit", "ijepa"),
     "pooler": (
         *("swin", "swinv2", "resnet", "regnet", "convnext", "convnextv2", "beit", "data2vec-vision", "efficientnet"),
-        *("mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "hiera", "bit", "focalnet", "dinov3_vit"),
+        *("mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "hiera", "focalnet"),
     ),
 }
 
@@ -36,36 +36,36 @@ class TransformersReader(Reader):
         """The reader of one model."""
         config: Any = backbone.config
         vision = getattr(config, "vision_config", None) or config
-        names = (str(backbone.base_model_prefix), "vision_model")
+        if vision is config and getattr(backbone, "main_input_name", "") != "pixel_values":
+            raise ValueError(f"{kind_of(backbone)} takes no pictures (pixel_values); give a vision model")
+        classifier = getattr(backbone, "classifier", None)
+        names = (str(backbone.base_model_prefix), "vision_model") if classifier is not None else ("vision_model",)
         tower = next((name for name in names if isinstance(getattr(backbone, name, None), nn.Module)), "")
         kinds = {str(config.model_type), str(vision.model_type)}
         pooling = next((how for how, known in POOLINGS.items() if kinds & set(known)), None)
-        classifier = getattr(backbone, "classifier", None)
-        if classifier is None:
-            pooling = "bare"
-        elif pooling is None:
+        has_two = any(hasattr(backbone, name) for name in ("distillation_classifier", "classifier_distill"))
+        if has_two or (classifier is not None and pooling is None):
             raise ValueError(
-                f"{kind_of(backbone)}: how a {config.model_type} pools its features is not known here; pass feature_fn="
+                f"{kind_of(backbone)}: how a {config.model_type} comes to its logits is not known; pass feature_fn="
             )
-        own = _hidden_size(vision)
         linear = [m for m in classifier.modules() if isinstance(m, nn.Linear)] if classifier is not None else []
+        own = _hidden_size(vision)
         pooled = pooled_channels or (linear[0].in_features if linear else own)
-        found = channels or own or pooled
+        # A pooler or a mean keeps the channels, and the classifier knows best how many.
+        found = channels or (pooled if linear and pooling != "first_and_mean" else own)
         if found is None or pooled is None:
             raise ValueError(
                 f"{kind_of(backbone)} does not say how many channels it has; pass channels=, pooled_channels="
             )
-        return cls(found, pooled, tower, pooling)
+        return cls(found, pooled, tower, pooling if classifier is not None and pooling is not None else "bare")
 
     def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
-        out = backbone(pixel_values=x)
-        if hasattr(out, "logits"):
-            return out.logits
-        return self._read_tower(backbone, out, x).pooled
+        if self.pooling == "bare":
+            return self._features(backbone, x).pooled
+        return backbone(pixel_values=x).logits
 
     def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        tower = getattr(backbone, self.tower) if self.tower else backbone
-        found = self._read_tower(backbone, tower(pixel_values=x), x)
+        found = self._features(backbone, x)
         classifier = getattr(backbone, "classifier", None)
         if isinstance(classifier, nn.Module):
             dropout = getattr(backbone, "dropout", None)
@@ -75,7 +75,8 @@ class TransformersReader(Reader):
             found.classify = lambda v, delta: v
         return found
 
-    def _read_tower(self, backbone: nn.Module, out: Any, x: Tensor) -> Features:
+    def _features(self, backbone: nn.Module, x: Tensor) -> Features:
+        out = (getattr(backbone, self.tower) if self.tower else backbone)(pixel_values=x)
         name, f = kind_of(backbone), getattr(out, "last_hidden_state", None)
         if not isinstance(f, Tensor):
             raise TypeError(
@@ -109,18 +110,19 @@ def _patch_tokens(backbone: nn.Module, f: Tensor, x: Tensor) -> tuple[Tensor, tu
         # Class token, distillation token, registers; a pyramid has fewer tokens than patches.
         if 0 <= num_prefix <= 2 + int(getattr(config, "num_register_tokens", 0) or 0):
             return f[:, num_prefix:], grid
-    found = grid_by_shape(f.shape[1], x)
-    if found is None:
-        raise ValueError(
-            f"{kind_of(backbone)} has no spatial features: {f.shape[1]} tokens of a {tuple(x.shape[-2:])} picture "
-            "fill no grid; pass feature_fn="
-        )
-    return f, found
+    for num_prefix in (0, 1):
+        found = grid_by_shape(f.shape[1] - num_prefix, x)
+        if found is not None:
+            return f[:, num_prefix:], found
+    raise ValueError(
+        f"{kind_of(backbone)} has no spatial features: {f.shape[1]} tokens of a {tuple(x.shape[-2:])} picture fill no "
+        "grid; pass feature_fn="
+    )
 
 
 def _hidden_size(config: Any) -> int | None:
     size = getattr(config, "hidden_size", None)
     if size is None:
-        sizes = getattr(config, "hidden_sizes", None)
+        sizes = getattr(config, "neck_hidden_sizes", None) or getattr(config, "hidden_sizes", None)
         size = sizes[-1] if sizes else getattr(config, "hidden_dim", None)
     return size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ramify.errors import UserError, suggest
-from ramify.models.himapper.backbone import Features, make_reader
+from ramify.models.himapper.backbone import Features, apply_classifier, make_reader
 from ramify.models.himapper.decompose import Attention, Decomposition
 from ramify.models.himapper.encode import Encoding
 from ramify.models.himapper.output import HiMapperOutput
@@ -154,7 +154,7 @@ class HiMapper(nn.Module):
 
         losses, stats = None, {}
         if compute_losses or return_maps:
-            distances = self.space.distances(points)
+            distances = self.space.distances(points[:, : self.loss.num_children], points)
             stats = self._stats(nodes, distances, maps)
             if compute_losses:
                 losses = {"contrastive": self.loss(distances), "kl": kl}
@@ -185,7 +185,7 @@ class HiMapper(nn.Module):
         if found.classify is not None:
             return found.classify(enriched, delta)
         classifier = getattr(self.backbone, "get_classifier", None)
-        return classifier()(enriched) if callable(classifier) else enriched
+        return apply_classifier(classifier(), enriched) if callable(classifier) else enriched
 
     @torch.no_grad()
     def _stats(self, nodes: Tensor, distances: Tensor, maps: Tensor | None) -> dict[str, Tensor]:
