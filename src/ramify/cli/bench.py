@@ -7,6 +7,7 @@ from ramify.bench.helm_options import HelmOptions
 from ramify.bench.lab import LabOptions
 from ramify.bench.options import GeometryOptions
 from ramify.bench.tokens_options import TokensOptions
+from ramify.bench.vlm import VlmOptions
 
 
 def geometry(config: GeometryOptions) -> int:
@@ -60,4 +61,14 @@ def helm(config: HelmOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab, "helm": helm}
+def vlm(config: VlmOptions) -> int:
+    """Time a training step of CLIP with adapters attached beside one without, and after merging.
+
+    Exit code 1 if an answer is wrong or a limit of the GPU is missed.
+    """
+    from ramify.bench import vlm as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab, "helm": helm, "vlm": vlm}
