@@ -164,3 +164,5 @@ def test_cosine_volume_is_the_cosine_by_definition() -> None:
     expected: Tensor = F.cosine_similarity(features[1, :, 2, 3], text[4, 1], dim=0)
     torch.testing.assert_close(volume[1, 4, 1, 2, 3], expected)
     torch.testing.assert_close(cosine_volume(3 * features, text / 7), volume)
+    with torch.autocast("cpu", torch.bfloat16):  # classes differ in the third digit: float32 whatever the precision
+        assert torch.equal(cosine_volume(features, text), volume)

@@ -97,6 +97,17 @@ def test_a_class_depends_on_the_others_by_the_aggregation_of_classes_alone() -> 
     torch.testing.assert_close(head(features, text, blocks)[:, 0], head(features, other, blocks)[:, 0])
 
 
+def test_half_precision_gives_nearly_the_same() -> None:
+    head = small_head()
+    features, text, blocks = head_input()
+    with torch.no_grad():
+        whole = head(features, text, blocks)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = head(features, text, blocks)
+    assert torch.isfinite(half).all()
+    assert (half.float() - whole).abs().max() < 0.05 * whole.abs().max()
+
+
 def test_every_weight_of_the_head_learns() -> None:
     head = small_head(pooling=1).train()
     head(*head_input()).square().mean().backward()

@@ -21,8 +21,10 @@ from ramify.nn.windows import cover, cut, join, plan
 def cosine_volume(features: Tensor, text: Tensor) -> Tensor:
     """Cosines of patches (B, d, h, w) and class texts (T, d) or (T, P, d): (B, T, P, h, w), float32."""
     text = text[:, None] if text.dim() == 2 else text
-    patches, words = F.normalize(features.float(), dim=1), F.normalize(text.float(), dim=-1)
-    return torch.einsum("bdhw,tpd->btphw", patches, words)
+    # Classes differ in the third digit of their cosines, which bfloat16 does not have.
+    with torch.autocast(features.device.type, enabled=False):
+        patches, words = F.normalize(features.float(), dim=1), F.normalize(text.float(), dim=-1)
+        return torch.einsum("bdhw,tpd->btphw", patches, words)
 
 
 class SpatialAttention(nn.Module):
@@ -111,10 +113,11 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     In float32: the normaliser is a sum over all keys.
     """
-    query, key = F.elu(query.float()) + 1, F.elu(key.float()) + 1
-    context = key.transpose(-1, -2) @ value.float()  # (..., e, e)
-    total = query @ key.sum(-2).unsqueeze(-1)  # (..., N, 1), positive
-    return ((query @ context) / total).to(value.dtype)
+    with torch.autocast(value.device.type, enabled=False):
+        query, key = F.elu(query.float()) + 1, F.elu(key.float()) + 1
+        context = key.transpose(-1, -2) @ value.float()  # (..., e, e)
+        total = query @ key.sum(-2).unsqueeze(-1)  # (..., N, 1), positive
+        return ((query @ context) / total).to(value.dtype)
 
 
 class UpStage(nn.Module):
