@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ramify.bench.hcformer import HCFormerOptions
 from ramify.bench.helm_options import HelmOptions
+from ramify.bench.himapper import HiMapperOptions
 from ramify.bench.lab import LabOptions
 from ramify.bench.options import GeometryOptions
 from ramify.bench.tokens_options import TokensOptions
@@ -71,4 +72,22 @@ def vlm(config: VlmOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {"geometry": geometry, "hcformer": hcformer, "tokens": tokens, "lab": lab, "helm": helm, "vlm": vlm}
+def himapper(config: HiMapperOptions) -> int:
+    """Count what Hi-Mapper adds to a backbone, and time the wrapped model beside the plain one.
+
+    Exit code 1 if a fresh wrapped model is not the plain one, or a limit on parameters or (on a GPU) time is missed.
+    """
+    from ramify.bench import himapper as bench
+
+    return bench.run(config)
+
+
+SUBVERBS = {
+    "geometry": geometry,
+    "hcformer": hcformer,
+    "tokens": tokens,
+    "lab": lab,
+    "helm": helm,
+    "himapper": himapper,
+    "vlm": vlm,
+}

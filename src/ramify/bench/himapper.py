@@ -1,0 +1,330 @@
+"""``ramify bench himapper``: what Hi-Mapper adds to a backbone, in parameters, in arithmetic and in time.
+
+Two tables. Cost: parameters and multiplications that the plug-in adds for one picture, beside those of our design.
+Speed: the plain and the wrapped model timed in the same rounds, inference and a training step with the plug-in's
+losses, eager against eager and compiled against compiled. ``python -m ramify.bench.himapper`` is the same without the
+command line's dependencies. Imports torch only when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from ramify.bench.session import Emit, parse_options, session
+from ramify.errors import UserError, exit_code
+
+if TYPE_CHECKING:
+    import torch
+
+    from ramify.bench.harness import Result
+
+DESIGNED = {
+    "resnet50": (1.89, 49),
+    "deit_tiny_patch16_224": (1.17, 45),
+    "deit_small_patch16_224": (1.25, 50),
+    "deit_base_patch16_224": (1.40, 60),
+    "swin_tiny_patch4_window7_224": (1.40, 41),
+    "swin_small_patch4_window7_224": (1.40, 41),
+}
+"""Million parameters and million multiplications that our design (N = 32, L = 4, w = 128) adds at 224 px."""
+PARAMETER_LIMIT = 1.02
+"""Added parameters may be this many times those of the design."""
+TIME_LIMIT = 1.05
+"""The wrapped model's forward pass may take this many times the plain one's, both compiled, on a GPU."""
+IDENTITY = 1e-3
+"""Largest relative difference between the logits of a fresh wrapped model and the plain one's."""
+
+
+@dataclass
+class HiMapperOptions:
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+    tables: tuple[Literal["cost", "speed"], ...] = ("cost", "speed")
+    """What to measure."""
+    models: tuple[str, ...] = ("deit_small_patch16_224", "resnet50")
+    """timm names of backbones."""
+    batch: int = 0
+    """Pictures per batch; 0 for 128 on cuda and 8 on cpu."""
+    size: int = 224
+    """Picture size in pixels."""
+    num_leaves: int = 32
+    """Leaves of the tree."""
+    depth: int = 4
+    """Levels of the tree."""
+    width: int = 128
+    """Width of the plug-in."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 means autocast; auto takes it on cuda, and float32 on cpu."""
+    compile: bool = True
+    """Also time both compiled."""
+    mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
+    """How torch.compile compiles."""
+    channels_last: bool = False
+    """Keep pictures and kernels in channels-last order."""
+    repeats: int = 9
+    """Rounds; in each round every contender is timed once."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
+    threads: int = 0
+    """CPU threads; 0 for all cores."""
+    json: bool = False
+    """Print JSON lines instead of tables."""
+    out: Path | None = None
+    """File that the JSON lines are appended to, beside what is printed."""
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("device", self.device, ("cpu", "cuda")),
+            ("dtype", self.dtype, ("auto", "float32", "bfloat16")),
+            ("mode", self.mode, ("default", "reduce-overhead", "max-autotune-no-cudagraphs")),
+            ("clock", self.clock, ("wall", "cpu")),
+        ):
+            if value not in choices:
+                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if unknown := set(self.tables) - {"cost", "speed"}:
+            raise UserError(f"tables are cost and speed, got {', '.join(sorted(unknown))}")
+        if self.repeats < 2:
+            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
+        if self.batch < 0 or self.size < 32:
+            raise UserError(f"batch must be 0 or more and size 32 or more, got {self.batch} and {self.size}")
+        if self.clock == "cpu" and self.device == "cuda":
+            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+        if self.dtype == "auto":
+            self.dtype = "bfloat16" if self.device == "cuda" else "float32"
+        self.batch = self.batch or (128 if self.device == "cuda" else 8)
+
+
+def run(options: HiMapperOptions, stream: TextIO | None = None) -> int:
+    """Run the benchmark and print it; gives 1 if a limit is missed or a wrapped model is wrong, else 0."""
+    from . import machine
+
+    with session(options, stream) as emit:
+        head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))
+        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
+        about = f"measured  {options.dtype}, {options.clock} clock, {options.repeats} rounds"
+        emit({"kind": "header", **head, **settings}, [*machine.machine_lines(head), about])
+        code = 0
+        for table in options.tables:
+            code |= (_cost if table == "cost" else _speed)(options, emit)
+        return code
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+def _cost(options: HiMapperOptions, emit: Emit) -> int:
+    columns = ["backbone", "M parameters", "GMAC", "added M", "design", "added MMAC", "design", "share of GMAC"]
+    title = f"one picture of {options.size} px, N {options.num_leaves}, L {options.depth}, w {options.width}"
+    emit({"kind": "table", "name": "cost"}, ["", title, *_head(columns)])
+    is_designed = (options.num_leaves, options.depth, options.width, options.size) == (32, 4, 128, 224)
+    code = 0
+    for name in options.models:
+        plain, wrapped = _create(name, options, "cpu")
+        counts = [sum(p.numel() for p in model.parameters()) for model in (plain, wrapped)]
+        macs = [count_macs(model, options.size) for model in (plain, wrapped)]
+        added = (counts[1] - counts[0]) / 1e6, (macs[1] - macs[0]) / 1e6
+        design = DESIGNED.get(name) if is_designed else None
+        met = design is None or added[0] <= PARAMETER_LIMIT * design[0]
+        code |= not met
+        cells = [name, f"{counts[0] / 1e6:.2f}", f"{macs[0] / 1e9:.2f}", f"{added[0]:.2f}"]
+        cells += [f"{design[0]:.2f}" if design else "", f"{added[1]:.0f}", f"{design[1]}" if design else ""]
+        cells += [f"{100 * added[1] * 1e6 / macs[0]:.1f} %" + ("" if met else " parameters MISSED")]
+        emit(
+            {"kind": "cost", "model": name, "parameters": counts[0], "macs": macs[0], "design": design, "met": met}
+            | {"added_parameters": counts[1] - counts[0], "added_macs": macs[1] - macs[0]},
+            ["| " + " | ".join(cells) + " |"],
+        )
+    return int(code)
+
+
+def count_macs(model: torch.nn.Module, size: int) -> int:
+    """Multiplications with addition of one picture in evaluation, counted by torch."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.zeros(1, 3, size, size, device=next(model.parameters()).device)
+    # Fused attention is no product that the counter sees on every device.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.eval()(x)
+    return counter.get_total_flops() // 2
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def _speed(options: HiMapperOptions, emit: Emit) -> int:
+    import torch
+
+    from . import harness
+
+    columns = ["backbone", "pass", "plain ms", "wrapped ms", "ratio", "quartiles"]
+    title = (
+        f"batch {options.batch}, {options.size} px; limit of the ratio {TIME_LIMIT}, for compiled inference on a GPU"
+    )
+    emit({"kind": "table", "name": "speed"}, ["", title, *_head(columns)])
+    code = 0
+    for name in options.models:
+        plain, wrapped = _create(name, options, options.device)
+        x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
+        if options.channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        for way in ("eager", "compiled") if options.compile else ("eager",):
+            torch.compiler.reset()
+            ready = [_compiled(m, options) if way == "compiled" else m for m in (plain, wrapped)]
+            for kind, make in (("inference", _inference), ("training", _training)):
+                runs = [make(module, x, options) for module in ready]
+                expected = _logits(plain, x) if kind == "inference" else None
+                results = harness.compare(
+                    [
+                        _contender("plain", runs[0], None),
+                        _contender("wrapped", runs[1], (wrapped, x, expected) if expected is not None else None),
+                    ],
+                    _sample(options),
+                    options.repeats,
+                    IDENTITY,
+                )
+                code |= _report(options, emit, name, f"{kind}, {way}", results)
+    return int(code)
+
+
+def _report(options: HiMapperOptions, emit: Emit, name: str, what: str, results: Sequence[Result]) -> int:
+    from . import harness
+
+    plain, wrapped = results
+    found = harness.ratio(wrapped, plain)
+    line = {"kind": "speed", "model": name, "pass": what, "batch": options.batch, "size": options.size}
+    if found is None:
+        bad = wrapped if not wrapped.seconds else plain
+        emit(line | {"failed": bad.note}, [f"| {name} | {what} | {bad.name} {bad.status}: {bad.note} | | | |"])
+        return 1
+    limit = TIME_LIMIT if what == "inference, compiled" and options.device == "cuda" else None
+    met = limit is None or found.value <= limit
+    verdict = "" if limit is None else " met" if met else " MISSED"
+    cells = [name, what, f"{1e3 * plain.median:.3f}", f"{1e3 * wrapped.median:.3f}", f"{found.value:.3f}{verdict}"]
+    emit(
+        line
+        | {"plain_seconds": plain.seconds, "wrapped_seconds": wrapped.seconds, "ratio": found.value}
+        | {"low": found.low, "high": found.high, "limit": limit, "met": met, "error": wrapped.error},
+        ["| " + " | ".join([*cells, f"{found.low:.3f} to {found.high:.3f}"]) + " |"],
+    )
+    return 0 if met else 1
+
+
+def _create(name: str, options: HiMapperOptions, device: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A backbone, and a copy of it with the plug-in."""
+    import copy
+
+    import timm
+    import torch
+
+    from ramify.models import HiMapper
+
+    torch.manual_seed(0)
+    try:
+        plain = timm.create_model(name, num_classes=1000)
+    except RuntimeError as error:  # timm: unknown model
+        raise UserError(f"{error}; see timm.list_models()") from error
+    try:
+        wrapped = HiMapper(copy.deepcopy(plain), options.num_leaves, options.depth, options.width)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    models = plain.to(device), wrapped.to(device)
+    if options.channels_last:
+        models = tuple(model.to(memory_format=torch.channels_last) for model in models)  # type: ignore[assignment]
+    return models
+
+
+def _compiled(model: torch.nn.Module, options: HiMapperOptions) -> Any:
+    import torch
+
+    return torch.compile(model, mode=None if options.mode == "default" else options.mode)
+
+
+def _logits(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Of a few pictures, eager and in float32: what a fresh wrapped model must repeat."""
+    import torch
+
+    with torch.no_grad():
+        output = model.eval()(x[:2])
+    return output if isinstance(output, torch.Tensor) else output.logits
+
+
+def _autocast(options: HiMapperOptions) -> torch.autocast:
+    import torch
+
+    return torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.dtype == "bfloat16")
+
+
+def _inference(model: Any, x: torch.Tensor, options: HiMapperOptions) -> Callable[[], object]:
+    import torch
+
+    def call() -> object:
+        with torch.inference_mode(), _autocast(options):
+            return model(x)
+
+    model.eval()
+    return call
+
+
+def _training(model: Any, x: torch.Tensor, options: HiMapperOptions) -> Callable[[], object]:
+    import torch
+
+    def call() -> object:
+        with _autocast(options):
+            output = model(x)
+            is_plain = isinstance(output, torch.Tensor)
+            loss = (output if is_plain else output.logits).float().square().mean()
+            if not is_plain:
+                loss = loss + output.losses["aux_total"]
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return loss.detach()
+
+    model.train()
+    return call
+
+
+def _contender(name: str, call: Callable[[], object], check: tuple[Any, Any, Any] | None) -> Any:
+    from . import harness
+
+    def build() -> harness.Built:
+        error = None
+        if check is not None:
+            model, x, expected = check
+            error = harness.relative_error(_logits(model, x), expected)
+        call()  # compiles
+        return harness.Built(call, error)
+
+    return harness.Contender(name, build)
+
+
+def _sample(options: HiMapperOptions) -> Any:
+    from . import harness
+
+    if options.device == "cuda":
+        return harness.synced_sample
+    return harness.cpu_sample if options.clock == "cpu" else harness.wall_sample
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    return ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+
+
+def parse(argv: Sequence[str]) -> HiMapperOptions:
+    """Options from the flags of the command, where its dependencies are not installed."""
+    return parse_options(HiMapperOptions, "python -m ramify.bench.himapper", __doc__, argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command without the command line's dependencies; a mistake of the user is one line and exit code 2."""
+    return exit_code(lambda: run(parse(sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
