@@ -16,6 +16,7 @@ _HOMES = {
     "train-fewshot": ("vlm_fewshot", "train_fewshot"),
     "train-radial": ("vlm_radial", "train_radial"),
     "eval-hierarchy": ("vlm_radial", "eval_hierarchy"),
+    "build-chains": ("vlm_chains", "build_chains"),
 }
 
 SUBVERBS: dict[str, Callable[[Any], int | None]] = {
