@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ class Decomposition(nn.Module):
         self.out_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.log_scale = nn.Parameter(torch.tensor([-math.log(TEMPERATURE)])) if attention == "cosine" else None
-        self.register_buffer("pooling", shape.pooling, persistent=False)
+        self.register_buffer("pooling", torch.from_numpy(shape.pooling), persistent=False)
         self.register_buffer("other_level", _forbid_other_levels(shape), persistent=False)
 
     def forward(self, queries: Tensor, tokens: Tensor, return_maps: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -130,7 +131,6 @@ def _forbid_other_levels(shape: TreeShape) -> Tensor:
 
     The rows are padded to a multiple of 16 numbers, the alignment that attention kernels ask of a bias.
     """
-    apart = shape.level[:, None] != shape.level
-    bias = torch.zeros(shape.num_nodes, -(-shape.num_nodes // 16) * 16)
-    bias[:, : shape.num_nodes].masked_fill_(apart, float("-inf"))
-    return bias
+    bias = np.zeros((shape.num_nodes, -(-shape.num_nodes // 16) * 16), np.float32)
+    bias[:, : shape.num_nodes][shape.level[:, None] != shape.level] = -np.inf
+    return torch.from_numpy(bias)

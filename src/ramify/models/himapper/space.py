@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,20 +110,18 @@ class TreeLoss(nn.Module):
         self.num_children = shape.starts[-2]  # all nodes below the top level
         self.tau: Tensor | float = tau
         self.log_tau = nn.Parameter(torch.tensor([math.log(tau)])) if learn_tau else None
-        level, parent = shape.level, shape.parent[: self.num_children]
-        same = (level[:, None] == level)[: self.num_children]
-        same &= ~torch.eye(shape.num_nodes, dtype=torch.bool)[: self.num_children]
-        above = (level[:, None] + 1 == level)[: self.num_children]
-        is_parent = torch.arange(shape.num_nodes) == parent[:, None]
-        sizes = torch.tensor(shape.sizes)[level[: self.num_children]]
+        level, index = shape.level, np.arange(shape.num_nodes)
+        children = slice(self.num_children)
+        parent = shape.parent[children]
+        same = (level[children, None] == level) & (index[children, None] != index)
         for name, value in {
             "parent": parent,
             "is_same_level": same,
-            "is_above": above,
-            "is_candidate": same | is_parent,
-            "one_in": sizes * (shape.depth - 1),
+            "is_above": level[children, None] + 1 == level,
+            "is_candidate": same | (index == parent[:, None]),
+            "one_in": np.array(shape.sizes)[level[children]] * (shape.depth - 1),
         }.items():
-            self.register_buffer(name, value, persistent=False)
+            self.register_buffer(name, torch.from_numpy(value), persistent=False)
 
     def forward(self, distances: Tensor) -> Tensor:
         """The loss of the distances (B, children, nodes) of all nodes below the top level to all, a single number."""

@@ -6,6 +6,7 @@ import itertools
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,28 +40,34 @@ class TreeShape:
         """(N_l,) the parent of each node of ``level`` (from 1) as index in the level above, -1 at the top."""
         if not 1 <= level <= self.depth:
             raise ValueError(f"level must be from 1 (leaves) to {self.depth}, got {level}")
-        index = torch.arange(self.sizes[level - 1])
-        return index // 2 if level < self.depth else torch.full_like(index, -1)
+        index = np.arange(self.sizes[level - 1])
+        return torch.from_numpy(index // 2 if level < self.depth else np.full_like(index, -1))
+
+    # Arrays of numpy: tensors made here would follow torch.device("meta") and never come back.
 
     @cached_property
-    def level(self) -> Tensor:
+    def level(self) -> np.ndarray:
         """(nodes,) the level of each node, from 0."""
-        return torch.repeat_interleave(torch.arange(self.depth), torch.tensor(self.sizes))
+        return np.repeat(np.arange(self.depth), self.sizes)
 
     @cached_property
-    def parent(self) -> Tensor:
+    def parent(self) -> np.ndarray:
         """(nodes,) the parent of each node in the row of all nodes, -1 at the top."""
-        above = [self.parents(level) + self.starts[level] for level in range(1, self.depth)]
-        return torch.cat([*above, self.parents(self.depth)])
+        rank = np.concatenate([np.arange(size) for size in self.sizes])
+        above = np.array(self.starts)[self.level + 1] + rank // 2
+        return np.where(self.level < self.depth - 1, above, -1)
 
     @cached_property
-    def pooling(self) -> Tensor:
+    def pooling(self) -> np.ndarray:
         """(nodes, depth * num_leaves) the product with it averages each node's query rows.
 
         Level ``l`` has ``2^(l - 1)`` rows for each of its nodes, next to each other: ``num_leaves`` rows in all.
         """
-        blocks = [torch.eye(size).repeat_interleave(2**level, 1) / 2**level for level, size in enumerate(self.sizes)]
-        return torch.block_diag(*blocks)
+        matrix = np.zeros((self.num_nodes, self.depth, self.num_leaves), np.float32)
+        for level, size in enumerate(self.sizes):
+            rows = np.repeat(np.eye(size, dtype=np.float32), 2**level, 1) / 2**level
+            matrix[self.starts[level] : self.starts[level + 1], level] = rows
+        return matrix.reshape(self.num_nodes, -1)
 
     def split(self, nodes: Tensor, dim: int = 1) -> list[Tensor]:
         """The nodes in one row as one tensor per level, leaves first."""

@@ -227,10 +227,10 @@ class HiMapper(nn.Module):
         def joined(levels: list[Tensor]) -> Any:
             return torch.cat([level[b] for level in levels]).detach().float().cpu().numpy()
 
-        c = 0.0 if output.curvature is None else float(output.curvature)
+        c = 0.0 if output.curvature is None else output.curvature.item()
         return Tree(
-            self.shape.parent.numpy(),
-            self.shape.level.numpy(),
+            self.shape.parent,
+            self.shape.level,
             embedding=joined(output.hyperbolic),
             manifold=Lorentz(c) if c > 0 else Euclidean(),
             support=None if output.maps is None else joined(output.maps),

@@ -1,0 +1,171 @@
+"""Every family of backbones: the logits at the start, the grid of the maps, and where the classifier stands."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from ramify.models import HiMapper
+from ramify.models.himapper.backbone import map_tokens
+
+# name -> size of the picture, grid, options of create_model. The smallest member of each family, cut where it can be.
+QUICK = {
+    "resnet10t": (64, (2, 2), {}),
+    "test_efficientnet": (64, (2, 2), {}),
+    "mobilenetv3_small_050": (64, (2, 2), {}),
+    "test_convnext": (64, (2, 2), {}),
+    "regnetx_002": (64, (2, 2), {}),
+    "deit_tiny_patch16_224": ((64, 96), (4, 6), {"img_size": (64, 96), "depth": 2}),
+    "deit_tiny_distilled_patch16_224": (64, (4, 4), {"img_size": 64, "depth": 2}),
+    "vit_small_patch14_dinov2": (70, (5, 5), {"img_size": 70, "depth": 1}),
+    "vit_small_patch14_reg4_dinov2": (70, (5, 5), {"img_size": 70, "depth": 1}),
+    "vit_base_patch16_siglip_224": (64, (4, 4), {"img_size": 64, "depth": 1, "embed_dim": 48, "num_heads": 3}),
+    "swin_tiny_patch4_window7_224": (
+        56,
+        (2, 2),
+        {"img_size": 56, "depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 3, 4)},
+    ),
+    "mixer_s32_224": (96, (3, 3), {"img_size": 96}),
+    "pvt_v2_b0": ((64, 96), (2, 3), {"depths": (1, 1, 1, 1)}),
+    "cait_xxs24_224": (64, (4, 4), {"img_size": 64, "depth": 2}),
+    "xcit_nano_12_p16_224": (64, (4, 4), {"depth": 2}),
+    "levit_128s": (224, (4, 4), {}),
+    "mobilevit_xxs": (64, (2, 2), {}),
+    "beit_base_patch16_224": (64, (4, 4), {"img_size": 64, "depth": 1, "embed_dim": 48, "num_heads": 3}),
+    "eva02_tiny_patch14_224": (56, (4, 4), {"img_size": 56, "depth": 2}),
+    "hcformer_pico": (64, (2, 2), {}),
+}
+SLOW = {
+    "efficientnet_lite0": (64, (2, 2), {}),
+    "convnext_atto": (64, (2, 2), {}),
+    "densenet121": (64, (2, 2), {}),
+    "vgg11": (64, (2, 2), {}),
+    "swinv2_tiny_window8_256": (64, (2, 2), {"img_size": 64, "window_size": 8}),
+    "maxvit_pico_rw_256": (64, (2, 2), {"img_size": 64}),
+    "davit_tiny": (64, (2, 2), {}),
+    "hiera_tiny_224": (224, (7, 7), {}),
+    "resnetv2_50": (64, (2, 2), {}),  # its classifier is a convolution
+    "sequencer2d_s": (64, (4, 4), {"img_size": 64}),  # get_classifier gives the whole head
+    "volo_d1_224": (224, (14, 14), {}),  # a second classifier on the patches
+    "coat_lite_tiny": (224, (7, 7), {}),
+    "efficientformer_l1": (224, (7, 7), {}),
+    "mambaout_femto": (64, (2, 2), {}),
+    "vit_small_r26_s32_224": (64, (2, 2), {"img_size": 64}),
+}
+FAMILIES = [pytest.param(name, id=name) for name in QUICK]
+FAMILIES += [pytest.param(name, id=name, marks=pytest.mark.slow) for name in SLOW]
+
+
+def backbone_of(name: str) -> tuple[nn.Module, Tensor, tuple[int, int]]:
+    """A backbone in evaluation mode whose logits are of ordinary size, unlike those of some fresh ones."""
+    size, grid, options = {**QUICK, **SLOW}[name]
+    backbone = timm.create_model(name, num_classes=7, **options).eval()
+    found = backbone.get_classifier()
+    for head in found if isinstance(found, tuple) else (found,):
+        for module in head.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                nn.init.normal_(module.weight, std=0.2)
+                nn.init.normal_(module.bias, std=1.0)
+    height, width = (size, size) if isinstance(size, int) else size
+    return backbone, torch.randn(2, 3, height, width), grid
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_family(name: str) -> None:
+    backbone, x, grid = backbone_of(name)
+    model = HiMapper(backbone, num_leaves=8, depth=3, width=16).eval()
+    own = backbone(x)
+    assert own.std() > 0.1
+
+    start = model(x, return_maps=True)
+    assert (start.logits - own).abs().max() < 1e-5
+    assert model.grid == grid
+    for maps, size in zip(start.maps, (8, 4, 2), strict=True):
+        assert maps.shape == (2, size, *grid) and (maps.sum((-1, -2)) - 1).abs().max() < 1e-5
+
+    # A step of the global feature moves the logits by the classifier's weights, the mean of them if there are two.
+    step = torch.randn(model.reader.pooled_channels)
+    model.encode.out_proj.bias.copy_(step)
+    found = backbone.get_classifier()
+    heads = found if isinstance(found, tuple) else (found,)
+    expected = torch.stack([affine(head)(step) for head in heads]).mean(0)
+    assert expected.abs().max() > 0.1
+    assert torch.allclose(model(x).logits - own, expected.expand(2, -1), atol=1e-4)
+
+    model.enabled = False
+    assert torch.equal(model(x).logits, own)
+
+
+def affine(head: nn.Module):
+    """A classifier without its constant part."""
+    if hasattr(head, "fc"):
+        head = head.fc
+    if isinstance(head, nn.Conv2d):
+        return lambda v: head.weight.flatten(1) @ v
+    return lambda v: (head(v[None]) - head(torch.zeros_like(v)[None]))[0]
+
+
+def test_maps_have_the_places_of_the_features() -> None:
+    """A map's cell (i, j) is the token of that cell: mark one cell of the feature map and see which map answers."""
+    for channels_last in (False, True):
+        f = torch.zeros(1, 5, 4, 6)
+        f[0, :, 1, 4] = 1
+        given = f.permute(0, 2, 3, 1) if channels_last else f
+        tokens, grid = map_tokens(given, 5, "toy", "NHWC" if channels_last else "")
+        assert grid == (4, 6) and tokens[0].sum(-1).unflatten(0, grid).nonzero().tolist() == [[1, 4]]
+    square = torch.zeros(1, 4, 6, 4)  # both axes could be channels: the format decides, channels first by default
+    assert map_tokens(square, 4, "toy")[1] == (6, 4) and map_tokens(square, 4, "toy", "NHWC")[1] == (4, 6)
+
+
+def test_tokens_in_front_are_left_out() -> None:
+    """Registers and class token of a ViT, and the class token that XCiT does not declare."""
+    for name in ("vit_small_patch14_reg4_dinov2", "xcit_nano_12_p16_224"):
+        backbone, x, grid = backbone_of(name)
+        model = HiMapper(backbone, num_leaves=8, depth=3, width=16).eval()
+        with torch.no_grad():
+            f, found = backbone.forward_features(x), model.reader.read(backbone, x)
+        assert torch.equal(found.tokens, f[:, f.shape[1] - grid[0] * grid[1] :]) and f.shape[1] > grid[0] * grid[1]
+
+
+def test_pictures_of_another_size() -> None:
+    backbone = timm.create_model("vit_tiny_patch16_224", depth=1, dynamic_img_size=True, num_classes=3).eval()
+    model = HiMapper(backbone, num_leaves=8, depth=3, width=16).eval()
+    for height, width in ((64, 96), (96, 64), (48, 48)):
+        assert model(torch.randn(1, 3, height, width), return_maps=True).maps[0].shape == (
+            1,
+            8,
+            height // 16,
+            width // 16,
+        )
+
+
+def test_distilled_deit_while_distilling() -> None:
+    """The backbone then gives a pair of logits; the mean of both is what it evaluates with."""
+    backbone, x, _ = backbone_of("deit_tiny_distilled_patch16_224")
+    own = backbone(x)
+    model = HiMapper(backbone, num_leaves=8, depth=3, width=16).train()
+    backbone.set_distilled_training(True)
+    assert torch.allclose(model(x).logits, own, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("crossvit_tiny_240", TypeError, r"^CrossVit: forward_features gives a list, .*feature_fn="),
+        ("pit_ti_224", ValueError, r"^PoolingVisionTransformer has no spatial features: 1 tokens"),
+        pytest.param("coat_tiny", TypeError, r"^CoaT: forward_features gives a list", marks=pytest.mark.slow),
+        pytest.param("pit_ti_distilled_224", ValueError, r"no spatial features: 2 tokens", marks=pytest.mark.slow),
+    ],
+)
+def test_families_that_cannot_be_read(name: str, error: type[Exception], message: str) -> None:
+    size = 240 if "240" in name else 224
+    with pytest.raises(error, match=message), torch.no_grad():
+        HiMapper(timm.create_model(name))(torch.randn(1, 3, size, size))
+
+
+def test_a_backbone_of_features_only() -> None:
+    with pytest.raises(ValueError, match="pass feature_fn="):
+        HiMapper(timm.create_model("resnet10t", features_only=True))
