@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 
 from ramify.errors import suggest
 
@@ -66,7 +67,7 @@ def needs_operator(x: Tensor) -> bool:
     Otherwise it is called directly, which spares the host the dispatcher's way through Python, several times as long as
     a launch.
     """
-    return torch.compiler.is_compiling() or type(x) is not Tensor
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
 
 
 _LIBRARY = torch.library.Library("ramify", "FRAGMENT")

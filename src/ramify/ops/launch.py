@@ -26,23 +26,21 @@ def launch(
         tensors: on one device, the kernel's first parameters. numbers: integers, the parameters after them.
         settings: the kernel's constants, all the parameters that are left, and options such as ``num_warps``.
     """
-    # A form for aligned pointers must not get others: rare, and left to Triton, as is its interpreter.
-    if not hasattr(kernel, "device_caches") or any(x.data_ptr() % ALIGNED for x in tensors):
+    key = [kernel, *settings.values()]
+    is_aligned = hasattr(kernel, "device_caches")
+    for x in tensors:
+        key.append(x.dtype)
+        is_aligned = is_aligned and x.data_ptr() % ALIGNED == 0
+    for number in numbers:  # Triton compiles one, multiples of 16, other numbers, and those beyond 32 bits apart
+        key.append((number == 1) + 2 * (number % ALIGNED == 0) + 4 * (number >= 2**31))
+    if not is_aligned:  # a form for aligned pointers must not get others: left to Triton, as is its interpreter
         kernel[tuple(grid)](*tensors, *numbers, **settings)
         return
-    key = (
-        kernel, tensors[0].device.index, *[x.dtype for x in tensors], *[_form(x) for x in numbers], *settings.values(),
-    )  # fmt: skip
-    found = _COMPILED.get(key)
+    found = _COMPILED.get(place := (tensors[0].device.index, *key))
     if found is None:
         compiled = kernel[tuple(grid)](*tensors, *numbers, **settings)
         constants = kernel.arg_names[len(tensors) + len(numbers) :]
-        _COMPILED[key] = compiled, tuple(settings[name] for name in constants)
+        _COMPILED[place] = compiled, tuple(settings[name] for name in constants)
         return
     compiled, rest = found
     compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *rest)
-
-
-def _form(number: int) -> int:
-    """Numbers that Triton compiles alike have the same form: one, multiples of 16, others, and those beyond 32 bits."""
-    return (number == 1) + 2 * (number % ALIGNED == 0) + 4 * (number >= 2**31)

@@ -7,6 +7,8 @@ them.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -63,6 +65,7 @@ def _backward_kernel(mean, grad, grad_mean, out, R, D: tl.constexpr, OVER_C: tl.
     tl.store(grad_mean + row * WIDE + column, to_mean, mask=here & (column < WIDE))
 
 
+@functools.cache
 def _sizes(wide: int, width: int) -> dict[str, int]:
     block = triton.next_power_of_2(max(wide, width))
     rows = max(1, TILE // block)
@@ -77,9 +80,10 @@ def _sizes(wide: int, width: int) -> dict[str, int]:
 
 def forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
     """(R, wide) contiguous -> (R, width)."""
-    R, sizes = mean.shape[0], _sizes(mean.shape[1], width)
+    R = mean.shape[0]
     out = torch.empty(R, width, dtype=mean.dtype, device=mean.device)
     if has_data(mean) and R:
+        sizes = _sizes(mean.shape[1], width)
         grid = (triton.cdiv(R, sizes["ROWS"]),)
         launch(_forward_kernel, grid, (mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return out
@@ -87,10 +91,11 @@ def forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
 
 def backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
     """Gradient of ``mean`` (R, wide) from that of the centroids (R, width), and the centroids again."""
-    R, sizes = mean.shape[0], _sizes(mean.shape[1], grad.shape[1])
+    R = mean.shape[0]
     grad_mean = torch.empty_like(mean)
     out = torch.empty(R, grad.shape[1], dtype=mean.dtype, device=mean.device)
     if has_data(mean) and R:
+        sizes = _sizes(mean.shape[1], grad.shape[1])
         grid = (triton.cdiv(R, sizes["ROWS"]),)
         launch(_backward_kernel, grid, (mean, grad, grad_mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return grad_mean, out

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, has_data
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
 from . import reference
 from .layout import Layout
 
@@ -33,8 +33,6 @@ def join(
     misfit = None
     if weight.dtype not in KERNEL_DTYPES or dtype not in KERNEL_DTYPES:
         misfit = f"{weight.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
-    if backend == "auto" and (torch.compiler.is_compiling() or not has_data(weight)):
-        backend = "torch"  # a compiler does as well, and makes its call with less work for the host
     if choose(backend, weight, misfit) == "torch":
         return reference.join(weight, time, bias, layout, dtype)
     joined: Tensor = _Join.apply(weight, time, bias, layout, dtype)
@@ -48,13 +46,29 @@ class _Join(torch.autograd.Function):
     ) -> Tensor:
         ctx.layout, ctx.size, ctx.dtype = layout, weight.shape[1] // layout.points, weight.dtype
         ctx.time_shape, ctx.has_bias = time.shape, bias is not None
-        from . import triton
-
-        return triton.join(weight.contiguous(), time.contiguous(), bias, layout, dtype)
+        run = _join_operator if needs_operator(weight) else _join
+        return run(weight.contiguous(), time.contiguous(), bias, list(layout), dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from . import triton
-
-        weight, time, bias = triton.split(grad.contiguous(), ctx.layout, ctx.size, ctx.has_bias, ctx.dtype)
+        run = _split_operator if needs_operator(grad) else _split
+        weight, time, bias = run(grad.contiguous(), list(ctx.layout), ctx.size, ctx.has_bias, ctx.dtype)
         return weight, time.view(ctx.time_shape), bias if ctx.has_bias else None, None, None
+
+
+def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], dtype: torch.dtype) -> Tensor:
+    from . import triton
+
+    return triton.join(weight, time, bias, Layout(*layout), dtype)
+
+
+def _split(
+    matrix: Tensor, layout: list[int], size: int, has_bias: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.split(matrix, Layout(*layout), size, has_bias, dtype)
+
+
+_join_operator = operator("join_columns", _join)
+_split_operator = operator("split_columns", _split)

@@ -8,6 +8,7 @@ arguments a compiler may make them float64, and everything with them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -166,6 +167,7 @@ def _backward_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, q
     tl.store(part_tau + token, to_tau)
 
 
+@functools.cache
 def _sizes(heads: Heads, turned: int) -> dict[str, Any]:
     block = triton.next_power_of_2(heads.width)
     rows = min(triton.next_power_of_2(heads.num_heads), max(1, TILE // block))

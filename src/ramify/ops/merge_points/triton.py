@@ -6,6 +6,8 @@ backward 44 MB: 6 and 11 microseconds at 4.2 TB/s. A row of gradients is written
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -84,6 +86,7 @@ def _backward_kernel(shared, routed, weight, inverse, grad, grad_shared, grad_ro
         tl.store(grad_weight + token * K + j, to_g)
 
 
+@functools.cache
 def _sizes(M: int) -> dict[str, int]:
     block = triton.next_power_of_2(M)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}

@@ -7,6 +7,7 @@ Gradients of what all rows share are summed by each program over its own rows, t
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -137,6 +138,7 @@ def _backward_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y,
         tl.store(parts + (n if HAS_NORM else 0), sum_raw / (1.0 + tl.exp(-raw_value)))
 
 
+@functools.cache
 def _sizes(n: int) -> dict[str, int]:
     block = triton.next_power_of_2(n)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
