@@ -77,8 +77,8 @@ def test_it_gives_what_transformers_itself_gives(family: str, tmp_path: Path, se
     mask = None if family == "siglip" else (ids > 0).long()
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        text = encoders_hf._pooled(model.get_text_features(input_ids=ids, attention_mask=mask))
-        image = encoders_hf._pooled(model.get_image_features(pixel_values=pixels))
+        text = encoders_hf.features_of(model.get_text_features(input_ids=ids, attention_mask=mask))
+        image = encoders_hf.features_of(model.get_image_features(pixel_values=pixels))
         torch.testing.assert_close(encoder.encode_text(["a red truck"]), text)
         torch.testing.assert_close(encoder.encode_images(pixels), image)
 

@@ -59,10 +59,10 @@ class HfEncoder(Encoder):
         return {name: found[name].to(self.device) for name in names}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
-        return _pooled(self.model.get_text_features(**tokens))
+        return features_of(self.model.get_text_features(**tokens))
 
     def encode_pixels(self, pixels: Tensor) -> Tensor:
-        return _pooled(self.model.get_image_features(**self._pixel_inputs(pixels)))
+        return features_of(self.model.get_image_features(**self._pixel_inputs(pixels)))
 
     def _pixel_inputs(self, pixels: Tensor) -> dict[str, Any]:
         if not self.patches:
@@ -166,11 +166,15 @@ class SentenceEncoder(Encoder):
 
 
 def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
-    """The encoder of a folder on this machine, or of a name on the hub."""
+    """The encoder of a folder on this machine (a run of the task contrast is one too), or of a name on the hub."""
     with readable_imports():
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", _folder(rest)
+    if (Path(source) / "recipe.yaml").is_file() and not random_init:
+        from ramify.vlm.world_clip import load_run
+
+        return load_run(source)
     with readable_imports(), _quiet():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -279,7 +283,7 @@ def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:
     return folder
 
 
-def _pooled(found: Any) -> Tensor:
+def features_of(found: Any) -> Tensor:
     """transformers 4 gives the features themselves, 5 an object that holds them."""
     return found if isinstance(found, Tensor) else found.pooler_output
 

@@ -1,0 +1,198 @@
+"""The task contrast: learns pairs, flat and hyperbolic, resumes bit for bit, exports what ``hf:`` loads everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramify.cli.config import load
+from ramify.data.world import World
+from ramify.errors import UserError
+from ramify.geometry import lorentz
+from ramify.train.evaluate import evaluate_run, load_model
+from ramify.train.export import export
+from ramify.train.folder import RunFolder
+from ramify.train.loop import fit
+from ramify.train.recipe import Recipe
+from ramify.train.tasks.contrast import Contrast, ContrastSettings
+from ramify.vlm.encoders import load_encoder
+from ramify.vlm.world_text import captions_of, encode_table
+
+from .test_resume import assert_same_run, dying_before_step
+
+pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "task=contrast",
+    "model.name=clip-world-tiny",
+    "model.args={patch: 8, image_width: 32, image_layers: 1, text_width: 32, text_layers: 1, embed_dim: 16}",
+    "data.size=32",
+    "data.num_train=48",
+    "data.num_val=24",
+    "data.batch_size=16",
+    "data.augment.flip=0.5",
+    "optim.lr=0.003",
+    "schedule.steps=9",
+    "run.device=cpu",
+    "run.log_steps=3",
+    "run.eval_every=1",
+    "run.tensorboard=false",
+)
+LORENTZ = "model.head={geometry: lorentz}"
+
+
+def recipe(*overrides: str) -> Recipe:
+    """Nine steps of two towers of one layer each."""
+    return load(Recipe, None, [*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished hyperbolic run."""
+    out = tmp_path_factory.mktemp("run")
+    fit(recipe(LORENTZ), out, quiet=True)
+    return out
+
+
+# --------------------------------------------------------------------------------------------------------------- data
+
+
+def test_a_batch_holds_a_caption_of_its_picture_at_the_level_it_says() -> None:
+    task = Contrast(recipe("model.head={prompted: 0.0}"))
+    train, val = task.build_dataset("train"), task.build_dataset("val")
+    task.build_model(task.describe(train))
+    for dataset, world, is_train in (
+        (train, World("train", num_images=48, size=32), True),
+        (val, World("val", num_images=24, size=32), False),
+    ):
+        truth = captions_of(world)
+        loader = task.build_loader(dataset, is_train)
+        batch = task.prepare_batch(next(iter(loader)), 0)
+        for row in range(16):
+            index = int(batch["place"][row]) - dataset.first
+            level = int(batch["level"][row])
+            assert [task.texts[i] for i in batch["captions"][row].tolist()] == list(truth[index][0])
+            assert task.texts[int(batch["chosen"][row])] == truth[index][0][level]
+            words = task.tokenizer.decode(batch["tokens"][row], skip_special_tokens=True)
+            assert words == truth[index][0][level]
+        assert len(set(batch["level"].tolist())) > 1
+        loader.close()
+
+
+def test_levels_and_prompts_follow_the_settings() -> None:
+    task = Contrast(recipe("model.head={levels: specific, prompted: 1.0}"))
+    dataset = task.build_dataset("train")
+    batch = task.prepare_batch(next(iter(task.build_loader(dataset, True))), 0)
+    assert (batch["level"] == 3).all() and batch["tokens"].dim() == 2
+    texts = task.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
+    assert all(text.startswith(("a photo of", "a picture of")) or text.endswith("in the scene") for text in texts)
+    chain = Contrast(recipe(LORENTZ))
+    batch = chain.prepare_batch(next(iter(chain.build_loader(chain.build_dataset("train"), True))), 0)
+    assert batch["tokens"].shape[:2] == (16, 4)
+    level, rows = batch["level"], torch.arange(16)
+    assert torch.equal(batch["captions"][rows, level], batch["chosen"])
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("head", ["{levels: specific, prompted: 0.0}", "{geometry: lorentz, prompted: 0.0}"])
+def test_a_few_pictures_are_learned_by_heart(head: str, tmp_path: Path) -> None:
+    given = recipe(
+        f"model.head={head}",
+        "data.num_train=12",
+        "data.batch_size=12",
+        "data.augment.flip=0",
+        "schedule.steps=120",
+        "schedule.warmup=10",
+        "optim.weight_decay=0",
+        "run.eval_every=0",
+        "run.save_every=0",
+        "run.log_steps=50",
+    )
+    fit(given, tmp_path, quiet=True)
+    lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "train"]
+    assert lines[0]["contrast"] > lines[-1]["contrast"]
+    found = evaluate_run(tmp_path, "train")
+    assert found["i2t_r1"] > 0.9 and found["t2i_r1"] > 0.9 and found["r1"] > 0.9
+    assert found["samples"] == 12
+
+
+def test_the_loss_is_the_sum_of_its_parts_and_falls(run: Path) -> None:
+    lines = RunFolder(run).read_metrics()
+    train = [line for line in lines if line["split"] == "train"]
+    parts = train[0]["contrast"] + 0.2 * train[0]["entail"] + 0.2 * train[0]["chain"]
+    assert train[0]["loss"] == pytest.approx(parts, rel=1e-5)
+    assert train[-1]["loss"] < train[0]["loss"]
+    assert 0.1 < train[-1]["curvature"] < 10 and train[-1]["curvature"] != 1.0
+    val = [line for line in lines if line["split"] == "val"][-1]
+    assert {"r1", "i2t_r5", "zero_shot", "zero_shot_bare", "truth1", "tau_d", "tau_words", "radius4"} <= val.keys()
+
+
+@pytest.mark.parametrize("overrides", [("run.save_steps=2",), (LORENTZ, "run.accumulate=2", "run.precision=bf16")])
+def test_resumed_run_equals_the_uninterrupted_one(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    given = recipe(*overrides, "run.save_steps=2")
+    fit(given, tmp_path / "whole", quiet=True)
+    with dying_before_step(5):
+        fit(given, tmp_path / "parts", quiet=True)
+    fit(given, tmp_path / "parts", resume=True, quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+# -------------------------------------------------------------------------------------------------------------- after
+
+
+def test_the_export_loads_back_with_equal_embeddings(run: Path, tmp_path: Path) -> None:
+    model, _ = load_model(run)
+    path, difference = export(run, "hf", tmp_path / "hf")
+    assert difference is None
+    texts = ["an animal", "a yellow duck", "a yellow duck with two legs in a city at night"]
+    images = World("val", num_images=4, size=32).images()
+    task = Contrast(RunFolder(run).recipe())
+    transform = task.transform(False)
+    for encoder in (load_encoder(f"hf:{path}"), load_encoder(f"hf:{run}")):
+        with torch.no_grad():
+            text = lorentz.expmap0(encoder.encode_text(texts), encoder.curvature)
+            image = lorentz.expmap0(encoder.encode_images(images), encoder.curvature)
+            torch.testing.assert_close(text, model.embed_texts(encode_table(task.tokenizer, texts, 24)))  # type: ignore[operator]
+            torch.testing.assert_close(image, model.embed_images(transform.normalise(images)))  # type: ignore[operator,attr-defined]
+    with pytest.raises(UserError, match="already there and not empty"):
+        export(run, "hf", tmp_path / "hf")
+    with pytest.raises(UserError, match=r"a CLIP is exported as hf .* or safetensors, not torch-export"):
+        export(run, "torch-export")
+
+
+def test_evaluating_again_gives_the_numbers_of_training(run: Path) -> None:
+    best = max((line for line in RunFolder(run).read_metrics() if line["split"] == "val"), key=lambda line: line["r1"])
+    again = evaluate_run(run)
+    assert again["zero_shot"] == best["zero_shot"] and again["tau_d"] == best["tau_d"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.head={geometri: lorentz}",), "unknown key model.head.geometri; did you mean 'geometry'"),
+        (("model.head={geometry: flat}",), "model.head.geometry must be one of cosine, lorentz, got 'flat'"),
+        (("model.head={prompted: 2}",), "model.head.prompted is a share from 0 to 1, got 2"),
+        (("model.head={chain: -1}",), "model.head.chain must be 0 or a positive number, got -1"),
+        (("model.name=hcformer_pico",), "unknown model 'hcformer_pico' of the task contrast; expected one of"),
+        (("model.args={size: 64}",), "model.args.size 64 is not data.size 32; leave it out"),
+        (("model.pretrained=true",), "there are no weights to download"),
+        (("data.name=folder", "data.root=."), "data folder has no captions of four levels; take data.name world"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_one_line(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        fit(recipe(*overrides), tmp_path / "run", quiet=True)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["clip_world", "clip_world_tiny", "meru_world"])
+def test_the_recipes_are_whole(name: str) -> None:
+    given = load(Recipe, ROOT / "recipes" / f"{name}.yaml")
+    task = Contrast(given)
+    assert given.task == "contrast" and task.shape.size == given.data.size
+    assert task.settings.geometry == ("lorentz" if name == "meru_world" else "cosine")
+    assert ContrastSettings.of(given.model.head) == task.settings
