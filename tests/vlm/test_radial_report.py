@@ -16,7 +16,7 @@ from ramify.data.world import World
 from ramify.errors import UserError
 from ramify.tree import Tree
 from ramify.vlm.coarse import coarse_classes, coarse_recall, words_of
-from ramify.vlm.report import hierarchy_report, world_chains
+from ramify.vlm.report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
 from ramify.vlm.report_table import report_lines
 from ramify.vlm.retention import class_embeddings, image_text_recall, zero_shot_accuracy
 from ramify.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
@@ -109,6 +109,8 @@ def test_lorentz_lifts_tangent_vectors():
     texts = Texts(encode, "lorentz", c=0.3)
     assert texts.distance(["aa", "aaaa"]).tolist() == pytest.approx([1.0, 2.0], abs=1e-5)
     assert texts.angle(["aa"], ["aaaa"]).item() == pytest.approx(0, abs=1e-5)
+    found = picture_chains(texts, encode(["aa", "aaa"]), [["a", "aa"], ["aaa", "aaaa"]])
+    assert set(found["retrieval"]) == {"chord", "one_minus_cos", "lorentz"}
     report = hierarchy_report(encode, ["world-text"], geometry="lorentz", curvature=0.3, limit=5)
     assert report["curvature"] == 0.3 and report["suites"]["world-text"]["by_norm"]["tau_a"] > 0
 
@@ -195,7 +197,21 @@ def test_tiny_imagenet(shared_data):
         pytest.skip("no tiny-imagenet here")
     report = hierarchy_report(TwoTowers(), ["tiny-imagenet"], data=shared_data, limit=60)
     ((cut, ways),) = report["suites"]["tiny-imagenet"]["coarse"].items()
-    assert cut == "14 of WordNet" and ways["chance"]["R@5"] == pytest.approx(5 / 14)
+    paths = [
+        entry["path_names"] for entry in json.loads((shared_data / "tiny-imagenet-wordnet/classes.json").read_text())
+    ]
+    covered = [path for path in paths if not set(TINY_IMAGENET_CUT).isdisjoint(path)]
+    assert cut == f"14 above {len(covered)}" and len(covered) == 176
+    assert ways["chance"]["R@5"] == pytest.approx(5 / 14)
+
+
+def test_cifar10(shared_data):
+    if not (shared_data / "cifar10").is_dir():
+        pytest.skip("no cifar10 here")
+    report = hierarchy_report(TwoTowers(), ["cifar10"], data=shared_data, limit=50)
+    found = report["suites"]["cifar10"]
+    assert set(found["zero_shot"]) == {"top-1", "top-5"} and found["zero_shot"]["top-1"] < 0.5
+    assert found["coarse"]["2 above 10"]["chance"] == {"R@1": 0.5, "R@5": 1.0}
 
 
 def test_mistakes_of_the_report_are_one_line(tmp_path):

@@ -46,6 +46,10 @@ def test_a_pool_of_eight_captions_by_hand():
     assert scores.length == 4 and scores.num_images == 3
     for radius in ("chord", "one_minus_cos"):
         assert hierarchical_retrieval(images, texts, pool, root, radius=radius, block=1)[1] == chains[1]
+        given = radii(texts, root, radius)
+        assert hierarchical_retrieval(images, texts, pool, root, radius=given) == hierarchical_retrieval(
+            images, texts, pool, root, radius=radius
+        )
     # With two radii there are the nearest caption and the whole pool.
     assert hierarchical_retrieval(images, texts, pool, root, num_thresholds=2)[1] == ["dog 1", "car 4"]
 

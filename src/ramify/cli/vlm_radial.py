@@ -70,9 +70,9 @@ class EvalHierarchyConfig:
     model: str
     """open_clip:NAME:PRETRAINED, or hf:FOLDER_OR_ID (CLIP, SigLIP, SigLIP2, or a sentence encoder)."""
     suite: tuple[str, ...] = ("hierarcaps-text", "hyperlex")
-    """Some of hierarcaps-text, hyperlex, world-text, hierarcaps-images, world-images, tiny-imagenet."""
+    """Some of hierarcaps-text, hyperlex, world-text, hierarcaps-images, world-images, tiny-imagenet, cifar10."""
     data: Path | None = None
-    """Folder that holds hierarcaps/, hyperlex/ and tiny-imagenet-wordnet/; the world needs none."""
+    """Folder that holds hierarcaps/, hyperlex/, tiny-imagenet-wordnet/ and cifar10/; the world needs none."""
     images: Path | None = None
     """Pictures of the HierarCaps test set: an .npz file or a folder. [what lies beside the captions]"""
     weights: Path | None = None

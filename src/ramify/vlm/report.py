@@ -22,11 +22,11 @@ from ramify.data.hierarcaps import (
 )
 from ramify.data.hyperlex import read_hyperlex
 from ramify.errors import UserError, as_user_error, suggest
-from ramify.vlm.coarse import coarse_classes, coarse_recall
+from ramify.vlm.coarse import coarse_classes, coarse_recall, words_of
 from ramify.vlm.retention import class_embeddings, zero_shot_accuracy
 from ramify.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
-SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet")
+SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet", "cifar10")
 """Those that end in -text and hyperlex need a text encoder alone, the others pictures too."""
 
 TINY_IMAGENET_CUT = (
@@ -59,7 +59,7 @@ def hierarchy_report(
         suite: some of ``SUITES``.
         images: for hierarcaps: (n, d) embeddings of the test pictures in the order of the file, or the file or folder
             of the pictures. Given, they are measured whether or not the suite names hierarcaps-images.
-        data: folder that holds hierarcaps/, hyperlex/ and tiny-imagenet-wordnet/.
+        data: folder that holds hierarcaps/, hyperlex/, tiny-imagenet-wordnet/ and cifar10/.
         geometry: chord, geodesic or lorentz; by default lorentz for an encoder with a curvature, chord for the others.
         curvature: of lorentz; by default the encoder's own, else 1.
         limit: only so many chains, pairs or pictures of each suite, for a quick look.
@@ -147,22 +147,36 @@ def _world_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int
 
 def _tiny_imagenet(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
     from ramify.data.tiny_imagenet import TinyImageNet
-    from ramify.vlm.coarse import words_of
 
     pictures = TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
+    known = set(pictures.tree.label or ()) if pictures.tree is not None else set()
+    return _labelled(texts, encoder, pictures, [label for label in TINY_IMAGENET_CUT if label in known], limit)
+
+
+def _cifar10(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
+    from ramify.data.arrays import ArrayPictures
+
+    return _labelled(texts, encoder, ArrayPictures(_folder(data, "cifar10"), "test"), 1, limit)
+
+
+def _labelled(texts: Texts, encoder: Any, pictures: Any, cut: int | list[str], limit: int | None) -> dict[str, Any]:
+    """Zero-shot classification of labelled pictures, and of the coarse classes of a cut through their tree."""
     pictures.limit(limit)
     if pictures.tree is None:
-        raise UserError("tiny-imagenet has no classes.json or wordnet.is_a.txt beside it: no tree of classes")
+        raise UserError(
+            "these pictures come without a tree of classes; put classes.json or wordnet.is_a.txt beside them"
+        )
     samples = [pictures[i] for i in range(len(pictures))]
     labels = [sample.label for sample in samples]
     rows = _embed_pictures(encoder, [sample.image.permute(1, 2, 0).numpy() for sample in samples])
     names = [words_of(name) for name in pictures.classes]
+    # Two classes of one name cannot be told apart by it; a number keeps the list free of repeats.
     distinct = [name if names.count(name) == 1 else f"{name} {i}" for i, name in enumerate(names)]
-    classes = class_embeddings(texts.raw, distinct)
-    known = set(pictures.tree.label or ())
-    cut = coarse_classes(pictures.tree, len(names), [label for label in TINY_IMAGENET_CUT if label in known])
-    coarse = coarse_recall(rows, labels, cut, texts.raw)
-    return {"zero_shot": zero_shot_accuracy(rows, classes, labels), "coarse": {f"{len(cut.coarse)} of WordNet": coarse}}
+    coarse = coarse_classes(pictures.tree, len(names), cut)
+    return {
+        "zero_shot": zero_shot_accuracy(rows, class_embeddings(texts.raw, distinct), labels),
+        "coarse": {f"{len(coarse.coarse)} above {len(coarse.fine)}": coarse_recall(rows, labels, coarse, texts.raw)},
+    }
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -172,6 +186,7 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "hierarcaps-images": _hierarcaps_images,
     "world-images": _world_images,
     "tiny-imagenet": _tiny_imagenet,
+    "cifar10": _cifar10,
 }
 
 

@@ -65,7 +65,7 @@ def hierarchical_retrieval(
     root: Tensor,
     *,
     num_thresholds: int = 50,
-    radius: str = "chord",
+    radius: str | Tensor = "chord",
     block: int = 256,
 ) -> list[list[str]]:
     """A chain of captions for each picture, general first, consecutive repeats dropped.
@@ -74,12 +74,13 @@ def hierarchical_retrieval(
         images: (n, d). texts: (m, d), the pool, not necessarily normalised. captions: m strings.
         root: (d,) embedding of the empty text under the encoder as it is now.
         num_thresholds: radii, from the least to the largest of the pool; they are the same for all pictures.
-        radius: "chord", or "one_minus_cos", which rises with it and spaces the radii differently.
+        radius: "chord", or "one_minus_cos", which rises with it and spaces the radii differently; or the distances (m,)
+            of the texts from the root in another geometry.
         block: pictures at once.
     """
     if len(captions) != len(texts) or not len(captions):
         raise ValueError(f"expected a caption for each of the {len(texts)} texts, got {len(captions)}")
-    away = radii(texts, root, radius)
+    away = radii(texts, root, radius) if isinstance(radius, str) else wide(radius).to(texts.device)
     near_first = away.argsort(stable=True)
     # The last caption within each radius, in the order from near to far.
     steps = thresholds_of(away, num_thresholds)

@@ -151,7 +151,10 @@ def graded_entailment(texts: Texts, pairs: Sequence[WordPair]) -> dict[str, dict
 def picture_chains(
     texts: Texts, images: Tensor, chains: Sequence[Sequence[str]], num_thresholds: int = 50
 ) -> dict[str, Any]:
-    """Hierarchical retrieval of the captions of all pictures, both radii, and plain retrieval of the last captions.
+    """Hierarchical retrieval of the captions of all pictures, by each radius, and plain retrieval of the last captions.
+
+    Likeness is the cosine throughout. Beside the two radii of the paper there is the distance of another geometry, if
+    the texts are measured in one.
 
     Args:
         images: (n, d) embeddings of the pictures, in the order of the chains.
@@ -163,9 +166,12 @@ def picture_chains(
     if images.shape[1] != rows.shape[1]:
         raise UserError(f"pictures have {images.shape[1]} features and texts {rows.shape[1]}; use one encoder for both")
     images = images.detach().float().cpu()
+    kinds: dict[str, str | Tensor] = {name: name for name in RADII}
+    if texts.geometry not in kinds:
+        kinds[texts.geometry] = texts.distance(pool)
     retrieved = {
-        radius: hierarchical_retrieval(images, rows, pool, texts.root, num_thresholds=num_thresholds, radius=radius)
-        for radius in RADII
+        name: hierarchical_retrieval(images, rows, pool, texts.root, num_thresholds=num_thresholds, radius=radius)
+        for name, radius in kinds.items()
     }
     references = [[tuple(chain)] for chain in chains]
     return {
