@@ -517,3 +517,35 @@ def test_recipes_of_real_pictures_train_from_real_weights(shared_data, tmp_path,
     model, _ = load_model(tmp_path / "run")
     torch.testing.assert_close(model.backbone.conv_stem.weight, start, rtol=0, atol=5e-3)  # two steps away from it
     assert start.abs().max() > 0.1
+
+
+def test_the_arms_are_trained_and_tabled(tmp_path):
+    from ramify.train.table import make_table, read_table, to_markdown
+
+    words = [word for word in TINY if word.startswith(("data.", "run.", "model.plugin.")) and "name" not in word]
+    words += [
+        "model.name=test_vit",
+        "model.args={img_size: 32, patch_size: 8}",
+        "schedule.steps=4",
+        "schedule.warmup=0",
+    ]
+    settings = read_table(ROOT / "recipes" / "himapper_arms_world.yaml", [*words, "run.log_steps=1"])
+    settings.seeds = [1]
+    kept = ("plain backbone", "plain backbone, equal time", "hyperbolic", "the paper's sign")
+    settings.rows = {row: settings.rows[row] for row in kept}
+    outcomes = {outcome.row: outcome for outcome in make_table(settings, tmp_path)}
+    plain, longer, ours, paper = (outcomes[row] for row in kept)
+    assert plain.parameters == longer.parameters < ours.parameters == paper.parameters
+    assert plain.steps == ours.steps == 4 < longer.steps  # a wrapped step takes longer than a plain one
+    assert ours.numbers["loss"] != paper.numbers["loss"]
+    text = to_markdown(settings, list(outcomes.values()))
+    assert "| plain backbone | " in text and text.count("| – | – | ") == 2
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_nodes_that_depend_on_the_picture(tmp_path):
+    settings = load(Recipe, ROOT / "recipes" / "himapper_demo.yaml")
+    default = PluginSettings("himapper")
+    assert settings.model.plugin == default
+    numbers = fit(settings, tmp_path / "run", quiet=True).numbers
+    assert numbers["image_dependence"] >= 0.15 and numbers["top1"] > 0.2
