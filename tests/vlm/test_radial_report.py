@@ -14,6 +14,7 @@ from ramify.data.hierarcaps import Chain
 from ramify.data.hyperlex import WordPair
 from ramify.data.world import World
 from ramify.errors import UserError
+from ramify.geometry import lorentz
 from ramify.tree import Tree
 from ramify.vlm.coarse import coarse_classes, coarse_recall, words_of
 from ramify.vlm.report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
@@ -126,6 +127,32 @@ def test_picture_chains(seed):
         picture_chains(texts, images[:1], [chain.captions for chain in CHAINS])
     with pytest.raises(UserError, match="pictures have 2 features and texts 3"):
         picture_chains(texts, images[:, :2], [chain.captions for chain in CHAINS])
+
+
+def test_a_hyperbolic_encoder_is_compared_by_distance(seed):
+    """On the hyperboloid the nearest text is not the one with the largest cosine: lengths count."""
+    embedded = {"": [0.0, 0.01], "thing": [0.3, 0.0], "dog": [1.0, 0.1], "far dog": [9.0, 0.0]}
+    encode = lambda texts: torch.tensor([embedded[text] for text in texts])  # noqa: E731
+    picture = torch.tensor([[1.2, 0.0]])
+    chain = [["thing", "dog", "far dog"]]
+    curved = picture_chains(Texts(encode, "lorentz", 1.0, own_c=1.0), picture, chain)
+    assert curved["retrieval"]["lorentz"]["recall"] == pytest.approx(2 / 3)  # thing, dog; the far dog is too far
+    points = lorentz.expmap0(encode(["thing", "dog", "far dog"]), 1.0)
+    assert zero_shot_accuracy(lorentz.expmap0(picture, 1.0), points, [1], ks=(1,), c=1.0) == {"top-1": 1.0}
+    assert zero_shot_accuracy(picture, encode(["thing", "dog", "far dog"]), [1], ks=(1,)) == {"top-1": 0.0}
+
+
+def test_coarse_recall_of_a_hyperbolic_encoder():
+    arcs = {"animal": (0.3, 0.0), "food": (0.4, 2.0), "car": (0.5, 4.0)}
+    arcs |= {"dog": (2.0, 0.1), "cat": (2.0, -0.1), "red wine": (2.0, 2.0)}
+    encode = lambda texts: torch.tensor(  # noqa: E731
+        [[r * math.cos(turn), r * math.sin(turn)] for r, turn in (arcs.get(text, (0.0, 0.0)) for text in texts)]
+    )
+    classes = coarse_classes(family_tree(), 4, 1)
+    images = 1.1 * encode(["dog", "cat", "red wine", "car"])
+    found = coarse_recall(images, [0, 1, 2, 3], classes, encode, template="{}", ks=(1,), c=1.0)
+    assert found["names"]["R@1"] == found["leaves"]["R@1"] == 1
+    assert found["radial"]["R@1"] == 0.5  # every chain begins with "animal", which has the least radius
 
 
 def test_world_chains_are_the_captions_of_the_pictures():

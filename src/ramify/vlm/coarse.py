@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ramify.errors import UserError
+from ramify.geometry import lorentz
+from ramify.vlm.contrast import similarity
 from ramify.vlm.retention import TEMPLATE, class_embeddings
 from ramify.vlm.retrieval import hierarchical_retrieval
 
@@ -94,6 +95,7 @@ def coarse_recall(
     template: str = TEMPLATE,
     ks: Sequence[int] = (1, 5),
     radius: str = "chord",
+    c: float | None = None,
 ) -> dict[str, dict[str, float]]:
     """Recall at k of the coarse class of each picture, four ways.
 
@@ -103,6 +105,8 @@ def coarse_recall(
 
     Args:
         images: (n, d). labels: (n,) classes of the dataset; pictures of classes that were left out are skipped.
+        c: curvature of a hyperbolic encoder, which gives tangent vectors at the origin: names are compared by distance
+            then and their radius is that of the hyperboloid.
 
     Returns:
         way -> ``R@k`` -> share of pictures; also ``chance`` -> the same for a random order of the coarse names.
@@ -111,27 +115,28 @@ def coarse_recall(
     place = np.full(int(max(label.max(), classes.kept.max())) + 1, -1)
     place[classes.kept] = np.arange(len(classes.kept))
     fine_label = place[label]
-    images = F.normalize(images[torch.from_numpy(fine_label >= 0)].float(), dim=-1)
+    images = _lifted(images[torch.from_numpy(fine_label >= 0)].float(), c)
     truth = torch.from_numpy(classes.coarse_of[fine_label[fine_label >= 0]]).to(images.device)
     if not len(images):
         raise UserError("no picture belongs to the coarse classes; cut the tree of classes elsewhere")
 
     def embed(names: Sequence[str]) -> Tensor:
         distinct = list(dict.fromkeys(names))  # two synsets may share a name, and a class may be its own coarse class
-        rows = class_embeddings(encode, distinct, (template,))
+        rows = _lifted(class_embeddings(encode, distinct, (template,), normalize=c is None), c)
         return rows[[distinct.index(name) for name in names]].to(images)
 
     coarse, fine = embed(classes.coarse), embed(classes.fine)
-    by_coarse, by_fine = images @ coarse.T, images @ fine.T  # (n, C), (n, F)
+    by_coarse, by_fine = similarity(images, coarse, c), similarity(images, fine, c)  # (n, C), (n, F)
     home = torch.from_numpy(classes.coarse_of).to(images.device)
-    best_leaf = torch.full_like(by_coarse, -2).scatter_reduce(1, home.expand_as(by_fine), by_fine, "amax")
+    best_leaf = torch.full_like(by_coarse, -torch.inf).scatter_reduce(1, home.expand_as(by_fine), by_fine, "amax")
     with torch.no_grad():
         root = encode([""])[0].to(images)
     pool = list(dict.fromkeys([*classes.coarse, *classes.fine]))
     pool_rows = embed(pool)
-    chains = hierarchical_retrieval(images, pool_rows, pool, root, radius=radius)
+    away = radius if c is None else lorentz.dist0(pool_rows, c)
+    chains = hierarchical_retrieval(images, pool_rows, pool, root, radius=away, c=c)
     name_index = torch.tensor([pool.index(name) for name in classes.coarse], device=images.device)
-    top_pool = (images @ pool_rows.T).topk(min(max(ks), len(pool)), 1).indices == name_index[truth][:, None]
+    top_pool = similarity(images, pool_rows, c).topk(min(max(ks), len(pool)), 1).indices == name_index[truth][:, None]
     found: dict[str, dict[str, float]] = {"names": {}, "leaves": {}, "pool": {}, "radial": {}, "chance": {}}
     answers = [classes.coarse[i] for i in truth.tolist()]
     for k in ks:
@@ -143,3 +148,8 @@ def coarse_recall(
         found["radial"][f"R@{k}"] = float(np.mean(hits))
         found["chance"][f"R@{k}"] = min(1.0, k / len(coarse))
     return found
+
+
+def _lifted(rows: Tensor, c: float | None) -> Tensor:
+    """Points of the hyperboloid for a hyperbolic encoder's embeddings, others as they are."""
+    return rows if c is None else lorentz.expmap0(rows, c)

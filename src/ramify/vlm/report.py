@@ -23,7 +23,7 @@ from ramify.data.hierarcaps import (
 from ramify.data.hyperlex import read_hyperlex
 from ramify.errors import UserError, as_user_error, suggest
 from ramify.vlm.coarse import coarse_classes, coarse_recall, words_of
-from ramify.vlm.retention import class_embeddings, zero_shot_accuracy
+from ramify.vlm.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
 from ramify.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet", "cifar10")
@@ -80,7 +80,7 @@ def hierarchy_report(
     geometry = geometry or ("chord" if own is None else "lorentz")
     c = curvature or own or 1.0
     with as_user_error():
-        texts = Texts(encode, geometry, float(c))
+        texts = Texts(encode, geometry, float(c), own_c=own)
         texts.distance([""])  # an unknown geometry is told before the work
     report: dict[str, Any] = {
         "encoder": getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__)),
@@ -130,19 +130,17 @@ def _hierarcaps_images(texts: Texts, encoder: Any, data: Any, images: Any, limit
 
 
 def _world_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    from ramify.data.world import World
+    from ramify.data.world import World, class_tree
 
     world = World("val", num_images=limit or WORLD_PICTURES)
     rows = _embed_pictures(encoder, world.images())
     chains = [world[i].captions for i in range(len(world))]
-    classes = class_embeddings(texts.raw, world.classes, ("a {}",))
-    assert world.tree is not None
-    coarse = {
-        name: coarse_recall(rows, world.labels(), coarse_classes(world.tree, 30, depth), texts.raw, template="a {}")
-        for name, depth in (("groups", 1), ("families", 2))
-    }
-    found = picture_chains(texts, rows, chains)
-    return {**found, "zero_shot": zero_shot_accuracy(rows, classes, world.labels()), "coarse": coarse}
+    coarse = {}
+    for name, depth in (("groups", 1), ("families", 2)):
+        cut = coarse_classes(class_tree(), len(world.classes), depth)
+        coarse[name] = coarse_recall(rows, world.labels(), cut, texts.raw, template="a {}", c=texts.own_c)
+    zero_shot = _zero_shot(texts, rows, world.classes, world.labels(), "a {}")
+    return {**picture_chains(texts, rows, chains), "zero_shot": zero_shot, "coarse": coarse}
 
 
 def _tiny_imagenet(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
@@ -173,10 +171,16 @@ def _labelled(texts: Texts, encoder: Any, pictures: Any, cut: int | list[str], l
     # Two classes of one name cannot be told apart by it; a number keeps the list free of repeats.
     distinct = [name if names.count(name) == 1 else f"{name} {i}" for i, name in enumerate(names)]
     coarse = coarse_classes(pictures.tree, len(names), cut)
+    recall = coarse_recall(rows, labels, coarse, texts.raw, c=texts.own_c)
     return {
-        "zero_shot": zero_shot_accuracy(rows, class_embeddings(texts.raw, distinct), labels),
-        "coarse": {f"{len(coarse.coarse)} above {len(coarse.fine)}": coarse_recall(rows, labels, coarse, texts.raw)},
+        "zero_shot": _zero_shot(texts, rows, distinct, labels, TEMPLATE),
+        "coarse": {f"{len(coarse.coarse)} above {len(coarse.fine)}": recall},
     }
+
+
+def _zero_shot(texts: Texts, rows: Tensor, names: Sequence[str], labels: Any, template: str) -> dict[str, float]:
+    classes = class_embeddings(texts.raw, names, (template,), normalize=texts.own_c is None)
+    return zero_shot_accuracy(texts.comparable(rows), texts.comparable(classes), labels, c=texts.own_c)
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {

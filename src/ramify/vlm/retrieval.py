@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ramify.errors import suggest
 from ramify.geometry.numerics import wide
+from ramify.vlm.contrast import similarity
 
 RADII = ("chord", "one_minus_cos")
 
@@ -66,6 +67,7 @@ def hierarchical_retrieval(
     *,
     num_thresholds: int = 50,
     radius: str | Tensor = "chord",
+    c: float | None = None,
     block: int = 256,
 ) -> list[list[str]]:
     """A chain of captions for each picture, general first, consecutive repeats dropped.
@@ -76,6 +78,8 @@ def hierarchical_retrieval(
         num_thresholds: radii, from the least to the largest of the pool; they are the same for all pictures.
         radius: "chord", or "one_minus_cos", which rises with it and spaces the radii differently; or the distances (m,)
             of the texts from the root in another geometry.
+        c: curvature, where pictures and texts are points of the hyperboloid: the nearest caption is taken then, not the
+            one with the largest cosine.
         block: pictures at once.
     """
     if len(captions) != len(texts) or not len(captions):
@@ -85,11 +89,11 @@ def hierarchical_retrieval(
     # The last caption within each radius, in the order from near to far.
     steps = thresholds_of(away, num_thresholds)
     last = torch.searchsorted(away[near_first], steps, right=True) - 1  # (T,)
-    pool = F.normalize(texts, dim=-1)[near_first]
+    pool = texts[near_first]
     names = [captions[i] for i in near_first.tolist()]
     chains: list[list[str]] = []
-    for part in F.normalize(images.to(pool), dim=-1).split(block):
-        best = (part @ pool.T).cummax(dim=1).indices[:, last]  # (b, T): best caption up to each radius
+    for part in images.to(pool).split(block):
+        best = similarity(part, pool, c).cummax(dim=1).indices[:, last]  # (b, T): best caption up to each radius
         chains += [_without_repeats([names[i] for i in row]) for row in best.tolist()]
     return chains
 

@@ -18,7 +18,7 @@ from ramify.geometry import lorentz
 from ramify.vlm.order import length_baselines, order_of_levels, spearman
 from ramify.vlm.radial import exterior_angle, root_distance
 from ramify.vlm.retention import image_text_recall
-from ramify.vlm.retrieval import RADII, hierarchical_retrieval, score_chains
+from ramify.vlm.retrieval import RADII, hierarchical_retrieval, radii, score_chains
 
 
 class Texts:
@@ -28,13 +28,20 @@ class Texts:
         encode: (n, d) embeddings of n texts.
         geometry: in which distances and angles are measured.
         c: curvature of "lorentz", onto whose hyperboloid embeddings are lifted as tangent vectors at the origin.
+        own_c: curvature of the encoder itself if it is hyperbolic: pictures and texts are compared by distance then.
         block: texts at once.
     """
 
     def __init__(
-        self, encode: Callable[[list[str]], Tensor], geometry: str = "chord", c: float = 1.0, block: int = 256
+        self,
+        encode: Callable[[list[str]], Tensor],
+        geometry: str = "chord",
+        c: float = 1.0,
+        *,
+        own_c: float | None = None,
+        block: int = 256,
     ):
-        self.encode, self.geometry, self.c, self.block = encode, geometry, c, block
+        self.encode, self.geometry, self.c, self.own_c, self.block = encode, geometry, c, own_c, block
         self._rows: dict[str, Tensor] = {}
         self.root = self.raw([""])[0]
 
@@ -60,6 +67,10 @@ class Texts:
             lifted: Tensor = lorentz.expmap0(raw, self.c)
             return lifted
         return F.normalize(raw, dim=-1)
+
+    def comparable(self, raw: Tensor) -> Tensor:
+        """Embeddings of texts or pictures as the encoder compares them: points of its hyperboloid, or as they are."""
+        return raw if self.own_c is None else lorentz.expmap0(raw, self.own_c)
 
     def distance(self, texts: Sequence[str]) -> Tensor:
         """(n,) from the root."""
@@ -153,8 +164,7 @@ def picture_chains(
 ) -> dict[str, Any]:
     """Hierarchical retrieval of the captions of all pictures, by each radius, and plain retrieval of the last captions.
 
-    Likeness is the cosine throughout. Beside the two radii of the paper there is the distance of another geometry, if
-    the texts are measured in one.
+    Beside the two radii of the paper there is the distance of another geometry, if the texts are measured in one.
 
     Args:
         images: (n, d) embeddings of the pictures, in the order of the chains.
@@ -165,19 +175,17 @@ def picture_chains(
     rows = texts.raw(pool)
     if images.shape[1] != rows.shape[1]:
         raise UserError(f"pictures have {images.shape[1]} features and texts {rows.shape[1]}; use one encoder for both")
-    images = images.detach().float().cpu()
-    kinds: dict[str, str | Tensor] = {name: name for name in RADII}
-    if texts.geometry not in kinds:
-        kinds[texts.geometry] = texts.distance(pool)
-    retrieved = {
-        name: hierarchical_retrieval(images, rows, pool, texts.root, num_thresholds=num_thresholds, radius=radius)
-        for name, radius in kinds.items()
-    }
-    references = [[tuple(chain)] for chain in chains]
-    return {
-        "retrieval": {radius: asdict(score_chains(found, references)) for radius, found in retrieved.items()},
-        "retention": image_text_recall(images, texts.raw([chain[-1] for chain in chains])),
-    }
+    radius = {name: radii(rows, texts.root, name) for name in RADII}
+    radius.setdefault(texts.geometry, texts.distance(pool))
+    images, points, c = texts.comparable(images.detach().float().cpu()), texts.comparable(rows), texts.own_c
+    scores = {}
+    for name, away in radius.items():
+        found = hierarchical_retrieval(
+            images, points, pool, texts.root, num_thresholds=num_thresholds, radius=away, c=c
+        )
+        scores[name] = asdict(score_chains(found, [[tuple(chain)] for chain in chains]))
+    last = texts.comparable(texts.raw([chain[-1] for chain in chains]))
+    return {"retrieval": scores, "retention": image_text_recall(images, last, c=c)}
 
 
 def _share_below(a: Tensor, b: Tensor) -> float:
