@@ -45,14 +45,14 @@ def small_segmenter(folder: Path, **settings: Any) -> Any:
     return OpenVocabSegmenter(load_encoder(f"hf:{folder}"), chosen, window=32, head=SMALL_HEAD)
 
 
-def small_recipe(folder: Path, *overrides: str) -> Recipe:
+def small_recipe(folder: Path, *overrides: str, name: str = "openvocab_world") -> Recipe:
     settings = (
         *("data.size=32", "data.num_train=8", "data.num_val=4", "data.batch_size=4", "run.device=cpu"),
         *("run.tensorboard=false", "run.log_steps=1", "data.cache=null", "schedule.epochs=2", "run.eval_every=0"),
         *(f"model.name=hf:{folder}", "run.ema=null", "model.args.eval_size=null", "model.args.adapter.block_size=8"),
         *(f"model.head.{name}={value}" for name, value in SMALL_HEAD.items()),
     )
-    return load(Recipe, ROOT / "recipes" / "openvocab_world.yaml", [*settings, *overrides])
+    return load(Recipe, ROOT / "recipes" / f"{name}.yaml", [*settings, *overrides])
 
 
 # ------------------------------------------------------------------------------------------------------------ the head
@@ -361,7 +361,7 @@ def test_recipe_trains_resumes_and_is_used_again(clip_folder: Path, tmp_path: Pa
 
     model, _ = load_model(tmp_path / "whole")
     model.check_base()
-    assert evaluate_run(tmp_path / "whole")["miou_harmonic"] == pytest.approx(whole.best)
+    assert evaluate_run(tmp_path / "whole")["miou_seen"] == pytest.approx(whole.best)
     saved = RunFolder(tmp_path / "whole").read_metrics()
     assert saved[-1]["split"] == "val"
 
@@ -419,3 +419,45 @@ def test_it_learns_the_seen_classes_of_one_picture(clip_folder: Path) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.3 * losses[0], losses
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "num_classes"),
+    [
+        ("openvocab_camvid", "camvid/camvid_240x180.npz", 11),
+        ("openvocab_pets", "oxford-pets/oxford_pets_128.npz", 3),
+    ],
+)
+def test_recipes_run_on_real_pictures(
+    shared_data: Path, clip_folder: Path, tmp_path: Path, name: str, file: str, num_classes: int
+) -> None:
+    if not (root := shared_data / file).exists():
+        pytest.skip(f"no {root}")
+    quick = (f"data.root={root}", "schedule.steps=1", "data.num_val=2", "model.args.eval_size=48", "run.precision=fp32")
+    result = fit(small_recipe(clip_folder, *quick, name=name), tmp_path / "run", quiet=True)
+    assert 0 <= result.numbers["miou_unseen"] <= 1 and result.numbers["pixel_accuracy"] > 0
+    model, recipe = load_model(tmp_path / "run")
+    task = build_task(recipe)
+    classes = task.build_dataset("val").semantic_classes
+    assert len(classes) == num_classes and set(recipe.model.args["unseen"]) < set(classes)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 32, 32), classes=classes).shape == (1, num_classes, 32, 32)
+
+
+def test_folders_in_the_layout_of_coco_stuff(clip_folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for kind in ("images", "labels"):
+            (tmp_path / "data" / kind / split).mkdir(parents=True)
+        for i in range(count):
+            image = rng.integers(0, 256, (40, 56, 3), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / "data" / "images" / split / f"{i}.jpg")
+            labels = rng.choice(np.array([0, 1, 2, 255], np.uint8), (40, 56))
+            Image.fromarray(labels).save(tmp_path / "data" / "labels" / split / f"{i}.png")
+    (tmp_path / "data" / "classes.txt").write_text("truck\ngrass\nroad\n")
+    quick = (f"data.root={tmp_path / 'data'}", "schedule.steps=1", "run.precision=fp32", "data.workers=0")
+    recipe = small_recipe(clip_folder, *quick, "model.args.unseen=[road]", name="openvocab_coco_stuff")
+    numbers = fit(recipe, tmp_path / "run", quiet=True).numbers
+    assert {"iou/truck", "iou/grass", "iou/road"} <= set(numbers)

@@ -16,7 +16,7 @@ class TrainScaleConfig:
     """``ramify vlm train-scale``; a setting that is not given is the recipe's, or the default without one."""
 
     model: str | None = None
-    """The CLIP: open_clip:NAME:PRETRAINED, or hf:DIR_OR_ID. [hf:runs/clip_world/hf]"""
+    """The CLIP: open_clip:NAME:PRETRAINED, or hf:DIR_OR_ID. [hf:runs/clip_world]"""
     recipe: Path | None = None
     """YAML file of the task openvocab to start from, e.g. recipes/openvocab_world.yaml."""
     method: Literal["frozen", "scale", "lora", "diagonal", "orthogonal", "full"] | None = None
@@ -118,7 +118,7 @@ class TrainScaleConfig:
 
 _DEFAULTS = (
     "task=openvocab",
-    "model.name=hf:runs/clip_world/hf",
+    "model.name=hf:runs/clip_world",
     "data.batch_size=4",
     "optim.lr=2e-4",
     "optim.weight_decay=1e-4",

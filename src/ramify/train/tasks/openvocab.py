@@ -24,10 +24,11 @@ class OpenVocab(Segment):
 
     ``model.name`` is an encoder of ``ramify.vlm`` (``hf:FOLDER``, ``open_clip:NAME:PRETRAINED``), ``model.args`` holds
     ``OpenVocabSettings``, ``model.head`` the options of ``CostVolumeHead``. Pictures are normalised as the encoder
-    wants them, whatever ``data.mean`` and ``data.std`` say.
+    wants them, whatever ``data.mean`` and ``data.std`` say. The best checkpoint is chosen by the seen classes alone:
+    unseen ones have no say in training.
     """
 
-    metric = "miou_harmonic"
+    metric = "miou_seen"
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ramify.evaluate.segmentation import Confusion
 from ramify.files import write_text
-from ramify.train.evaluate import load_model
+from ramify.train.evaluate import evaluate_run, load_model
 from ramify.train.loop import autocast, fit
 from ramify.train.recipe import Recipe
 from ramify.train.tasks.openvocab import OpenVocab
@@ -55,7 +55,9 @@ def train_and_report(recipe: Recipe, out: Path, *, resume: bool = False, quiet: 
     task, numbers, tuned = _cosine_numbers(recipe, model)
     with torch.no_grad():
         radius = {"before": task.radius_before, "after": radius_summary(model.text_features(task._classes))}
-    rows = {"cosine before": numbers, "cosine after": tuned, "head": result.numbers}
+    # All rows are of the best weights; the run's own last numbers are of the last ones.
+    head = result.numbers if result.best_step == result.step else evaluate_run(out, recipe=recipe)
+    rows = {"cosine before": numbers, "cosine after": tuned, "head": head}
     report: dict[str, Any] = {
         "model": recipe.model.name,
         "method": model.settings.method,
@@ -66,7 +68,7 @@ def train_and_report(recipe: Recipe, out: Path, *, resume: bool = False, quiet: 
         "classes": {"seen": list(task._seen), "unseen": list(task._unseen)},
         "rows": {name: {key: row[key] for key in NUMBERS if key in row} for name, row in rows.items()},
         "radius": radius,
-        "step": result.step,
+        "step": result.best_step,
     }
     if model.handle is not None:
         model.handle.save(out / "adapter")
