@@ -107,7 +107,7 @@ def test_released_chains_of_two_real_models(shared_data):
     base, tuned = (score_named_chains(released[name], references) for name in ("base", "ft"))
     assert [base.precision, base.recall] == pytest.approx([0.0329, 0.0908], abs=1e-4)
     assert [tuned.precision, tuned.recall] == pytest.approx([0.0428, 0.1153], abs=1e-4)
-    assert [base.length, tuned.length] == pytest.approx([11.30, 11.15], abs=1e-2)
+    assert [base.length, tuned.length] == pytest.approx([11.296, 11.146], abs=1e-4)  # 11.30 and 11.15 as published
     with pytest.raises(ValueError, match="1 of 1 pictures have no chain"):
         score_named_chains(released["base"], {"none.jpg": [("a",)]})
 

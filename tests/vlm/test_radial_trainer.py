@@ -1,6 +1,8 @@
 """Training of a tiny text tower on chains: it learns, keeps, resumes bit for bit, and refuses what cannot be."""
 
 import json
+import os
+import signal
 import zlib
 
 import pytest
@@ -130,6 +132,21 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
     assert (tmp_path / "halves" / TRAINED).is_file()
 
 
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
+    def interrupt(progress):
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(make(TinyTower(), steps=6), tmp_path / "cut", show=interrupt)
+    assert not (tmp_path / "cut" / TRAINED).exists()
+    tower, straight = TinyTower(), TinyTower()
+    resumed = make(tower, steps=6)
+    train(resumed, tmp_path / "cut", resume=True)
+    train(make(straight, steps=6), tmp_path / "straight")
+    assert all(torch.equal(a, b) for a, b in zip(tower.parameters(), straight.parameters(), strict=True))
+
+
 def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encoder(tmp_path):
     tower = TinyTower()
     trainer = make(tower)
@@ -192,6 +209,11 @@ def test_mistakes_are_one_line(tmp_path):
         make(tower, lr=0.1).load(tmp_path / CHECKPOINT)
     with pytest.raises(UserError, match="other chains"):
         make(tower, made_chains(5)).load(tmp_path / CHECKPOINT)
+    with pytest.raises(UserError, match=r"it has no words\.weight of this shape; it was made with another model"):
+        make(TinyTower(width=12)).load(tmp_path / CHECKPOINT)
+    other = make(TinyTower(width=12))
+    other.remember(tmp_path / FIRST)  # of another width: made anew
+    assert other.first.shape[1] == 12
     with pytest.raises(UserError, match="no such file"):
         train(make(tower), tmp_path / "none", resume=True)
 

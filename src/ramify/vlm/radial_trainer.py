@@ -140,7 +140,8 @@ class RadialTrainer:
         if path is not None and path.is_file():
             tensors, state = load_tensors(path)
             kept = tensors.get("first")
-            if kept is not None and state.get("digest") == digest and torch.allclose(kept[:1], probe, atol=1e-4):
+            fits = state.get("digest") == digest and kept is not None and kept[:1].shape == probe.shape
+            if kept is not None and fits and torch.allclose(kept[:1], probe, atol=1e-4):
                 self.first = kept
                 return
         # Texts of similar length go together: padding costs as much as words.
@@ -215,9 +216,9 @@ class RadialTrainer:
                 raise UserError(f"cannot resume {path}: it was made with {key} = {given}, now it is {value}")
         if state.get("digest") != mine["digest"]:
             raise UserError(f"cannot resume {path}: it was made from other chains; use the same data")
-        missing = [name for name in self.parameters if f"parameter.{name}" not in tensors]
-        if missing:
-            raise UserError(f"cannot resume {path}: it does not hold {missing[0]}; it was made with another model")
+        for name, value in self.parameters.items():
+            if f"parameter.{name}" not in tensors or tensors[f"parameter.{name}"].shape != value.shape:
+                raise UserError(f"cannot resume {path}: it has no {name} of this shape; it was made with another model")
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(tensors[f"parameter.{name}"])
