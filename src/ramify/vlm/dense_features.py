@@ -90,13 +90,16 @@ class DenseTower(ABC):
 
             return hook
 
-        def shorten(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def shorten(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+            if not args:  # called by keyword
+                last.append(options["hidden_states"])
+                return args, options | {"hidden_states": last[0][:, :1]}
             last.append(args[0])
-            return (args[0][:, :1], *args[1:])
+            return (last[0][:, :1], *args[1:]), options
 
         handles = [layers[i - 1].register_forward_hook(keep(i)) for i in sorted(wanted)]
         if self._shortens:
-            handles.append(layers[-1].register_forward_pre_hook(shorten))
+            handles.append(layers[-1].register_forward_pre_hook(shorten, with_kwargs=True))
         try:
             yield last
             if not self._shortens:
