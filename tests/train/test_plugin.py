@@ -76,7 +76,6 @@ def test_defaults_are_those_of_the_model():
         (["model.plugin.name=himaper"], "did you mean 'himapper'"),
         (["model.plugin.alpha=-1"], "alpha must be 0 or a positive number, got -1.0"),
         (["tokens.keep=0.5"], "model.plugin reads a whole feature map"),
-        (["task=language"], "model.plugin himapper is for pictures"),
     ],
 )
 def test_mistakes_in_a_recipe_are_one_line(overrides, message):
@@ -91,6 +90,7 @@ def test_mistakes_in_a_recipe_are_one_line(overrides, message):
         (["model.plugin.args.sibling_str=1"], "model.plugin.args: got an unexpected keyword argument 'sibling_str'"),
         (["model.plugin.args.attention=cosin"], "attention must be cosine or scaled, got 'cosin'"),
         (["model.plugin.heads=3"], "width must be a multiple of heads"),
+        (["task=language"], "the task language takes no model.plugin, got himapper; leave it out"),
         (["model.name=coat_tiny", "model.args={img_size: 32}"], "forward_features gives a .*expected one map"),
     ],
 )

@@ -262,8 +262,6 @@ class Recipe:
             raise ValueError(f"tokens.keep below 1 is for the task classify, the task is {self.task}")
         if self.model.plugin.is_used and self.tokens.keep < 1:
             raise ValueError("model.plugin reads a whole feature map, and tokens.keep below 1 leaves none; choose one")
-        if self.model.plugin.is_used and self.task == "language":
-            raise ValueError(f"model.plugin {self.model.plugin.name} is for pictures, the task is language")
         if self.data.batch_size % self.run.accumulate:
             raise ValueError(
                 f"data.batch_size {self.data.batch_size} must be a multiple of run.accumulate {self.run.accumulate}"

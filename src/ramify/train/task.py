@@ -38,6 +38,8 @@ class Task(ABC):
     """Units in one sample of a batch: tokens in a sequence, for a task that counts tokens."""
     probes: ClassVar[bool] = False
     """Whether ``probe`` has something to say."""
+    takes_plugin: ClassVar[bool] = False
+    """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``ramify.train.plugin``)."""
     pack: Callable[..., Any] | None = None
     """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
 

@@ -26,6 +26,7 @@ class Classify(Task):
     """Cross entropy with label smoothing, Mixup and CutMix; top-1, top-5 and how bad the mistakes are."""
 
     metric = "top1"
+    takes_plugin = True
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

@@ -27,6 +27,7 @@ class Detect(Task):
     """Mask R-CNN where the data has masks (unless ``model.head.has_masks`` is false), else Faster R-CNN; COCO's AP."""
 
     metric = "box_ap"
+    takes_plugin = True
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

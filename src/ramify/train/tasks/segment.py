@@ -22,6 +22,7 @@ class Segment(Task):
     """Cross entropy over the pixels that count; mIoU, pixel accuracy and the IoU of each class."""
 
     metric = "miou"
+    takes_plugin = True
 
     def describe(self, dataset: Any) -> dict[str, Any]:
         if not dataset.semantic_classes:
