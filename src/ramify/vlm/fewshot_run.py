@@ -1,0 +1,294 @@
+"""A few-shot job from its settings to its table: data, features, every variant with every number of shots and seed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from ramify.data import DataSettings, build_dataset
+from ramify.errors import UserError, as_user_error
+from ramify.files import full_disk_is_one_line, save_tensors, write_text
+from ramify.vlm.encoders import Encoder, load_encoder
+from ramify.vlm.features import SHIFTS, PixelSet, picture_features, text_features
+from ramify.vlm.fewshot import (
+    Pictures,
+    build_head,
+    class_names,
+    evaluate,
+    freeze,
+    harmonic_mean,
+    sample_shots,
+    split_base_new,
+    train,
+)
+from ramify.vlm.fewshot_settings import ZERO_SHOT, FewShotJob
+from ramify.vlm.prompts import Host, JointHost, PromptHost
+
+_NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "device", "seeds", "shots", "ablate")
+"""Settings that may differ when a run goes on: rows that are there stay right."""
+
+
+@dataclass
+class Bench:
+    """Everything that rows share.
+
+    Attributes:
+        train, test: pictures to draw shots from, and to be right about.
+        others: name to pictures and to the classes (places in theirs) they are tested on.
+        names: of the classes.
+    """
+
+    encoder: Encoder
+    train: Pictures
+    test: Pictures
+    others: dict[str, tuple[Pictures, list[int]]]
+    names: tuple[str, ...]
+
+
+def run_fewshot(job: FewShotJob) -> dict[str, Any]:
+    """Everything that ``ramify vlm train-fewshot`` does but printing; gives what is in ``results.json``."""
+    path = job.out / "results.json"
+    kept = _kept_rows(job)
+    with full_disk_is_one_line(job.out):
+        job.out.mkdir(parents=True, exist_ok=True)
+        bench = prepare(job)
+        report: dict[str, Any] = {
+            "settings": _plain(asdict(job)),
+            "classes": len(bench.names),
+            "rows": [],
+            "summary": [],
+        }
+        wanted = [
+            (variant, parts, shots, job.seed + number)
+            for variant, parts in job.variants().items()
+            for shots in ((0,) if variant == ZERO_SHOT else job.shots)
+            for number in range(1 if variant == ZERO_SHOT else job.seeds)
+        ]
+        with _progress("few-shot", len(wanted), job.quiet) as advance:
+            for variant, parts, shots, seed in wanted:
+                key = (variant, shots, seed)
+                row = kept.get(key) or run_one(job, bench, variant, parts, shots, seed)
+                report["rows"].append(row)
+                report["summary"] = summarise(report["rows"])
+                write_text(path, json.dumps(report, indent=1) + "\n")
+                advance(1)
+        write_text(job.out / "results.txt", "\n".join(table(report)) + "\n")
+    return report
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+
+def prepare(job: FewShotJob) -> Bench:
+    """The encoder, and the features of all pictures."""
+    from ramify.train.embedder import find_device
+
+    encoder = load_encoder(job.model, random_init=job.random_init, seed=job.seed, device=find_device(job.device))
+    if encoder.image_tower is None:
+        raise UserError(f"{job.model} reads text alone; few-shot learning needs a CLIP or SigLIP model")
+    freeze(encoder.model)
+    train_set, test_set = (_pictures(job, encoder, job.data, split) for split in ("train", "val"))
+    names = class_names(train_set.classes)
+    if class_names(test_set.classes) != names:
+        raise UserError(f"{job.data}: the classes of train and val differ, {len(names)} and {len(test_set.classes)}")
+    others: dict[str, tuple[Pictures, list[int]]] = {}
+    for data in job.transfer:
+        pictures = _pictures(job, encoder, data, "val")
+        class_names(pictures.classes)
+        others[f"transfer {_short(data)}"] = (pictures, list(range(len(pictures.classes))))
+    for data in job.shift:
+        if data in SHIFTS:
+            pictures = _pictures(job, encoder, job.data, "val", shift=data)
+        else:
+            pictures = _pictures(job, encoder, data, "val")
+        shared = [i for i, name in enumerate(class_names(pictures.classes)) if name in names]
+        if not shared:
+            raise UserError(f"--shift {data} has none of the {len(names)} classes of {job.data}; use --transfer")
+        others[f"shift {_short(data)}"] = (pictures, shared)
+    return Bench(encoder, train_set, test_set, others, names)
+
+
+def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: str = "") -> Pictures:
+    from ramify.evaluate.reduction_subject import read_data_flag
+
+    # CIFAR-10 is an .npz file like others, but people call it by its name.
+    name, root = read_data_flag("arrays" + data.removeprefix("cifar10") if data.startswith("cifar10:") else data)
+    with as_user_error(f"--data {data}"):
+        settings = DataSettings(name=name, root=root, size=job.size, num_train=job.num_train, num_val=job.num_val)
+    dataset = build_dataset(settings, split)
+    if not dataset.classes:
+        raise UserError(f"{data} has no class per picture; few-shot learning needs one, as pets or world have it")
+    change = SHIFTS[shift] if shift else None
+    if job.host == "joint":
+        return PixelSet(encoder, dataset, change)
+    with _progress(f"features of {_short(data)} {split} {shift}".strip(), len(dataset), job.quiet) as advance:
+        done = 0
+
+        def show(now: int, total: int) -> None:
+            nonlocal done
+            advance(now - done)
+            done = now
+
+        found = picture_features(encoder, dataset, job.cache, change=change, change_name=shift, progress=show)
+    if found.num_bad and not job.quiet:
+        print(f"{data}: {found.num_bad} pictures cannot be read and are left out", file=sys.stderr)
+    return found
+
+
+def _short(data: str) -> str:
+    """``pets`` of ``pets:some/folder``, the last part of a path otherwise."""
+    name, colon, _ = data.partition(":")
+    return name if colon else data.rstrip("/").rsplit("/", 1)[-1]
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def build_host(job: FewShotJob, encoder: Encoder, variant: str, seed: int) -> Host:
+    """A fresh host; zero-shot is always the frozen one."""
+    if job.host == "frozen" or variant == ZERO_SHOT:
+        read_pixels = encoder.encode_pixels if job.host == "joint" else None
+        return Host(lambda texts: text_features(encoder, texts, job.cache), job.template, read_pixels)
+    if job.host == "prompt":
+        return PromptHost(encoder, job.num_context, job.context, seed)
+    return JointHost(encoder, 2 if job.num_context is None else job.num_context, job.context, job.depth, seed)
+
+
+def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], shots: int, seed: int) -> dict[str, Any]:
+    """Train and test one variant; one row of the results. The head and what the host learned are kept in the folder."""
+    started = time.perf_counter()
+    count = len(bench.names)
+    base, new = split_base_new(count) if job.protocol == "base-to-new" else (list(range(count)), [])
+    names = [bench.names[label] for label in base]
+    host = build_host(job, bench.encoder, variant, seed)
+    scale = float(bench.encoder.logit_scale.detach())
+    head = build_head(host, names, scale, job, parts, seed)
+    losses: dict[str, float] = {}
+    if variant != ZERO_SHOT:
+        index = sample_shots(bench.train.labels, shots, seed, base, bench.names)
+        losses = train(head, host, bench.train, index, base, names, job, seed)
+        keep = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+        keep |= {f"host.{name}": tensor for name, tensor in host.state_dict().items()}
+        heads = job.out / "heads"
+        heads.mkdir(parents=True, exist_ok=True)
+        state = {"classes": names, "variant": variant, "shots": shots, "seed": seed}
+        save_tensors(heads / f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors", keep, state)
+    trained = time.perf_counter() - started
+    score = evaluate(head, host, bench.test, base, names)
+    row: dict[str, Any] = {
+        "variant": variant,
+        "parts": list(parts),
+        "shots": shots,
+        "seed": seed,
+        "num_attributes": head.num_attributes,
+        "base" if new else "top1": score.top1,
+    }
+    if new:
+        on_new = evaluate(head, host, bench.test, new, [bench.names[label] for label in new])
+        row |= {"new": on_new.top1, "h": harmonic_mean(score.top1, on_new.top1)}
+    for name, (pictures, classes) in bench.others.items():
+        row[name] = evaluate(head, host, pictures, classes).top1
+    row |= {"cosine only": score.cosine, "slope_ratio": score.slope_ratio, "losses": losses}
+    return row | {"train_seconds": trained, "seconds": time.perf_counter() - started}
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and standard deviation over seeds, for every variant and number of shots."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["variant"], row["shots"]), []).append(row)
+    return [
+        {"variant": variant, "shots": shots, "seeds": len(group)}
+        | {
+            name: {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+            for name in measured(group[0])
+            if (values := [row[name] for row in group])
+        }
+        for (variant, shots), group in groups.items()
+    ]
+
+
+def measured(row: dict[str, Any]) -> list[str]:
+    """Names of the accuracies in a row, in the order of the table."""
+    fixed = [name for name in ("top1", "base", "new", "h") if name in row]
+    return [*fixed, *(name for name in row if name.startswith(("transfer ", "shift "))), "cosine only", "slope_ratio"]
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """Lines for people: accuracies in percent, mean and spread over seeds, and what to keep in mind about them."""
+    from ramify.lab.table import show
+
+    rows = report["summary"]
+    columns = {"variant": "{variant}", "shots": "{shots}", "seeds": "{seeds}"}
+    for name in measured(report["rows"][0]):
+        columns[name.replace("_", " ")] = "{" + name.replace(" ", "_").replace("-", "_") + "}"
+    lines = show(
+        [{key.replace(" ", "_").replace("-", "_"): _said(key, value) for key, value in row.items()} for row in rows],
+        columns,
+    )
+    ratios = [row["slope_ratio"] for row in report["rows"] if row["slope_ratio"]]
+    if ratios:
+        share = statistics.fmean(ratios)
+        lines += [
+            "",
+            f"hyperbolic to cosine slope: {share:.4f}. The logits follow the hyperbolic distance {share:.1%} "
+            "as much as the cosine; 'cosine only' leaves it out.",
+        ]
+    return lines
+
+
+def _said(name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    factor, digits = (1, 4) if name == "slope_ratio" else (100, 1)
+    spread = "" if value["sd"] is None else f" ± {value['sd'] * factor:.{digits}f}"
+    return f"{value['mean'] * factor:.{digits}f}{spread}"
+
+
+def _kept_rows(job: FewShotJob) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """Rows of an earlier run in the folder, by variant, shots and seed."""
+    path = job.out / "results.json"
+    if not path.exists() or job.overwrite:
+        return {}
+    if not job.resume:
+        raise UserError(f"{job.out} holds results already; go on with --resume, or replace them with --overwrite")
+    with as_user_error(str(path)):
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in _plain(asdict(job)).items():
+        if name not in _NOT_OF_THE_RESULT and earlier["settings"].get(name) != value:
+            raise UserError(
+                f"{job.out} holds results with {name} {earlier['settings'].get(name)}, now {value}; "
+                "give another --out, or --overwrite"
+            )
+    return {(row["variant"], row["shots"], row["seed"]): row for row in earlier["rows"]}
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return plain
+
+
+@contextmanager
+def _progress(name: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A function that takes how many were done: a bar on a terminal, a line at the beginning when piped."""
+    if quiet:
+        yield lambda count: None
+    elif not sys.stderr.isatty() or find_spec("rich") is None:
+        print(f"{name}: {total}", file=sys.stderr, flush=True)
+        yield lambda count: None
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=total)
+            yield lambda count: bar.advance(task, count)
