@@ -1,4 +1,4 @@
-"""Makes the figures of README.md and docs/geometry.md: ``python docs/figures.py [names]`` writes docs/img/*.png.
+"""Makes the figures of README.md and the guides: ``python docs/figures.py [names]`` writes docs/img/*.png.
 
 Each figure is a function; its name is the file's. Everything is computed with ramify, and seeded.
 """
@@ -20,6 +20,7 @@ from ramify.explore import tree_demo as demo
 from ramify.geometry import Lorentz, klein, lorentz, poincare
 
 FOLDER = Path(__file__).parent / "img"
+HIMAPPER_PICTURE = 7  # of the validation pictures
 BLUE, ORANGE, GREEN, GREY, INK, LINE = "#3b6fb6", "#d9772b", "#2f9171", "#8a90a0", "#1c2030", "#c3c8d4"
 
 
@@ -197,7 +198,41 @@ def tokens() -> None:
     picture.resize((picture.width * 2 // 3, picture.height * 2 // 3)).save(FOLDER / "tokens.png", optimize=True)
 
 
-FIGURES = {"disk": disk, "models": models, "precision": precision, "cones": cones, "world": world, "tokens": tokens}
+def himapper() -> None:
+    """Where the nodes of a Hi-Mapper look: the run of recipes/himapper_demo.yaml, trained first if it is not there."""
+    from PIL import Image
+
+    from ramify.cli.config import load
+    from ramify.data import World
+    from ramify.explore.himapper import plot_tree_maps
+    from ramify.explore.himapper_page import look
+    from ramify.explore.report import from_run
+    from ramify.train import Recipe, fit
+
+    root = FOLDER.parents[1]
+    run = root / "runs" / "himapper_demo"
+    if not run.exists():
+        fit(load(Recipe, root / "recipes" / "himapper_demo.yaml"), run)
+    subject = from_run(run)
+    small, fine = (World("val", num_images=HIMAPPER_PICTURE + 1, size=size)[-1].image for size in (subject.size, 256))
+    out = look(subject.model, subject.input([small.permute(1, 2, 0).numpy()]))
+    figure = plot_tree_maps(fine, out)  # the same scene in more pixels, to be looked at
+    figure.savefig(FOLDER / "himapper.png", dpi=84, metadata={"Software": None})
+    # 64 steps of each colour cannot be told from 256, and take far fewer bytes. White stays white.
+    pixels = np.asarray(Image.open(FOLDER / "himapper.png").convert("RGB"))
+    coarse = np.where(pixels == 255, 255, pixels // 4 * 4 + 2).astype(np.uint8)
+    Image.fromarray(coarse).save(FOLDER / "himapper.png", optimize=True)
+
+
+FIGURES = {
+    "disk": disk,
+    "models": models,
+    "precision": precision,
+    "cones": cones,
+    "world": world,
+    "tokens": tokens,
+    "himapper": himapper,
+}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -87,7 +87,7 @@ def test_every_picture_has_its_three_views(seed: int) -> None:
         assert f"maps of the nodes on a <b> {k}" in alts and f"patches of a <b> {k} by node" in alts
     assert html.count('<svg class="disk"') == 3 and html.count('class="node"') == 3 * 14
     assert html.count('class="edge"') == 3 * 12
-    assert html.count("What it is called") == 2
+    assert html.count("What the picture is called") == 2
     assert "level 3 node 1 › level 2 node 2 › level 1 node 5" in reader.text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
 
@@ -152,7 +152,7 @@ def test_page_of_pictures_of_ones_own(seed: int, tmp_path: Path) -> None:
     html = page_of_pictures(subject, pictures(seed), tmp_path / "p.html").read_text(encoding="utf-8")
     reader = read(html)
     assert "Where its tree looks" in reader.text and "What it clustered" not in reader.text
-    assert 'id="explorer"' not in html and "What it is called" in reader.text
+    assert 'id="explorer"' not in html and "What the picture is called" in reader.text
     assert any("How Hi-Mapper on vit read 2 pictures." in text for text in reader.text)
     loads = [value or "" for _, name, value in reader.attributes if name in ("src", "href")]
     assert loads and all(value.startswith("data:image/") for value in loads)

@@ -78,7 +78,7 @@ def test_pictures_of_ones_own(run: Path, tmp_path: Path, seed: int) -> None:
     assert cli.main(["explain", str(run), str(path), "--out", str(tmp_path / "p.html")]) == 0
     reader = read((tmp_path / "p.html").read_text(encoding="utf-8"))
     assert ("img", "alt", "maps of the nodes on wide <1>.png") in reader.attributes
-    assert "What it is called" in reader.text and "How it learned" not in reader.text
+    assert "What the picture is called" in reader.text and "How it learned" not in reader.text
 
 
 def test_table_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,14 +140,16 @@ def svg_disk(
         points: (n, 2) points of the unit disk (curvature -1).
         colors: one per node, as CSS writes them; by branch if None.
         flat: the points are of the ordinary plane instead: edges are straight and there is no rim.
-        names: write the labels.
+        names: write the labels; without them the disk fills the picture.
         move: a click on a node brings it to the centre, by an isometry. Needs :func:`move_script` once in the page.
     """
     points = _checked(tree, points, flat)
     colors = branch_colors(tree) if colors is None else colors
     share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
+    spare = 0 if names else SIZE // 2 - RADIUS - 10  # room for names
+    side = SIZE - 2 * spare
     parts = [
-        f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE}" role="img" '
+        f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
         f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
         + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")

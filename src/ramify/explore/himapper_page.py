@@ -33,7 +33,9 @@ STYLE = """
 .sheets { background: #fff; border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
 .sheets .sheet { min-width: 46rem; } svg.disk { display: block; width: 100%; height: auto; }
 .warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
-.mapped .card figcaption { min-height: 0; }
+.lies { display: grid; grid-template-columns: 3fr 2fr; gap: 1.6rem; align-items: center; margin: .8rem 0; }
+.lies figcaption { min-height: 0; } .lies h3 { color: var(--ink); margin-top: 1.2rem; }
+@media (max-width: 46rem) { .lies { grid-template-columns: 1fr; } }
 """
 LEAD = (
     "A tree of queries reads the last feature map of the backbone: leaves, their parents, the parents of those. Each "
@@ -159,15 +161,15 @@ def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
     colours = ["#{:02x}{:02x}{:02x}".format(*np.round(255 * colour).astype(int)) for colour in _every(nodes.sizes)]
     disk = svg_disk(forest(nodes.sizes), points, colors=colours, flat=nodes.c is None, names=False)
     name = escape(scene.name)
-    answer = f'<figure class="card"><h3>What it is called</h3>{answer_html(scene.answer)}</figure>'
+    answer = f"<h3>What the picture is called</h3>{answer_html(scene.answer)}" if scene.answer else ""
     return (
         f'<details class="mapped"{" open" if is_open else ""}><summary>'
         f'<img alt="{escape(scene.name, quote=True)}" src="{data_url(scene.picture, 80)}"><span>{name}</span></summary>'
         f'<div class="sheets">{_sheet(maps, f"maps of the nodes on {scene.name}")}</div>'
         f'<div class="sheets">{_sheet(patches, f"patches of {scene.name} by node")}</div>'
-        f'<div class="views"><figure class="card"><h3>Where the nodes lie</h3>{disk}<figcaption>'
-        f"{escape(disk_says(nodes, kept))} Point at a node for its name.</figcaption></figure>"
-        f"{answer if scene.answer else ''}</div></details>"
+        f'<figure class="card lies">{disk}<figcaption><h3>Where the nodes lie</h3>'
+        f"<p>{escape(disk_says(nodes, kept))} The larger, the higher in its tree; colours are those of the pictures "
+        f"above. Point at a node for its name.</p>{answer}</figcaption></figure></details>"
     )
 
 
