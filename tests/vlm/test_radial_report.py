@@ -250,11 +250,24 @@ def test_mistakes_of_the_report_are_one_line(tmp_path):
         ({"suite": "hyperlex", "data": tmp_path}, r"has no hyperlex-all\.txt"),
         ({"suite": "world-images", "limit": 4}, "reads text alone"),
         ({"suite": "world-text", "geometry": "flat"}, "geometry must be one of"),
+        ({"suite": "world-text", "limit": 0}, "limit must be 1 or more, got 0"),
+        ({"suite": "world-text", "curvature": -1.0}, "curvature must be positive"),
     ):
         with pytest.raises(UserError, match=message):
             hierarchy_report(hashed, **options)
     with pytest.raises(UserError, match="not finite for ''"):
         hierarchy_report(lambda texts: hashed(texts) * float("nan"), "world-text", limit=3)
+
+
+def test_a_collapsed_encoder_has_no_order_and_one_chain_no_spread():
+    report = hierarchy_report(lambda texts: torch.ones(len(texts), 4), "world-text", limit=3)
+    found = report["suites"]["world-text"]
+    assert found["tau_d"]["tau_b"] is None and found["tau_d"]["num_undefined"] == 3
+    assert found["angles"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
+    line = next(line for line in report_lines(report) if "tau_d" in line)
+    assert line.split()[-4:] == ["-", "-", "0.000", "3"]
+    alone = hierarchy_report(hashed, "world-text", limit=1)["suites"]["world-text"]
+    assert alone["levels"][0]["distance_sd"] == 0 and alone["tau_d"]["error"] is None
 
 
 def test_real_sentence_encoder(shared_data):

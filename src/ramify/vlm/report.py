@@ -6,6 +6,7 @@ the two most general levels, where length says little; every angle beside the pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def hierarchy_report(
     limit: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """The hierarchy in an encoder, measured: one entry per suite, all plain numbers.
+    """The hierarchy in an encoder, measured: one entry per suite, all plain numbers, None for what has no value.
 
     The root is embedded anew, by the encoder as it is now.
 
@@ -73,6 +74,10 @@ def hierarchy_report(
         if name not in SUITES:
             hint = suggest(name, SUITES)
             raise UserError(f"suite must be some of {', '.join(SUITES)}, got {name!r}; {hint}".rstrip("; "))
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be 1 or more, got {limit}; leave it out to measure everything")
+    if curvature is not None and not curvature > 0:
+        raise UserError(f"curvature must be positive (it means -c), got {curvature}")
     if images is not None and "hierarcaps-images" not in suite:
         suite.append("hierarcaps-images")
     encode = getattr(encoder, "encode_text", encoder)
@@ -94,8 +99,17 @@ def hierarchy_report(
     for name in suite:
         if say is not None:
             say(f"measuring {name}")
-        report["suites"][name] = _MEASURES[name](texts, encoder, data, images, limit)
+        report["suites"][name] = _without_nan(_MEASURES[name](texts, encoder, data, images, limit))
     return report
+
+
+def _without_nan(found: Any) -> Any:
+    """The same with None for NaN, which JSON does not know."""
+    if isinstance(found, dict):
+        return {name: _without_nan(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [_without_nan(value) for value in found]
+    return None if isinstance(found, float) and math.isnan(found) else found
 
 
 # ------------------------------------------------------------------------------------------------------------- suites

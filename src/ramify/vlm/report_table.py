@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ramify.lab.table import show
+from ramify.lab import table
 
 ORDER_COLUMNS = {
     "order along chains": "{name}",
@@ -54,30 +55,35 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     ]
     for name, found in report["suites"].items():
         lines += ["", name]
-        for table in _tables(found):
-            lines += [f"  {line}" for line in table] + [""]
+        for part in _tables(found):
+            lines += [f"  {line}" for line in part] + [""]
         lines.pop()
     return lines
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
     if "levels" in found:
-        yield show(found["levels"], LEVEL_COLUMNS)
+        yield _show(found["levels"], LEVEL_COLUMNS)
         rows = {"distance from root (tau_d)": found["tau_d"], "norm": found["by_norm"]}
         rows |= {f"baseline: {name}": order for name, order in found["baselines"].items()}
-        yield show([{"name": name, **row} for name, row in rows.items()], ORDER_COLUMNS)
+        yield _show([{"name": name, **row} for name, row in rows.items()], ORDER_COLUMNS)
     if "angles" in found:
         a = found["angles"]
         cosine = {key: a[f"cosine_{key}"] for key in ("positive", "negative", "accuracy")}
-        yield show([{"name": "angle", **a}, {"name": "baseline: cosine", **cosine}], ANGLE_COLUMNS)
+        yield _show([{"name": "angle", **a}, {"name": "baseline: cosine", **cosine}], ANGLE_COLUMNS)
     if "all" in found or "nouns" in found:
-        yield show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)
+        yield _show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)
     if "retrieval" in found:
-        yield show([{"name": name, **row} for name, row in found["retrieval"].items()], RETRIEVAL_COLUMNS)
+        yield _show([{"name": name, **row} for name, row in found["retrieval"].items()], RETRIEVAL_COLUMNS)
     for key, heading in (("retention", "plain retrieval"), ("zero_shot", "zero-shot")):
         if key in found:
-            yield show([found[key]], {heading: "", **{name: f"{{{name}:.4f}}" for name in found[key]}})
+            yield _show([found[key]], {heading: "", **{name: f"{{{name}:.4f}}" for name in found[key]}})
     for cut, ways in found.get("coarse", {}).items():
         names = next(iter(ways.values()))
         columns = {f"coarse classes: {cut}": "{name}", **{k: f"{{{k}:.4f}}" for k in names}}
-        yield show([{"name": way, **numbers} for way, numbers in ways.items()], columns)
+        yield _show([{"name": way, **numbers} for way, numbers in ways.items()], columns)
+
+
+def _show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """Aligned lines; a dash for what has no value, which is None in a report and NaN to a format."""
+    return table.show([{k: math.nan if v is None else v for k, v in row.items()} for row in rows], columns)

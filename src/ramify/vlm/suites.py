@@ -99,9 +99,9 @@ def chain_order(texts: Texts, chains: Sequence[Sequence[str]]) -> dict[str, Any]
         {
             "level": level + 1,
             "distance": float(distance[:, level].mean()),
-            "distance_sd": float(distance[:, level].std()),
+            "distance_sd": float(distance[:, level].std(correction=min(1, len(chains) - 1))),
             "norm": float(norm[:, level].mean()),
-            "norm_sd": float(norm[:, level].std()),
+            "norm_sd": float(norm[:, level].std(correction=min(1, len(chains) - 1))),
             "radius": 2 * float(norm[:, level].mean()),
             "words": float(np.mean([len(chain[level].split()) for chain in chains])),
         }
