@@ -29,7 +29,8 @@ DPI = 110
 STYLE = """
 .mapped { margin: .8rem 0; } .mapped summary { cursor: pointer; display: flex; gap: .8rem; align-items: center; }
 .mapped summary img { width: 54px; height: 54px; object-fit: cover; border-radius: 8px; }
-.mapped summary span { font-weight: 600; } .mapped .sheet { display: block; width: 100%; height: auto; }
+.mapped summary span { font-weight: 600; } .mapped summary::after { content: "▸"; color: var(--soft); }
+.mapped[open] summary::after { content: "▾"; } .mapped .sheet { display: block; width: 100%; height: auto; }
 .sheets { background: #fff; border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
 .sheets .sheet { min-width: 46rem; } svg.disk { display: block; width: 100%; height: auto; }
 .warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
