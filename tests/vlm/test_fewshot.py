@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.data import DataSettings, build_dataset
 from ramify.errors import UserError
+from ramify.files import save_tensors
 from ramify.vlm.features import FeatureSet
 from ramify.vlm.fewshot import (
     build_head,
@@ -20,6 +24,7 @@ from ramify.vlm.fewshot import (
 )
 from ramify.vlm.fewshot_run import summarise, table
 from ramify.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
+from ramify.vlm.head_file import load_head, save_head
 from ramify.vlm.prompts import Host
 
 NAMES = tuple(f"class {i}" for i in range(8))
@@ -70,7 +75,7 @@ def test_mistakes_in_classes_and_shots_are_one_line() -> None:
     ):
         with pytest.raises(UserError, match=said):
             class_names(classes)
-    assert class_names(["English_setter", " pug "]) == ("English setter", "pug")
+    assert class_names(["English_setter", " pug ", "tailed_frog.n.01"]) == ("English setter", "pug", "tailed frog")
     with pytest.raises(UserError, match="4 shots need 4 pictures of every class, but class 1 has 1"):
         sample_shots(torch.tensor([0, 0, 0, 0, 1]), 4, 0, [0, 1], NAMES)
     with pytest.raises(UserError, match="at least 2 classes"):
@@ -130,6 +135,22 @@ def test_a_head_of_base_classes_answers_about_new_ones(seed: int) -> None:
     assert score.num_pictures == int((subject.test.labels >= 4).sum()) and 0 <= score.top1 <= 1
 
 
+def test_a_head_is_the_same_after_a_file(seed: int, tmp_path: Path) -> None:
+    subject, settings = Subject(seed), FewShotSettings(epochs=1, lift="learned_scale", lca_sampling="argmin", k=2)
+    head = build_head(subject.host, NAMES, 50.0, settings, ("atr", "va"), 7)
+    index = sample_shots(subject.train.labels, 4, 0, range(8), NAMES)
+    train(head, subject.host, subject.train, index, range(8), NAMES, settings, 0)
+    save_head(head, tmp_path / "head.safetensors", {"context": torch.ones(2)}, {"classes": list(NAMES)})
+    loaded, host, about = load_head(tmp_path / "head.safetensors")
+    assert loaded.settings() == head.settings() and about == {"classes": list(NAMES)}
+    assert torch.equal(host["context"], torch.ones(2))
+    with torch.no_grad():
+        assert torch.equal(loaded(subject.test.features, subject.text)[0], head(subject.test.features, subject.text)[0])
+    save_tensors(tmp_path / "other.safetensors", {"x": torch.ones(1)})
+    with pytest.raises(UserError, match="holds no head"):
+        load_head(tmp_path / "other.safetensors")
+
+
 def test_parts_that_are_off_have_no_loss_and_nothing_at_all_is_the_host_alone(seed: int) -> None:
     subject, settings = Subject(seed), FewShotSettings(epochs=1)
     index = sample_shots(subject.train.labels, 4, 0, range(8), NAMES)
@@ -180,3 +201,14 @@ def test_the_table_gives_mean_and_spread_and_says_the_ratio() -> None:
     assert "80.0 ± 10.0" in lines and "50.0 ± 0.0" in lines
     assert "hyperbolic to cosine slope: 0.0160" in lines and "1.6%" in lines
     assert summarise(rows[:1])[0]["base"]["sd"] is None
+
+
+@pytest.mark.parametrize(
+    ("data", "classes"),
+    [("pets:oxford-pets", 37), ("tiny-imagenet:tiny-imagenet-wordnet", 200), ("arrays:cifar10", 10)],
+)
+def test_classes_of_real_data_can_be_told_apart_by_their_names(data: str, classes: int, shared_data: Path) -> None:
+    name, _, folder = data.partition(":")
+    dataset = build_dataset(DataSettings(name=name, root=shared_data / folder), "val")  # type: ignore[arg-type]
+    names = class_names(dataset.classes)
+    assert len(names) == classes and not any("." in name or "_" in name for name in names)

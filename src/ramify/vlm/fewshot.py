@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ramify.vlm.lathadapter import LatentHierarchyHead
 from ramify.vlm.prompts import Host
 
 _TEST_BATCH = 256
+_SYNSET = re.compile(r"\.[nvars]\.\d+$")  # how WordNet ends a name
 _WARM_LR = 1e-5  # the rate of the first epoch, where prompts are trained
 
 
@@ -36,8 +38,11 @@ class Pictures(Protocol):
 
 
 def class_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Names as they are put into texts, underscores as spaces; one line where one is empty or there twice."""
-    names = tuple(" ".join(name.replace("_", " ").split()) for name in classes)
+    """Names as they are put into texts: ``tailed_frog.n.01`` is "tailed frog"; one line where one is empty or twice.
+
+    Underscores become spaces, and WordNet's part of speech and number go.
+    """
+    names = tuple(" ".join(_SYNSET.sub("", name).replace("_", " ").split()) for name in classes)
     if empty := [i for i, name in enumerate(names) if not name]:
         raise UserError(f"class {empty[0]} of {len(names)} has an empty name; every class needs one")
     seen: dict[str, int] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ramify.data import DataSettings, build_dataset
 from ramify.errors import UserError, as_user_error
-from ramify.files import full_disk_is_one_line, save_tensors, write_text
+from ramify.files import full_disk_is_one_line, write_text
 from ramify.vlm.encoders import Encoder, load_encoder
 from ramify.vlm.features import SHIFTS, PixelSet, picture_features, text_features
 from ramify.vlm.fewshot import (
@@ -29,6 +29,7 @@ from ramify.vlm.fewshot import (
     train,
 )
 from ramify.vlm.fewshot_settings import ZERO_SHOT, FewShotJob
+from ramify.vlm.head_file import save_head
 from ramify.vlm.prompts import Host, JointHost, PromptHost
 
 _NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "device", "seeds", "shots", "ablate")
@@ -174,12 +175,10 @@ def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], s
     if variant != ZERO_SHOT:
         index = sample_shots(bench.train.labels, shots, seed, base, bench.names)
         losses = train(head, host, bench.train, index, base, names, job, seed)
-        keep = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
-        keep |= {f"host.{name}": tensor for name, tensor in host.state_dict().items()}
         heads = job.out / "heads"
         heads.mkdir(parents=True, exist_ok=True)
-        state = {"classes": names, "variant": variant, "shots": shots, "seed": seed}
-        save_tensors(heads / f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors", keep, state)
+        about = {"classes": names, "variant": variant, "shots": shots, "seed": seed, "model": job.model}
+        save_head(head, heads / f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors", host.state_dict(), about)
     trained = time.perf_counter() - started
     score = evaluate(head, host, bench.test, base, names)
     row: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -314,7 +314,24 @@ class LatentHierarchyHead(nn.Module):
         images = self._lifted(self._enter("image features", image_features), _IMAGE)
         return classes, self._lifted(self.attributes, _ATTRIBUTE), images
 
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make a head of this kind; the learned tensors are in ``state_dict``."""
+        plain: tuple[str, ...] = (
+            "d",
+            "num_attributes",
+            "c",
+            "beta",
+            "margin",
+            "k",
+            "affinity",
+            "lca_sampling",
+            "temperature",
+        )
+        plain += ("hyp_weight", "lift", "logit_scale", "max_triplets", "seed")
+        weights = {f"weight_{part}": self.weights[f"L_{part}"] for part in ("h", "va", "at")}
+        return {name: getattr(self, name) for name in plain} | weights | {"queue_size": len(self.queue)}
+
     def extra_repr(self) -> str:
         """What matters of the settings."""
         names = ("d", "num_attributes", "c", "beta", "lca_sampling", "lift", "hyp_weight")
-        return ", ".join(f"{name}={cast(object, getattr(self, name))}" for name in names)
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
