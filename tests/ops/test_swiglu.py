@@ -24,7 +24,7 @@ def test_the_definition_is_a_point_with_its_time() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 8, 6), (4, 40, 33), (0, 16, 14)])
+@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 8, 6), (4, 40, 33), (0, 16, 14), (2, 4104, 4100)])
 def test_kernels_equal_the_definition(
     rows: int, width: int, hidden: int, dtype: torch.dtype, bias: bool, device: str
 ) -> None:
@@ -51,7 +51,9 @@ def test_kernels_equal_the_definition(
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "width", "hidden"), [((3,), 8, 6), ((2, 3), 40, 33), ((0,), 16, 14)])
+@pytest.mark.parametrize(
+    ("shape", "width", "hidden"), [((3,), 8, 6), ((2, 3), 40, 33), ((0,), 16, 14), ((2,), 2064, 2059)]
+)
 def test_every_row_may_have_a_factor(
     shape: tuple[int, ...], width: int, hidden: int, dtype: torch.dtype, bias: bool, device: str
 ) -> None:

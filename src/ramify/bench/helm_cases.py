@@ -214,6 +214,7 @@ class Kernel:
 
 
 _GROUPS = {
+    "kernels of ramify": r"^_(residual_norm|(wide_)?swiglu|lift_heads|centroid|merge_points|send_rows|join|split)_",
     "fused by the compiler": r"^triton_",
     "attention": r"flash|fmha|attention|sdpa|mha",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|::mm$|::bmm$|::addmm|splitk|grouped_mm|mkl|linear",
@@ -229,7 +230,7 @@ def profile(call: Callable[[], object], device: str, steps: int = 3) -> list[Ker
 
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     call()
-    with record(activities=[activity]) as recorded:
+    with record(activities=[activity], acc_events=True) as recorded:
         for _ in range(steps):
             call()
         if device == "cuda":

@@ -35,7 +35,7 @@ def _point(x, column, D: tl.constexpr, OVER_C: tl.constexpr, stored: tl.constexp
 
 
 @triton.jit
-def _forward_kernel(mean, out, R, D: tl.constexpr, OVER_C: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
+def _centroid_kernel(mean, out, R, D: tl.constexpr, OVER_C: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
                     ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -46,7 +46,7 @@ def _forward_kernel(mean, out, R, D: tl.constexpr, OVER_C: tl.constexpr, WIDE: t
 
 
 @triton.jit
-def _backward_kernel(mean, grad, grad_mean, out, R, D: tl.constexpr, OVER_C: tl.constexpr, WIDE: tl.constexpr,
+def _centroid_grad_kernel(mean, grad, grad_mean, out, R, D: tl.constexpr, OVER_C: tl.constexpr, WIDE: tl.constexpr,
                      WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -85,7 +85,7 @@ def forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
     if has_data(mean) and R:
         sizes = _sizes(mean.shape[1], width)
         grid = (triton.cdiv(R, sizes["ROWS"]),)
-        launch(_forward_kernel, grid, (mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
+        launch(_centroid_kernel, grid, (mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return out
 
 
@@ -97,5 +97,5 @@ def backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tens
     if has_data(mean) and R:
         sizes = _sizes(mean.shape[1], grad.shape[1])
         grid = (triton.cdiv(R, sizes["ROWS"]),)
-        launch(_backward_kernel, grid, (mean, grad, grad_mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
+        launch(_centroid_grad_kernel, grid, (mean, grad, grad_mean, out), (R,), {"D": d, "OVER_C": 1 / c, **sizes})
     return grad_mean, out

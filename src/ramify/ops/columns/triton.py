@@ -16,49 +16,65 @@ from ..backend import has_data
 from ..launch import launch
 from .layout import Layout
 
-BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
+TILE = 4096
+"""Cells of a matrix that a program copies."""
+MAX_COLUMNS = 1024
+"""Columns of them at most."""
 
 
 @triton.jit
-def _places(WIDTH, SIZE, ROWS, PADDED, POINT_WIDTH, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Row of the matrix, row of the parts, column, point and place in the point of every cell of a block."""
+def _sources(M, ROWS: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Rows of the matrix, the rows of the parts they come from, and whether there is one."""
     row = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None].to(tl.int64)
-    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     inside = row % PADDED
-    source = row // PADDED * ROWS + inside
-    return row, source, inside < ROWS, column, column // POINT_WIDTH, column % POINT_WIDTH
+    return row, row // PADDED * ROWS + inside, (row < M) & (inside < ROWS)
 
 
 @triton.jit
-def _join_kernel(weight, time, bias, out, M, WIDTH, SIZE, ROWS, PADDED, POINTS, POINT_WIDTH,
-                 HAS_BIAS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    row, source, is_row, column, point, place = _places(WIDTH, SIZE, ROWS, PADDED, POINT_WIDTH, BLOCK_R, BLOCK_C)
-    here = (row < M) & (column < WIDTH)
-    is_row = here & is_row
-    value = tl.load(weight + source * (POINTS * SIZE) + point * SIZE + place, mask=is_row & (place < SIZE), other=0.0)
-    value += tl.load(time + source * POINTS + point, mask=is_row & (place == SIZE), other=0.0)
-    if HAS_BIAS:
-        value += tl.load(bias + source + point * 0, mask=is_row & (place == SIZE + 1), other=0.0)
-    tl.store(out + row * WIDTH + column, value, mask=here)
+def _join_kernel(weight, time, bias, out, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
+                 POINTS: tl.constexpr, POINT_WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, TAIL: tl.constexpr,
+                 BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    row, source, is_row = _sources(M, ROWS, PADDED, BLOCK_R)
+    point = tl.program_id(1)
+    weight += source * (POINTS * SIZE) + point * SIZE
+    out += row * (POINTS * POINT_WIDTH) + point * POINT_WIDTH
+    column = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    value = tl.load(weight + column, mask=is_row & (column < SIZE), other=0.0)
+    tl.store(out + column, value, mask=(row < M) & (column < SIZE))
+    if tl.program_id(2) == 0:  # one of a point's programs writes what stands behind its components
+        place = tl.arange(0, TAIL)[None, :]
+        rest = tl.load(time + source * POINTS + point + place * 0, mask=is_row & (place == 0), other=0.0)
+        if HAS_BIAS:
+            rest += tl.load(bias + source + place * 0, mask=is_row & (place == 1), other=0.0)
+        tl.store(out + SIZE + place, rest, mask=(row < M) & (place < POINT_WIDTH - SIZE))
 
 
 @triton.jit
-def _split_kernel(matrix, weight, time, bias, M, WIDTH, SIZE, ROWS, PADDED, POINTS, POINT_WIDTH,
-                  HAS_BIAS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    row, source, is_row, column, point, place = _places(WIDTH, SIZE, ROWS, PADDED, POINT_WIDTH, BLOCK_R, BLOCK_C)
-    here = (row < M) & (column < WIDTH) & is_row
-    value = tl.load(matrix + row * WIDTH + column, mask=here, other=0.0)
-    tl.store(weight + source * (POINTS * SIZE) + point * SIZE + place, value, mask=here & (place < SIZE))
-    tl.store(time + source * POINTS + point, value, mask=here & (place == SIZE))
-    if HAS_BIAS:
-        tl.store(bias + source + point * 0, value, mask=here & (place == SIZE + 1))
+def _split_kernel(matrix, weight, time, bias, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
+                  POINTS: tl.constexpr, POINT_WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, TAIL: tl.constexpr,
+                  BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    row, source, is_row = _sources(M, ROWS, PADDED, BLOCK_R)
+    point = tl.program_id(1)
+    matrix += row * (POINTS * POINT_WIDTH) + point * POINT_WIDTH
+    column = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    value = tl.load(matrix + column, mask=is_row & (column < SIZE), other=0.0)
+    tl.store(weight + source * (POINTS * SIZE) + point * SIZE + column, value, mask=is_row & (column < SIZE))
+    if tl.program_id(2) == 0:
+        tl.store(time + source * POINTS + point, tl.load(matrix + SIZE, mask=is_row, other=0.0), mask=is_row)
+        if HAS_BIAS:
+            tl.store(bias + source, tl.load(matrix + SIZE + 1, mask=is_row, other=0.0), mask=is_row)
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], layout: Layout, size: int, has_bias: bool) -> None:
-    M, width = layout.groups * layout.padded_rows, layout.points * layout.point_width
-    grid = triton.cdiv(M, BLOCK_ROWS), triton.cdiv(width, BLOCK_COLUMNS)
-    numbers = (M, width, size, layout.rows, layout.padded_rows, layout.points, layout.point_width)
-    launch(kernel, grid, tensors, numbers, {"HAS_BIAS": has_bias, "BLOCK_R": BLOCK_ROWS, "BLOCK_C": BLOCK_COLUMNS})
+    M = layout.groups * layout.padded_rows
+    columns = min(MAX_COLUMNS, triton.next_power_of_2(size))
+    rows = TILE // columns
+    settings = {
+        "SIZE": size, "ROWS": layout.rows, "PADDED": layout.padded_rows, "POINTS": layout.points,
+        "POINT_WIDTH": layout.point_width, "HAS_BIAS": has_bias,
+        "TAIL": triton.next_power_of_2(layout.point_width - size), "BLOCK_R": rows, "BLOCK_C": columns,
+    }  # fmt: skip
+    launch(kernel, (triton.cdiv(M, rows), layout.points, triton.cdiv(size, columns)), tensors, (M,), settings)
 
 
 def join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:

@@ -72,7 +72,7 @@ def _angles(cos, sin, token, TABLE, column, TURNED: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, ROW_STEP: tl.constexpr,
+def _lift_heads_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, ROW_STEP: tl.constexpr,
                     QUERY_STEP: tl.constexpr, SHARED_STEP: tl.constexpr, TWICE: tl.constexpr,
                     VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr, SHARED: tl.constexpr, TURNED: tl.constexpr,
                     INTERLEAVED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, H: tl.constexpr,
@@ -115,7 +115,7 @@ def _forward_kernel(rows, queries, shared, cos, sin, log_tau, q, k, v, TABLE, RO
 
 
 @triton.jit
-def _backward_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau, TABLE,
+def _lift_heads_grad_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau, TABLE,
                      SHARED_WIDTH: tl.constexpr, TWICE: tl.constexpr, VALUE_SCALE: tl.constexpr, OVER_C: tl.constexpr,
                      SHARED: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, KEY: tl.constexpr,
                      VALUE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
@@ -199,7 +199,7 @@ def forward(
             "SHARED_STEP": 0 if shared is None else shared.stride(0),
         }
         tensors = (*given, cos, sin, log_tau, q, k, v)
-        launch(_forward_kernel, (T,), tensors, (cos.shape[0],), steps | _sizes(heads, cos.shape[1]))
+        launch(_lift_heads_kernel, (T,), tensors, (cos.shape[0],), steps | _sizes(heads, cos.shape[1]))
     return q, k, v
 
 
@@ -218,5 +218,5 @@ def backward(
     if has_data(q) and T:
         tensors = (q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, rows, queries, shared, part_tau)
         settings = {"SHARED_WIDTH": shared_width} | _sizes(heads, cos.shape[1])
-        launch(_backward_kernel, (T,), tensors, (cos.shape[0],), settings)
+        launch(_lift_heads_grad_kernel, (T,), tensors, (cos.shape[0],), settings)
     return rows, queries, shared, part_tau

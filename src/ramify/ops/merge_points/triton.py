@@ -44,7 +44,7 @@ def _sums(shared, routed, weight, inverse, token, column, T, n, M, SHARED: tl.co
 
 
 @triton.jit
-def _forward_kernel(shared, routed, weight, inverse, out, T, n, M, SHARED: tl.constexpr, K: tl.constexpr,
+def _merge_points_kernel(shared, routed, weight, inverse, out, T, n, M, SHARED: tl.constexpr, K: tl.constexpr,
                     OVER_C: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -57,7 +57,7 @@ def _forward_kernel(shared, routed, weight, inverse, out, T, n, M, SHARED: tl.co
 
 
 @triton.jit
-def _backward_kernel(shared, routed, weight, inverse, grad, grad_shared, grad_routed, grad_weight, T, n, M,
+def _merge_points_grad_kernel(shared, routed, weight, inverse, grad, grad_shared, grad_routed, grad_weight, T, n, M,
                      SHARED: tl.constexpr, K: tl.constexpr, OVER_C: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -99,7 +99,7 @@ def forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tens
     if has_data(routed) and T:
         tensors = (routed if shared is None else shared.contiguous(), routed, weight, inverse, out)
         settings = {"SHARED": 0 if shared is None else shared.shape[0], "K": K, "OVER_C": 1 / c}
-        launch(_forward_kernel, (T,), tensors, (T, n, M), settings | _sizes(M))
+        launch(_merge_points_kernel, (T,), tensors, (T, n, M), settings | _sizes(M))
     return out
 
 
@@ -115,5 +115,5 @@ def backward(
         given = (routed if shared is None else shared.contiguous(), routed, weight, inverse, grad)
         settings = {"SHARED": num_shared, "K": K, "OVER_C": 1 / c}
         tensors = (*given, grad_shared, grad_routed, grad_weight)
-        launch(_backward_kernel, (T,), tensors, (T, grad.shape[1], M), settings | _sizes(M))
+        launch(_merge_points_grad_kernel, (T,), tensors, (T, grad.shape[1], M), settings | _sizes(M))
     return grad_shared, grad_routed, grad_weight

@@ -61,7 +61,7 @@ def _store_lifted(lifted, row, s, time, n, WIDTH, column, BIAS: tl.constexpr, BL
 
 
 @triton.jit
-def _forward_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr,
+def _residual_norm_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr,
                     OVER_C: tl.constexpr, HAS_Y: tl.constexpr, HAS_NORM: tl.constexpr, BIAS: tl.constexpr,
                     BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -83,7 +83,7 @@ def _forward_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.conste
 
 
 @triton.jit
-def _backward_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, parts, R, n,
+def _residual_norm_grad_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, parts, R, n,
                      WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
                      HAS_NORM: tl.constexpr, HAS_JOINED: tl.constexpr, BIAS: tl.constexpr,
                      BLOCK: tl.constexpr):  # fmt: skip
@@ -162,7 +162,7 @@ def forward(
     if has_data(x) and R:
         given = (x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma)
         settings = _settings(y, gamma, gain, eps, c, bias) | _sizes(n)
-        launch(_forward_kernel, (R,), (*given, joined, lifted), (n, width), settings)
+        launch(_residual_norm_kernel, (R,), (*given, joined, lifted), (n, width), settings)
     return joined, lifted
 
 
@@ -186,5 +186,7 @@ def backward(
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
         )  # fmt: skip
         settings = _settings(y, gamma, gain, eps, c, bias) | {"HAS_JOINED": grad_joined is not None} | _sizes(n)
-        launch(_backward_kernel, (programs,), (*given, grad_x, grad_y, lifted, parts), (R, n, width), settings)
+        launch(
+            _residual_norm_grad_kernel, (programs,), (*given, grad_x, grad_y, lifted, parts), (R, n, width), settings
+        )
     return grad_x, grad_y, parts, lifted

@@ -18,7 +18,7 @@ from ..launch import launch
 
 
 @triton.jit
-def _send_kernel(rows, inverse, a, chosen, sent, factors, WIDTH, ONE: tl.constexpr, K: tl.constexpr,
+def _send_rows_kernel(rows, inverse, a, chosen, sent, factors, WIDTH, ONE: tl.constexpr, K: tl.constexpr,
                  HAS_FACTOR: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def _send_kernel(rows, inverse, a, chosen, sent, factors, WIDTH, ONE: tl.constex
 
 
 @triton.jit
-def _grad_kernel(rows, grad, inverse, factors, to_factors, initial, found, sent, per_choice, WIDTH,
+def _send_rows_grad_kernel(rows, grad, inverse, factors, to_factors, initial, found, sent, per_choice, WIDTH,
                  ONE: tl.constexpr, K: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_MORE: tl.constexpr,
                  HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -80,7 +80,7 @@ def send(
     if has_data(rows) and T:
         tensors = (rows, inverse, rows if a is None else a, inverse if chosen is None else chosen, sent, factors)
         settings = {"ONE": one, "K": copies, "HAS_FACTOR": a is not None}
-        launch(_send_kernel, (T,), tensors, (width,), settings | _sizes(width))
+        launch(_send_rows_kernel, (T,), tensors, (width,), settings | _sizes(width))
     return sent, factors
 
 
@@ -102,5 +102,5 @@ def grad(
             "HAS_MORE": to_factors is not None,
             "HAS_INITIAL": initial is not None,
         }
-        launch(_grad_kernel, (T,), tensors, (width,), {"ONE": one, "K": copies, **has, **_sizes(width)})
+        launch(_send_rows_grad_kernel, (T,), tensors, (width,), {"ONE": one, "K": copies, **has, **_sizes(width)})
     return found, sent, per_choice

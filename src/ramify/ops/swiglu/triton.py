@@ -46,7 +46,7 @@ def _factor(factors, row, HAS_FACTOR: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(both, factors, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr,
+def _swiglu_kernel(both, factors, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr,
                     HAS_FACTOR: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -61,7 +61,7 @@ def _forward_kernel(both, factors, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: t
 
 
 @triton.jit
-def _backward_kernel(both, factors, grad, grad_both, out, grad_factors, W, HIDDEN, OVER_C: tl.constexpr,
+def _swiglu_grad_kernel(both, factors, grad, grad_both, out, grad_factors, W, HIDDEN, OVER_C: tl.constexpr,
                      BIAS: tl.constexpr, HAS_FACTOR: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -86,8 +86,71 @@ def _backward_kernel(both, factors, grad, grad_both, out, grad_factors, W, HIDDE
         tl.store(grad_factors + row, to_factor)
 
 
+@triton.jit
+def _points(both, out, row, a, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr, TAIL: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Write the lifted row piece by piece; gives its time."""
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, HIDDEN, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        is_space = column < HIDDEN
+        gate = tl.load(both + row * 2 * W + column, mask=is_space, other=0.0).to(tl.float32)
+        up = tl.load(both + row * 2 * W + W + column, mask=is_space, other=0.0).to(tl.float32)
+        _, _, point = _hidden(a * gate, up, is_space, out.dtype.element_ty)
+        squares += point * point
+        tl.store(out + row * W + column, point, mask=is_space)
+    time = tl.sqrt(tl.sum(squares, axis=0) + OVER_C)
+    column = HIDDEN + tl.arange(0, TAIL)
+    tl.store(out + row * W + column, _row(tl.zeros((TAIL,), tl.float32), time, 1.0 / a, column, HIDDEN, BIAS),
+             mask=column < W)  # fmt: skip
+    return time
+
+
+@triton.jit
+def _wide_swiglu_kernel(both, factors, out, W, HIDDEN, OVER_C: tl.constexpr, BIAS: tl.constexpr,
+                         HAS_FACTOR: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    _points(both, out, row, _factor(factors, row, HAS_FACTOR), W, HIDDEN, OVER_C, BIAS, TAIL, BLOCK)
+
+
+@triton.jit
+def _wide_swiglu_grad_kernel(both, factors, grad, grad_both, out, grad_factors, W, HIDDEN, OVER_C: tl.constexpr,
+                          BIAS: tl.constexpr, HAS_FACTOR: tl.constexpr, TAIL: tl.constexpr,
+                          BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    a = _factor(factors, row, HAS_FACTOR)
+    time = _points(both, out, row, a, W, HIDDEN, OVER_C, BIAS, TAIL, BLOCK)
+    g_time = tl.load(grad + row * W + HIDDEN).to(tl.float32)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, W, BLOCK):  # gate and up come out of the cache now
+        column = first + tl.arange(0, BLOCK)
+        inside = column < W
+        is_space = column < HIDDEN
+        gate = tl.load(both + row * 2 * W + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(both + row * 2 * W + W + column, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + row * W + column, mask=is_space, other=0.0).to(tl.float32)
+        silu, slope, point = _hidden(a * gate, up, is_space, out.dtype.element_ty)
+        g += g_time / time * point
+        to_argument = g * up * slope
+        sums += to_argument * gate
+        tl.store(grad_both + row * 2 * W + column, a * to_argument, mask=inside)
+        tl.store(grad_both + row * 2 * W + W + column, g * silu, mask=inside)
+    if HAS_FACTOR:
+        to_factor = tl.sum(sums, axis=0)
+        if BIAS:
+            to_factor -= tl.load(grad + row * W + HIDDEN + 1).to(tl.float32) / (a * a)
+        tl.store(grad_factors + row, to_factor)
+
+
+WIDE = 2048
+"""Columns that a program holds at once. Longer rows go by in pieces: held whole, they leave room for one program on a
+multiprocessor, which waits for memory most of the time."""
+
+
 @functools.cache
-def _sizes(W: int) -> dict[str, int]:
+def _sizes(W: int, hidden: int) -> dict[str, int]:
+    if W > WIDE:
+        return {"TAIL": triton.next_power_of_2(W - hidden), "BLOCK": WIDE, "num_warps": 8}
     block = triton.next_power_of_2(W)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
@@ -97,8 +160,9 @@ def forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: b
     R, W = both.shape[0], both.shape[1] // 2
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     if has_data(both) and R:
-        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W)}
-        launch(_forward_kernel, (R,), (both, both if factors is None else factors, out), (W, hidden), settings)
+        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W, hidden)}
+        kernel = _wide_swiglu_kernel if W > WIDE else _swiglu_kernel
+        launch(kernel, (R,), (both, both if factors is None else factors, out), (W, hidden), settings)
     return out
 
 
@@ -112,7 +176,8 @@ def backward(
     out = torch.empty(R, W, dtype=both.dtype, device=both.device)
     grad_factors = torch.empty(0 if factors is None else R, dtype=torch.float32, device=both.device)
     if has_data(both) and R:
-        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W)}
+        settings = {"OVER_C": 1 / c, "BIAS": bias, "HAS_FACTOR": factors is not None, **_sizes(W, hidden)}
         tensors = (both, both if factors is None else factors, grad, grad_both, out, grad_factors)
-        launch(_backward_kernel, (R,), tensors, (W, hidden), settings)
+        kernel = _wide_swiglu_grad_kernel if W > WIDE else _swiglu_grad_kernel
+        launch(kernel, (R,), tensors, (W, hidden), settings)
     return grad_both, out, grad_factors
