@@ -225,6 +225,7 @@ def test_towers_by_structure():
         ),
         (lambda m: attach(m, {"block_size": 2}), "config must be an adapter's configuration"),
         (lambda m: attach(m, ScaleAdapterConfig(16), name="a.b"), "a word without a dot"),
+        (lambda m: attach(m, ScaleAdapterConfig(16), name="keys"), "that torch does not use, got 'keys'"),
         (lambda m: (attach(m, DiagonalConfig()), attach(m, DiagonalConfig())), "has an adapter 'default' already"),
         (lambda m: ScaleAdapterConfig(targets=("q", "w")), "unknown target 'w'"),
         (lambda m: ScaleAdapterConfig(towers=("txt",)), "did you mean 'text'?"),

@@ -215,20 +215,28 @@ def test_gradient_checkpointing_of_open_clip():
 def test_compile():
     torch.compiler.reset()
     block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    base = block(x)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), base, rtol=1e-5, atol=1e-6)
     handle = attach(block, ScaleAdapterConfig(8, targets=("q", "k", "v", "out", "mlp")))
     shake(handle)
-    x = torch.randn(2, 5, 16)
     eager = block(x)
+    assert (eager - base).abs().max() > 0.01
     eager.square().sum().backward()
     expected = gradients(handle)
-    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-    found = compiled(x)
+    found = compiled(x)  # the graph of before is not used again
     torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
     found.square().sum().backward()
     for a, b in zip(gradients(handle), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     shake(handle)  # new values need no new graph, and are used
     torch.testing.assert_close(compiled(x), block(x), rtol=1e-5, atol=1e-6)
+    with handle.disable_adapter():
+        torch.testing.assert_close(compiled(x), base, rtol=1e-5, atol=1e-6)
+    adapted = compiled(x)
+    handle.merge_and_unload()
+    torch.testing.assert_close(compiled(x), adapted, rtol=1e-5, atol=1e-6)
 
 
 def test_distributed_data_parallel(tmp_path: Path):

@@ -31,8 +31,8 @@ def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterH
     module = bare_model(model)
     if not isinstance(config, AdapterConfig):
         raise UserError(f"config must be an adapter's configuration such as ScaleAdapterConfig(), got {config!r}")
-    if not name or "." in name:
-        raise UserError(f"an adapter's name must be a word without a dot, got {name!r}")
+    if not name or "." in name or hasattr(nn.ModuleDict, name):  # it becomes the name of a child module
+        raise UserError(f"an adapter's name must be a word without a dot that torch does not use, got {name!r}")
     carrier = carrier_of(module)
     if carrier is not None and name in carrier.sets:
         raise UserError(f"the model has an adapter {name!r} already; give another name, or delete it first")
