@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_batch_holds_a_caption_of_its_picture_at_the_level_it_says() -> None:
-    task = Contrast(recipe("model.head={prompted: 0.0}"))
+    task = Contrast(recipe("model.head={prompted: 0.0, levels: drawn}"))
     train, val = task.build_dataset("train"), task.build_dataset("val")
     task.build_model(task.describe(train))
     for dataset, world, is_train in (
@@ -72,12 +72,12 @@ def test_a_batch_holds_a_caption_of_its_picture_at_the_level_it_says() -> None:
         batch = task.prepare_batch(next(iter(loader)), 0)
         for row in range(16):
             index = int(batch["place"][row]) - dataset.first
-            level = int(batch["level"][row])
             assert [task.texts[i] for i in batch["captions"][row].tolist()] == list(truth[index][0])
-            assert task.texts[int(batch["chosen"][row])] == truth[index][0][level]
-            words = task.tokenizer.decode(batch["tokens"][row], skip_special_tokens=True)
-            assert words == truth[index][0][level]
-        assert len(set(batch["level"].tolist())) > 1
+            (chosen,) = batch["chosen"][row].tolist()
+            words = task.tokenizer.decode(batch["tokens"][row, 0], skip_special_tokens=True)
+            assert words == task.texts[chosen] in truth[index][0]
+        levels = (batch["captions"] == batch["chosen"]).nonzero()[:, 1]
+        assert len(set(levels.tolist())) > 1
         loader.close()
 
 
@@ -85,20 +85,24 @@ def test_levels_and_prompts_follow_the_settings() -> None:
     task = Contrast(recipe("model.head={levels: specific, prompted: 1.0}"))
     dataset = task.build_dataset("train")
     batch = task.prepare_batch(next(iter(task.build_loader(dataset, True))), 0)
-    assert (batch["level"] == 3).all() and batch["tokens"].dim() == 2
-    texts = task.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
+    assert torch.equal(batch["chosen"], batch["captions"][:, 3:]) and batch["tokens"].shape[:2] == (16, 1)
+    texts = task.tokenizer.batch_decode(batch["tokens"][:, 0], skip_special_tokens=True)
     assert all(text.startswith(("a photo of", "a picture of")) or text.endswith("in the scene") for text in texts)
-    chain = Contrast(recipe(LORENTZ))
+    everything = Contrast(recipe())
+    batch = everything.prepare_batch(next(iter(everything.build_loader(everything.build_dataset("train"), True))), 0)
+    assert torch.equal(batch["chosen"], batch["captions"]) and batch["tokens"].shape[:2] == (16, 4)
+    chain = Contrast(recipe("model.head={geometry: lorentz, levels: drawn}"))
     batch = chain.prepare_batch(next(iter(chain.build_loader(chain.build_dataset("train"), True))), 0)
-    assert batch["tokens"].shape[:2] == (16, 4)
-    level, rows = batch["level"], torch.arange(16)
-    assert torch.equal(batch["captions"][rows, level], batch["chosen"])
+    assert batch["tokens"].shape[:2] == (16, 4) and batch["chosen"].shape == (16, 1)
+    assert torch.equal(batch["captions"].gather(1, batch["level"]), batch["chosen"])
 
 
 # ----------------------------------------------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize("head", ["{levels: specific, prompted: 0.0}", "{geometry: lorentz, prompted: 0.0}"])
+@pytest.mark.parametrize(
+    "head", ["{levels: specific, prompted: 0.0}", "{geometry: lorentz, levels: drawn, prompted: 0.0}"]
+)
 def test_a_few_pictures_are_learned_by_heart(head: str, tmp_path: Path) -> None:
     given = recipe(
         f"model.head={head}",
@@ -131,7 +135,13 @@ def test_the_loss_is_the_sum_of_its_parts_and_falls(run: Path) -> None:
     assert {"r1", "i2t_r5", "zero_shot", "zero_shot_bare", "truth1", "tau_d", "tau_words", "radius4"} <= val.keys()
 
 
-@pytest.mark.parametrize("overrides", [("run.save_steps=2",), (LORENTZ, "run.accumulate=2", "run.precision=bf16")])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("run.save_steps=2",),
+        ("model.head={geometry: lorentz, levels: drawn}", "run.accumulate=2", "run.precision=bf16"),
+    ],
+)
 def test_resumed_run_equals_the_uninterrupted_one(overrides: tuple[str, ...], tmp_path: Path) -> None:
     given = recipe(*overrides, "run.save_steps=2")
     fit(given, tmp_path / "whole", quiet=True)

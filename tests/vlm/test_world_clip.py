@@ -105,6 +105,24 @@ def test_the_loss_and_its_gradients_are_the_plain_ones(c: float | None, seed: in
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
+def test_several_texts_of_a_picture_are_pairs_of_their_own(seed: int) -> None:
+    image, text = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
+    captions = torch.randint(0, 7, (4, 3))
+    found = contrastive_loss(image, text.flatten(0, 1), 2.0, captions=captions, chosen=captions.flatten())
+    near = 2.0 * torch.einsum("id,jkd->ijk", *(torch.nn.functional.normalize(x, dim=-1) for x in (image, text)))
+    total = 0.0
+    for i in range(4):
+        for k in range(3):
+            number = int(captions[i, k])
+            texts = [(j, m) for j in range(4) for m in range(3) if int(captions[j, m]) not in captions[i].tolist()]
+            images = [j for j in range(4) if number not in captions[j].tolist()]
+            for others in ([near[i, j, m] for j, m in texts], [near[j, i, k] for j in images]):
+                total += (torch.stack([near[i, i, k], *others]).logsumexp(0) - near[i, i, k]).item() / (2 * 12)
+    assert found.item() == pytest.approx(total, rel=1e-9)
+    with pytest.raises(ValueError, match="equally many texts for each of 4 pictures, got 6 texts"):
+        contrastive_loss(image, torch.randn(6, 5), 1.0)
+
+
 def test_only_true_columns_of_others_are_left_out() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]])
     true = torch.tensor([[True, False, True], [False, True, False]])
@@ -144,10 +162,10 @@ def test_two_processes_give_loss_and_gradient_of_the_joint_batch(tmp_path: Path,
     captions = torch.randint(0, 9, (6, 4))
     given = {
         "image": torch.randn(6, 5, dtype=torch.float64),
-        "text": torch.randn(6, 5, dtype=torch.float64),
+        "text": torch.randn(6, 2, 5, dtype=torch.float64),
         "weight": torch.randn(5, 4, dtype=torch.float64),
         "captions": captions,
-        "chosen": captions[:, 1].clone(),
+        "chosen": captions[:, :2].clone(),
     }
     torch.save(given, tmp_path / "given.pt")
     context = multiprocessing.get_context("forkserver")
@@ -163,8 +181,8 @@ def test_two_processes_give_loss_and_gradient_of_the_joint_batch(tmp_path: Path,
         assert process.exitcode == 0
     for c in two_processes.CURVATURES:
         weight = given["weight"].clone().requires_grad_()
-        image, text = given["image"] @ weight, given["text"] @ weight
-        loss = contrastive_loss(image, text, 2.0, c=c, captions=captions, chosen=given["chosen"])
+        image, text = given["image"] @ weight, given["text"].flatten(0, 1) @ weight
+        loss = contrastive_loss(image, text, 2.0, c=c, captions=captions, chosen=given["chosen"].flatten())
         loss.backward()
         found = [torch.load(tmp_path / f"found-{c}-{rank}.pt") for rank in range(2)]
         torch.testing.assert_close(sum(part["loss"] for part in found) / 2, loss.detach())

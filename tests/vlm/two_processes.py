@@ -21,9 +21,9 @@ def run(rank: int, port: int, folder: str) -> None:
     assert torch.equal(gather_rows(given["image"][rows]), given["image"])
     for c in CURVATURES:
         weight = given["weight"].clone().requires_grad_()
-        image, text = given["image"][rows] @ weight, given["text"][rows] @ weight
-        options = {name: given[name][rows] for name in ("captions", "chosen")}
-        loss = contrastive_loss(image, text, 2.0, c=c, **options)
+        image, text = given["image"][rows] @ weight, given["text"][rows].flatten(0, 1) @ weight
+        chosen = given["chosen"][rows].flatten()
+        loss = contrastive_loss(image, text, 2.0, c=c, captions=given["captions"][rows], chosen=chosen)
         loss.backward()
         torch.save({"loss": loss.detach(), "grad": weight.grad}, f"{folder}/found-{c}-{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -47,26 +47,31 @@ def contrastive_loss(
     captions: Tensor | None = None,
     chosen: Tensor | None = None,
 ) -> Tensor:
-    """Symmetric InfoNCE of n pictures (n, d) and their n texts (n, d) against those of all processes.
+    """Symmetric InfoNCE of n pictures (n, d) and their texts against those of all processes.
 
     Its mean over processes is the loss of the joint batch, and so are the gradients once DDP has averaged them.
 
     Args:
+        text: (n, d), or (n k, d): the k texts of the first picture, then those of the second one, and so on. Each of
+            them is a pair of its own.
         scale: factor of the similarities.
         c: curvature, when the embeddings are points of the hyperboloid.
-        captions: (n, levels) numbers of all captions that are true of each picture; with ``chosen`` (n,), the number of
-            each text, true pairs across pictures are no negatives.
+        captions: (n, levels) numbers of all captions that are true of each picture; with ``chosen`` (n k,), the number
+            of each text, true pairs across pictures are no negatives.
     """
+    count = len(text) // len(image)
+    if len(text) != count * len(image):
+        raise ValueError(f"expected equally many texts for each of {len(image)} pictures, got {len(text)} texts")
     images, texts = gather_rows(image), gather_rows(text)
-    first = _rank() * len(image)
-    own = torch.arange(first, first + len(image), device=image.device)
+    place = torch.arange(len(text), device=text.device)  # among the texts of this process
     true_texts = true_images = None
     if captions is not None and chosen is not None:
-        true_texts = _describes(captions, gather_rows(chosen))
+        true_texts = _describes(captions, gather_rows(chosen)).repeat_interleave(count, 0)
         true_images = _describes(gather_rows(captions), chosen).mT
-    by_image = info_nce(scale * similarity(image, texts, c), own, true_texts)
-    by_text = info_nce(scale * similarity(text, images, c), own, true_images)
-    return (by_image + by_text) / 2
+    by_image = (scale * similarity(image, texts, c)).repeat_interleave(count, 0)
+    by_text = scale * similarity(text, images, c)
+    found = info_nce(by_image, _rank() * len(text) + place, true_texts)
+    return (found + info_nce(by_text, _rank() * len(image) + place // count, true_images)) / 2
 
 
 def entailment_loss(general: Tensor, specific: Tensor, c: Tensor | float) -> Tensor:

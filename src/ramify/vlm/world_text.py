@@ -79,9 +79,10 @@ def class_prompts(coloured: bool = True) -> list[list[str]]:
 
 
 def encode_table(tokenizer: Any, texts: Sequence[str], length: int) -> Tensor:
-    """(texts, length) int64: tokens of many texts, padded on the right."""
-    if not texts:
-        return torch.zeros(0, length, dtype=torch.long)
-    found = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-    tokens: Tensor = found["input_ids"]
-    return tokens
+    """(texts, length) int64: tokens of many texts, cut to a length (the end stays) and padded on the right."""
+    table = np.full((len(texts), length), tokenizer.pad_token_id, np.int64)
+    if texts:
+        found = tokenizer(list(texts), truncation=True, max_length=length, return_attention_mask=False)["input_ids"]
+        for row, ids in zip(table, found, strict=True):
+            row[: len(ids)] = ids
+    return torch.from_numpy(table)

@@ -29,8 +29,8 @@ class ContrastSettings:
 
     geometry: Literal["cosine", "lorentz"] = "cosine"
     """Compare by cosines, or by distances on a hyperboloid of learned curvature (as MERU does)."""
-    levels: Literal["drawn", "specific"] = "drawn"
-    """The caption a picture is compared with: one of its levels, drawn anew in every step, or the most specific."""
+    levels: Literal["all", "drawn", "specific"] = "all"
+    """The captions a picture is compared with: all, one that is drawn anew in every step, or the most specific."""
     prompted: float = 0.5
     """Share of texts that stand in a prompt ("a photo of ...") instead of alone."""
     mask: bool = True
@@ -43,7 +43,7 @@ class ContrastSettings:
     """Lorentz: c at the start; it may be learned up to ten times larger or smaller."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("geometry", ("cosine", "lorentz")), ("levels", ("drawn", "specific"))):
+        for name, choices in (("geometry", ("cosine", "lorentz")), ("levels", ("all", "drawn", "specific"))):
             if getattr(self, name) not in choices:
                 raise UserError(f"model.head.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if not 0 <= self.prompted <= 1:
@@ -161,23 +161,29 @@ class Contrast(Task):
         return {"image": images, "place": labels}
 
     def prepare_batch(self, batch: Batch, step: int) -> Batch:
-        """Adds the numbers of its captions (B, 4), the level that each picture is compared with, and tokens.
+        """Adds numbers of texts: ``captions`` (B, 4) and ``chosen`` (B, k), those that its pictures are compared with.
 
-        ``tokens`` are (B, L), or (B, 4, L) of all levels where the loss orders them.
+        ``tokens`` (B, j, L) are of the chosen ones, or of all where the loss orders levels; ``level`` (B, k) says which
+        of these were chosen.
         """
         device, count = batch["image"].device, len(batch["place"])
         captions = self._table("captions", device)[batch["place"]]
         captions = captions[:, : captions.shape[1] // 2]
         levels = captions.shape[1]
         # torch's global generator, which the loop seeds by step and process
-        level = torch.randint(levels, (count,)) if self.settings.levels == "drawn" else torch.full((count,), levels - 1)
         is_put = torch.rand(count) < self.settings.prompted
-        prompt = torch.where(is_put, torch.randint(1, len(PROMPTS), (count,)), 0).to(device)
+        prompt = torch.where(is_put, torch.randint(1, len(PROMPTS), (count,)), 0)[:, None].to(device)
+        level = torch.arange(levels).expand(count, levels)
+        if self.settings.levels == "drawn":
+            level = torch.randint(levels, (count, 1))
+        elif self.settings.levels == "specific":
+            level = level[:, -1:]
         level = level.to(device)
-        chosen = captions.gather(1, level[:, None])[:, 0]
-        tokens = self._table("tokens", device)
-        found = tokens[prompt[:, None], captions] if self._orders_levels else tokens[prompt, chosen]
-        return batch | {"captions": captions, "chosen": chosen, "level": level, "tokens": found}
+        chosen = captions.gather(1, level)
+        if not self._orders_levels:  # then the others need not be read
+            level = torch.arange(chosen.shape[1], device=device).expand_as(chosen)
+        tokens = self._table("tokens", device)[prompt, captions if self._orders_levels else chosen]
+        return batch | {"captions": captions, "chosen": chosen, "level": level, "tokens": tokens}
 
     @property
     def _orders_levels(self) -> bool:
@@ -187,20 +193,19 @@ class Contrast(Task):
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, settings = batch["tokens"], self.settings
-        found = model(batch["image"], tokens.reshape(-1, tokens.shape[-1]))
-        image, text, c = found["image"], found["text"], found.get("c")
-        levels = None
-        if tokens.dim() == 3:
-            levels = text.reshape(*tokens.shape[:2], -1)
-            text = levels[torch.arange(len(levels), device=levels.device), batch["level"]]
-        masks = {"captions": batch["captions"], "chosen": batch["chosen"]} if settings.mask else {}
+        found = model(batch["image"], tokens.flatten(0, 1))
+        image, c = found["image"], found.get("c")
+        levels = found["text"].unflatten(0, tokens.shape[:2])  # (B, j, d)
+        rows = torch.arange(len(levels), device=levels.device)[:, None]
+        text = levels[rows, batch["level"]].flatten(0, 1)  # (B k, d)
+        masks = {"captions": batch["captions"], "chosen": batch["chosen"].flatten()} if settings.mask else {}
         loss = contrast = contrastive_loss(image, text, found["scale"], c=c, **masks)
         numbers = {"contrast": contrast.detach(), "scale": found["scale"].detach()}
         if c is not None:
-            entail = entailment_loss(text, image, c)
+            entail = entailment_loss(text, image.repeat_interleave(len(text) // len(image), 0), c)
             loss = loss + settings.entail * entail
             numbers |= {"entail": entail.detach(), "curvature": c.detach()}
-            if levels is not None:
+            if self._orders_levels:
                 chain = chain_loss(levels, c)
                 loss = loss + settings.chain * chain
                 numbers["chain"] = chain.detach()
