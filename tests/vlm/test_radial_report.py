@@ -59,19 +59,24 @@ def test_known_order_and_angles():
     assert found["levels"][2]["words"] == 4 and found["root_norm"] == pytest.approx(3)
     assert found["baselines"]["words"]["tau_a"] == 1
     angles = chain_angles(texts, CHAINS)
-    assert angles["positive"] == pytest.approx(0, abs=1e-6) and angles["accuracy"] == 1 and angles["num_pairs"] == 4
-    assert angles["negative"] > 1
+    same, further = angles["same_level"], angles["next_level"]
+    assert same["positive"] == pytest.approx(0, abs=1e-6) and same["accuracy"] == 1 and angles["num_pairs"] == 4
+    assert same["negative"] > 1 and further["positive"] == same["positive"] and further["accuracy"] == 1
+    wrong = [("dog", "dry cat"), ("wet dog", "a car"), ("cat", "wet dog"), ("dry cat", "a bus")]
+    expected = texts.angle(*(list(column) for column in zip(*wrong, strict=True))).mean().item()
+    assert further["negative"] == pytest.approx(expected, abs=1e-6)
     chord = Texts(radial_encoder(DIRECTIONS))
     assert chord.distance(["dog"]).item() == pytest.approx(2 * math.sin(0.15), abs=1e-6)
     expected = np.mean([(0.6) / 2, (0.9) / 2, 0.65 / 2, 0.95 / 2])
-    assert chain_angles(chord, CHAINS)["positive"] == pytest.approx(expected, abs=1e-6)
+    assert chain_angles(chord, CHAINS)["same_level"]["positive"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_cosine_baseline_and_ties():
     texts = Texts(radial_encoder({"a": (0.5, 0), "b": (0.8, 0), "c": (0.8, 0)}))
     angles = chain_angles(texts, [Chain(("a", "b"), ("c", "b"))])
-    assert angles["accuracy"] == angles["cosine_accuracy"] == 0.5
-    assert angles["cosine_positive"] == pytest.approx(math.cos(0.3), abs=1e-6)
+    for wrong in ("same_level", "next_level"):  # c and b lie on the same spot
+        assert angles[wrong]["accuracy"] == angles[wrong]["cosine_accuracy"] == 0.5
+        assert angles[wrong]["cosine_positive"] == pytest.approx(math.cos(0.3), abs=1e-6)
 
 
 def test_texts_are_embedded_once_and_the_root_is_the_encoders_own(seed):
@@ -263,7 +268,7 @@ def test_a_collapsed_encoder_has_no_order_and_one_chain_no_spread():
     report = hierarchy_report(lambda texts: torch.ones(len(texts), 4), "world-text", limit=3)
     found = report["suites"]["world-text"]
     assert found["tau_d"]["tau_b"] is None and found["tau_d"]["num_undefined"] == 3
-    assert found["angles"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
+    assert found["angles"]["next_level"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
     line = next(line for line in report_lines(report) if "tau_d" in line)
     assert line.split()[-4:] == ["-", "-", "0.000", "3"]
     alone = hierarchy_report(hashed, "world-text", limit=1)["suites"]["world-text"]
@@ -279,7 +284,7 @@ def test_real_sentence_encoder(shared_data):
     report = hierarchy_report(load_encoder(f"hf:{folder}"), "hierarcaps-text", data=shared_data, limit=100)
     found = report["suites"]["hierarcaps-text"]
     assert found["tau_d"]["tau_a"] < found["baselines"]["words"]["tau_a"]
-    assert found["angles"]["accuracy"] > 0.85
+    assert found["angles"]["next_level"]["accuracy"] > 0.8
 
 
 # ------------------------------------------------------------------------------------------- classes, retention

@@ -23,7 +23,7 @@ LEVEL_COLUMNS = {
     "radius = 2 norm": "{radius:.3f}",
 }
 ANGLE_COLUMNS = {
-    "next caption against a wrong one": "{name}",
+    "next caption against": "{name}",
     "next": "{positive:.3f}",
     "wrong": "{negative:.3f}",
     "told apart": "{accuracy:.3f}",
@@ -64,13 +64,16 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
     if "levels" in found:
         yield _show(found["levels"], LEVEL_COLUMNS)
-        rows = {"distance from root (tau_d)": found["tau_d"], "norm": found["by_norm"]}
-        rows |= {f"baseline: {name}": order for name, order in found["baselines"].items()}
-        yield _show([{"name": name, **row} for name, row in rows.items()], ORDER_COLUMNS)
+        orders = {"distance from root (tau_d)": found["tau_d"], "norm": found["by_norm"]}
+        orders |= {f"baseline: {name}": order for name, order in found["baselines"].items()}
+        yield _show([{"name": name, **row} for name, row in orders.items()], ORDER_COLUMNS)
     if "angles" in found:
-        a = found["angles"]
-        cosine = {key: a[f"cosine_{key}"] for key in ("positive", "negative", "accuracy")}
-        yield _show([{"name": "angle", **a}, {"name": "baseline: cosine", **cosine}], ANGLE_COLUMNS)
+        rows = []
+        for key, wrong in (("next_level", "wrong one as specific"), ("same_level", "wrong one of the level above")):
+            numbers = found["angles"][key]
+            cosine = {name: numbers[f"cosine_{name}"] for name in ("positive", "negative", "accuracy")}
+            rows += [{"name": f"angle, {wrong}", **numbers}, {"name": f"baseline: cosine, {wrong}", **cosine}]
+        yield _show(rows, ANGLE_COLUMNS)
     if "all" in found or "nouns" in found:
         yield _show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)
     if "retrieval" in found:

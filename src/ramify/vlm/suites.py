@@ -118,21 +118,28 @@ def chain_order(texts: Texts, chains: Sequence[Sequence[str]]) -> dict[str, Any]
 
 
 def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
-    """Is the next caption straighter on than the contradicting one? Angles, and the same by cosine alone."""
-    pairs = [(c.captions[k], c.captions[k + 1], c.negatives[k]) for c in chains for k in range(len(c.captions) - 1)]
-    general, further, wrong = (list(column) for column in zip(*pairs, strict=True))
-    P, N = texts.angle(general, further), texts.angle(general, wrong)
-    right, other = texts.cosine(general, further), texts.cosine(general, wrong)
-    return {
-        "num_chains": len(chains),
-        "num_pairs": len(pairs),
-        "positive": float(P.mean()),
-        "negative": float(N.mean()),
-        "accuracy": _share_below(P, N),
-        "cosine_positive": float(right.mean()),
-        "cosine_negative": float(other.mean()),
-        "cosine_accuracy": _share_below(-right, -other),
-    }
+    """Is the next caption straighter on than a contradicting one? Angles, and the same by cosine alone.
+
+    ``same_level``: the wrong caption is of the level of the general one, as in training. It is shorter than the next
+    caption, and an encoder with random weights tells them apart by that. ``next_level``: both are equally specific.
+    """
+    pairs = [(chain, level) for chain in chains for level in range(len(chain.captions) - 1)]
+    general = [chain.captions[level] for chain, level in pairs]
+    further = [chain.captions[level + 1] for chain, level in pairs]
+    P, right = texts.angle(general, further), texts.cosine(general, further)
+    found: dict[str, Any] = {"num_chains": len(chains), "num_pairs": len(pairs)}
+    for name, step in (("same_level", 0), ("next_level", 1)):
+        wrong = [chain.negatives[level + step] for chain, level in pairs]
+        N, other = texts.angle(general, wrong), texts.cosine(general, wrong)
+        found[name] = {
+            "positive": float(P.mean()),
+            "negative": float(N.mean()),
+            "accuracy": _share_below(P, N),
+            "cosine_positive": float(right.mean()),
+            "cosine_negative": float(other.mean()),
+            "cosine_accuracy": _share_below(-right, -other),
+        }
+    return found
 
 
 def graded_entailment(texts: Texts, pairs: Sequence[WordPair]) -> dict[str, dict[str, float]]:
