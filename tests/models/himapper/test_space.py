@@ -75,6 +75,23 @@ def test_curvature_and_scale_are_learned_within_bounds() -> None:
         assert space.log_alpha.grad.abs().item() > 0
 
 
+@pytest.mark.parametrize("geometry", ["lorentz", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_touch_distances(geometry: str, dtype: torch.dtype) -> None:
+    space, loss = TreeSpace(16, 8, geometry=geometry), TreeLoss(SHAPE)
+    results = []
+    for enabled in (False, True):
+        h = to_space(torch.randn(2, 28, 8, generator=torch.Generator().manual_seed(4)), None).requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            d = space.distances(h[:, :24], h)
+            value = loss(d)
+        value.backward()
+        assert d.dtype == value.dtype == torch.float32
+        results.append((d, value, h.grad))
+    for plain, cast in zip(*results, strict=True):
+        assert torch.allclose(plain, cast, atol=1e-6)
+
+
 def test_flat_space_has_no_curvature() -> None:
     space = TreeSpace(16, 16, geometry="euclidean")
     assert space.curvature() == 0

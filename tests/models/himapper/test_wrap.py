@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import ramify
 from ramify.errors import UserError
@@ -258,6 +259,21 @@ def test_added_parameters_are_those_of_the_table(name: str, millions: float) -> 
     assert all(p.is_meta for p in model.parameters())
     added = sum(p.numel() for p in model.parameters()) - own
     assert abs(added / (millions * 1e6) - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("resnet50", 49), ("deit_small_patch16_224", 50), ("swin_tiny_patch4_window7_224", 41)]
+)
+@torch.no_grad()
+def test_added_work_is_at_most_that_of_the_table(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        model, x = HiMapper(timm.create_model(name)).eval(), torch.empty(1, 3, 224, 224)
+    counts = []
+    for call in (model.backbone, model):
+        with FlopCounterMode(display=False) as counter:
+            call(x)
+        counts.append(counter.get_total_flops() / 2e6)
+    assert 0.7 * millions < counts[1] - counts[0] < millions
 
 
 # ------------------------------------------------------------------------------------------------- one line each

@@ -49,18 +49,12 @@ class TreeSpace(nn.Module):
 
     def forward(self, nodes: Tensor) -> Tensor:
         """(B, nodes, w) -> (B, nodes, dim)."""
-        u = self.proj(nodes)
-        with torch.autocast(u.device.type, enabled=False):
-            return to_space(
-                u.float() * self.log_alpha.float().exp(), self.curvature() if self.log_c is not None else None
-            )
+        u = self.proj(nodes).float() * self.log_alpha.float().exp()
+        return to_space(u, None if self.log_c is None else self.curvature())
 
     def distances(self, children: Tensor, points: Tensor) -> Tensor:
         """(B, children, dim), (B, nodes, dim) -> (B, children, nodes), float32."""
-        with torch.autocast(points.device.type, enabled=False):
-            return tree_distances(
-                children.float(), points.float(), self.curvature() if self.log_c is not None else None
-            )
+        return tree_distances(children, points, None if self.log_c is None else self.curvature())
 
 
 def to_space(u: Tensor, c: Tensor | float | None = None, largest: float = LARGEST_RADIUS) -> Tensor:
@@ -78,6 +72,7 @@ def to_space(u: Tensor, c: Tensor | float | None = None, largest: float = LARGES
 def tree_distances(children: Tensor, points: Tensor, c: Tensor | float | None = None) -> Tensor:
     """Distances of children to all nodes of their image by one product: (B, M, n), (B, N, n) -> (B, M, N).
 
+    The product is taken in float32 under autocast too.
     Neither value nor gradient is infinite where nodes coincide, as ``arccosh`` would be.
     """
     if c is None:

@@ -26,6 +26,13 @@ class HiMapper(nn.Module):
     Before training the logits are the backbone's own: the last layer of what is added starts at zero. Evaluation uses
     the means of the tree and is repeatable bit by bit; training samples it with torch's default generator, as dropout.
 
+    Cost of one image in evaluation, with the defaults, over ``M`` tokens of ``C`` channels: ``M C w + 2 M w^2``
+    multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
+    That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
+    A batch of 128 in bfloat16 moves the tokens twice (2 x 19 MB for DeiT-S, 2 x 26 MB for ResNet-50) and 15 MB of keys
+    and values of the encoder, about 25 microseconds of an H200. The rest is launches: about 65 kernels in compiled code,
+    half of them in the encoder, whose levels follow each other on one row per image.
+
     Args:
         backbone: a timm model, or a vision model of transformers. Anything else by ``feature_fn``.
         num_leaves: nodes of the lowest level, a multiple of ``2^(depth - 1)``. depth: number of levels.
