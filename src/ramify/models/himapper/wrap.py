@@ -30,8 +30,8 @@ class HiMapper(nn.Module):
     multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
     That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
     A batch of 128 in bfloat16 moves the tokens twice (2 x 19 MB for DeiT-S, 2 x 26 MB for ResNet-50) and 15 MB of keys
-    and values of the encoder, about 25 microseconds of an H200. The rest is launches: about 65 kernels in compiled code,
-    half of them in the encoder, whose levels follow each other on one row per image.
+    and values of the encoder: by its bandwidth 25 microseconds of an H200. The rest is launches, by count about 65
+    kernels in compiled code, half of them in the encoder, whose levels follow each other on one row per image.
 
     Args:
         backbone: a timm model, or a vision model of transformers. Anything else by ``feature_fn``.
