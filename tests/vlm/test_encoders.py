@@ -213,6 +213,12 @@ def test_a_random_model_needs_to_be_asked_for_and_leaves_torchs_numbers_alone(tm
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no model here .*; give a folder of save_pretrained") as error:
+        load_encoder(f"hf:{tmp_path}", random_init=True)
+    assert "\n" not in str(error.value)
+
+
 def test_a_checkpoint_with_holes_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

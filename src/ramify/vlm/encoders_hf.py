@@ -179,7 +179,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise no_weights(spec, f"no model here ({_why(error)})", "give a folder of save_pretrained") from error
+            raise UserError(f"{spec}: no model here ({_why(error)}); give a folder of save_pretrained") from error
         tokenizer = _tokenizer(spec, source)
         if random_init:
             with seeded(seed):
@@ -289,20 +289,25 @@ def features_of(found: Any) -> Tensor:
 
 
 def _why(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+    return " ".join(str(error).strip().split("\n")[0].split())[:160].rstrip(".")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' bars and notes: what matters of them is checked here."""
+    """Without transformers' bars and notes, and the hub's on its retries: what matters of them is checked here."""
+    import logging as python_logging
+
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = python_logging.getLogger("huggingface_hub")
+    level, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub.setLevel(python_logging.ERROR)
     try:
         yield
     finally:
+        hub.setLevel(hub_level)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
