@@ -82,14 +82,14 @@ def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, i
 
 def radius_table(report: dict[str, Any]) -> list[str]:
     """The report as lines of a table."""
-    lines = ["| of    | when   |    n | norm            | radius = 2 norm | range           |"]
-    lines.append("| ----- | ------ | ---: | --------------- | --------------- | --------------- |")
+    lines = ["| of    | when   |    n | norm              | radius = 2 norm   | range             |"]
+    lines.append("| ----- | ------ | ---: | ----------------- | ----------------- | ----------------- |")
     for kind in ("text", "image"):
         for when, found in report.get(kind, {}).items():
             norm, spread = found["norm"], found["radius"]
             cells = [f"{value['mean']:.4f} ± {value['sd']:.4f}" for value in (norm, spread)]
             cells.append(f"{spread['min']:.3f} to {spread['max']:.3f}")
-            line = " | ".join(f"{cell:<15}" for cell in cells)
+            line = " | ".join(f"{cell:<17}" for cell in cells)
             lines.append(f"| {kind:<5} | {when:<6} | {found['count']:>4} | {line} |")
     return lines
 
