@@ -251,6 +251,9 @@ def test_the_command_trains_tests_writes_and_goes_on(
     second = json.loads(capsys.readouterr().out)
     kept = [row for row in second["rows"] if row["seed"] == 0]
     assert kept == first["rows"] and len(second["rows"]) == 5  # what was there is not trained again
+    assert command(folder, tmp_path, *options[3:], "--shots", "1", "--seeds", "1", "--resume", "--json") == 0
+    third = json.loads(capsys.readouterr().out)["rows"]
+    assert sorted(map(str, third)) == sorted(map(str, second["rows"]))  # rows that were not asked for stay
     assert command(folder, tmp_path, *options, "--resume", "--beta", "0.2") == 2
     assert "beta 0.1, now 0.2" in capsys.readouterr().err
 

@@ -280,6 +280,15 @@ def test_autocast_and_half_precision_compute_in_float32(seed: int) -> None:
     assert head.double()(images.double(), text.double())[0].dtype == torch.float64
 
 
+def test_inference_is_one_graph(seed: int) -> None:
+    text, images = features(5, seed=seed), features(6, seed=seed + 1)
+    head = LatentHierarchyHead.for_classes(text, 4).eval()
+    baked = head.bake(text)
+    compiled = torch.compile(head.classify, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images, baked), head.classify(images, baked))
+
+
 def test_same_seed_same_losses_and_a_saved_head_goes_on_as_if_nothing_happened(seed: int) -> None:
     text, images, labels = features(6, seed=seed), features(8, seed=seed + 1), torch.arange(8) % 6
 

@@ -60,24 +60,20 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
     with full_disk_is_one_line(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
         bench = prepare(job)
-        report: dict[str, Any] = {
-            "settings": _plain(asdict(job)),
-            "classes": len(bench.names),
-            "rows": [],
-            "summary": [],
-        }
         wanted = [
             (variant, parts, shots, job.seed + number)
             for variant, parts in job.variants().items()
             for shots in ((0,) if variant == ZERO_SHOT else job.shots)
             for number in range(1 if variant == ZERO_SHOT else job.seeds)
         ]
+        keys = {(variant, shots, seed) for variant, _, shots, seed in wanted}
+        earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
+        report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(bench.names)}
+        rows: list[dict[str, Any]] = []
         with _progress("few-shot", len(wanted), job.quiet) as advance:
             for variant, parts, shots, seed in wanted:
-                key = (variant, shots, seed)
-                row = kept.get(key) or run_one(job, bench, variant, parts, shots, seed)
-                report["rows"].append(row)
-                report["summary"] = summarise(report["rows"])
+                rows.append(kept.get((variant, shots, seed)) or run_one(job, bench, variant, parts, shots, seed))
+                report |= {"rows": rows + earlier, "summary": summarise(rows + earlier)}
                 write_text(path, json.dumps(report, indent=1) + "\n")
                 advance(1)
         write_text(job.out / "results.txt", "\n".join(table(report)) + "\n")
