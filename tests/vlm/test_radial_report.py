@@ -59,24 +59,33 @@ def test_known_order_and_angles():
     assert found["levels"][2]["words"] == 4 and found["root_norm"] == pytest.approx(3)
     assert found["baselines"]["words"]["tau_a"] == 1
     angles = chain_angles(texts, CHAINS)
-    same, further = angles["same_level"], angles["next_level"]
-    assert same["positive"] == pytest.approx(0, abs=1e-6) and same["accuracy"] == 1 and angles["num_pairs"] == 4
-    assert same["negative"] > 1 and further["positive"] == same["positive"] and further["accuracy"] == 1
-    wrong = [("dog", "dry cat"), ("wet dog", "a car"), ("cat", "wet dog"), ("dry cat", "a bus")]
-    expected = texts.angle(*(list(column) for column in zip(*wrong, strict=True))).mean().item()
-    assert further["negative"] == pytest.approx(expected, abs=1e-6)
+    negative, other = angles["negative"], angles["other"]
+    assert negative["angle_next"] == pytest.approx(0, abs=1e-6) and negative["accuracy"] == other["accuracy"] == 1
+    assert negative["num_pairs"] == other["num_pairs"] == 4 and other["angle_next"] == negative["angle_next"]
+    # The contradiction of the general caption itself; the next caption of the other chain.
+    for found, wrong in (
+        (negative, [("dog", "cat"), ("wet dog", "dry cat"), ("cat", "dog"), ("dry cat", "wet dog")]),
+        (
+            other,
+            [("dog", "dry cat"), ("wet dog", "a dry cat inside"), ("cat", "wet dog"), ("dry cat", "a wet dog outside")],
+        ),
+    ):
+        expected = texts.angle(*(list(column) for column in zip(*wrong, strict=True))).mean().item()
+        assert found["angle_wrong"] == pytest.approx(expected, abs=1e-6)
     chord = Texts(radial_encoder(DIRECTIONS))
     assert chord.distance(["dog"]).item() == pytest.approx(2 * math.sin(0.15), abs=1e-6)
     expected = np.mean([(0.6) / 2, (0.9) / 2, 0.65 / 2, 0.95 / 2])
-    assert chain_angles(chord, CHAINS)["same_level"]["positive"] == pytest.approx(expected, abs=1e-6)
+    assert chain_angles(chord, CHAINS)["negative"]["angle_next"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_cosine_baseline_and_ties():
     texts = Texts(radial_encoder({"a": (0.5, 0), "b": (0.8, 0), "c": (0.8, 0)}))
     angles = chain_angles(texts, [Chain(("a", "b"), ("c", "b"))])
-    for wrong in ("same_level", "next_level"):  # c and b lie on the same spot
-        assert angles[wrong]["accuracy"] == angles[wrong]["cosine_accuracy"] == 0.5
-        assert angles[wrong]["cosine_positive"] == pytest.approx(math.cos(0.3), abs=1e-6)
+    assert angles["negative"]["accuracy"] == angles["negative"]["cosine_accuracy"] == 0.5  # b and c on the same spot
+    assert angles["negative"]["cosine_next"] == pytest.approx(math.cos(0.3), abs=1e-6)
+    assert "other" not in angles  # one chain has no other
+    again = chain_angles(texts, [Chain(("a", "b"), ("c", "b")), Chain(("A", "c"), ("c", "b"))])
+    assert "other" not in again  # the same start is no other
 
 
 def test_texts_are_embedded_once_and_the_root_is_the_encoders_own(seed):
@@ -195,7 +204,7 @@ def test_report_of_the_world_goes_through_json_and_the_table():
     assert set(found["coarse"]) == {"groups", "families"} and set(found["zero_shot"]) == {"top-1", "top-5"}
     assert found["coarse"]["groups"]["chance"]["R@1"] == 1 / 4 and found["coarse"]["families"]["chance"]["R@5"] == 0.5
     text = "\n".join(report_lines(report))
-    for piece in ("two towers: width 16", "tau_d", "baseline: words", "levels 1-2", "baseline: cosine", "2 norm"):
+    for piece in ("two towers: width 16", "tau_d", "baseline: words", "levels 1-2", "by cosine (baseline)", "2 norm"):
         assert piece in text
     assert "precision" in text and "text R@5" in text and "coarse classes: families" in text
 
@@ -268,7 +277,7 @@ def test_a_collapsed_encoder_has_no_order_and_one_chain_no_spread():
     report = hierarchy_report(lambda texts: torch.ones(len(texts), 4), "world-text", limit=3)
     found = report["suites"]["world-text"]
     assert found["tau_d"]["tau_b"] is None and found["tau_d"]["num_undefined"] == 3
-    assert found["angles"]["next_level"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
+    assert found["angles"]["negative"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
     line = next(line for line in report_lines(report) if "tau_d" in line)
     assert line.split()[-4:] == ["-", "-", "0.000", "3"]
     alone = hierarchy_report(hashed, "world-text", limit=1)["suites"]["world-text"]
@@ -284,7 +293,7 @@ def test_real_sentence_encoder(shared_data):
     report = hierarchy_report(load_encoder(f"hf:{folder}"), "hierarcaps-text", data=shared_data, limit=100)
     found = report["suites"]["hierarcaps-text"]
     assert found["tau_d"]["tau_a"] < found["baselines"]["words"]["tau_a"]
-    assert found["angles"]["next_level"]["accuracy"] > 0.8
+    assert found["angles"]["other"]["accuracy"] > 0.85
 
 
 # ------------------------------------------------------------------------------------------- classes, retention

@@ -24,8 +24,8 @@ LEVEL_COLUMNS = {
 }
 ANGLE_COLUMNS = {
     "next caption against": "{name}",
-    "next": "{positive:.3f}",
-    "wrong": "{negative:.3f}",
+    "next": "{next:.3f}",
+    "wrong": "{wrong:.3f}",
     "told apart": "{accuracy:.3f}",
 }
 LEXICAL_COLUMNS = {
@@ -69,10 +69,12 @@ def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
         yield _show([{"name": name, **row} for name, row in orders.items()], ORDER_COLUMNS)
     if "angles" in found:
         rows = []
-        for key, wrong in (("next_level", "wrong one as specific"), ("same_level", "wrong one of the level above")):
-            numbers = found["angles"][key]
-            cosine = {name: numbers[f"cosine_{name}"] for name in ("positive", "negative", "accuracy")}
-            rows += [{"name": f"angle, {wrong}", **numbers}, {"name": f"baseline: cosine, {wrong}", **cosine}]
+        for key, wrong in (("negative", "a contradiction"), ("other", "one of another chain")):
+            if numbers := found["angles"].get(key):
+                for way, name in (("angle", f"{wrong}, by angle"), ("cosine", f"{wrong}, by cosine (baseline)")):
+                    accuracy = numbers["accuracy" if way == "angle" else "cosine_accuracy"]
+                    next_one, wrong_one = numbers[f"{way}_next"], numbers[f"{way}_wrong"]
+                    rows.append({"name": name, "next": next_one, "wrong": wrong_one, "accuracy": accuracy})
         yield _show(rows, ANGLE_COLUMNS)
     if "all" in found or "nouns" in found:
         yield _show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)

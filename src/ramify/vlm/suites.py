@@ -118,28 +118,47 @@ def chain_order(texts: Texts, chains: Sequence[Sequence[str]]) -> dict[str, Any]
 
 
 def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
-    """Is the next caption straighter on than a contradicting one? Angles, and the same by cosine alone.
+    """Is the next caption straighter on than one that does not follow? Angles, and the same by cosine alone.
 
-    ``same_level``: the wrong caption is of the level of the general one, as in training. It is shorter than the next
-    caption, and an encoder with random weights tells them apart by that. ``next_level``: both are equally specific.
+    ``negative``: against the contradiction of the general caption, as in training. It is shorter than the next caption,
+    and even an encoder with random weights tells them apart by that. (The contradiction of the next level would not do:
+    a car is no motorcycle, but follows from "vehicle" as well.) ``other``: against the next caption of another chain,
+    which is as long; the first chain behind that starts from another text. Left out where there is none.
     """
-    pairs = [(chain, level) for chain in chains for level in range(len(chain.captions) - 1)]
-    general = [chain.captions[level] for chain, level in pairs]
-    further = [chain.captions[level + 1] for chain, level in pairs]
-    P, right = texts.angle(general, further), texts.cosine(general, further)
-    found: dict[str, Any] = {"num_chains": len(chains), "num_pairs": len(pairs)}
-    for name, step in (("same_level", 0), ("next_level", 1)):
-        wrong = [chain.negatives[level + step] for chain, level in pairs]
-        N, other = texts.angle(general, wrong), texts.cosine(general, wrong)
+    found: dict[str, Any] = {"num_chains": len(chains)}
+    wrong_ones: dict[str, Callable[[int, int], str | None]] = {
+        "negative": lambda i, level: chains[i].negatives[level],
+        "other": lambda i, level: _caption_of_another(chains, i, level),
+    }
+    for name, choose in wrong_ones.items():
+        triples = [
+            (chain.captions[level], chain.captions[level + 1], wrong)
+            for i, chain in enumerate(chains)
+            for level in range(len(chain.captions) - 1)
+            if (wrong := choose(i, level)) is not None
+        ]
+        if not triples:
+            continue
+        general, further, wrong_texts = (list(column) for column in zip(*triples, strict=True))
+        P, N = texts.angle(general, further), texts.angle(general, wrong_texts)
+        right, other = texts.cosine(general, further), texts.cosine(general, wrong_texts)
         found[name] = {
-            "positive": float(P.mean()),
-            "negative": float(N.mean()),
+            "num_pairs": len(triples),
+            "angle_next": float(P.mean()),
+            "angle_wrong": float(N.mean()),
             "accuracy": _share_below(P, N),
-            "cosine_positive": float(right.mean()),
-            "cosine_negative": float(other.mean()),
+            "cosine_next": float(right.mean()),
+            "cosine_wrong": float(other.mean()),
             "cosine_accuracy": _share_below(-right, -other),
         }
     return found
+
+
+def _caption_of_another(chains: Sequence[Chain], i: int, level: int) -> str | None:
+    """The next caption of the first chain behind ``i``, cyclically, whose caption of this level differs."""
+    mine = chains[i].captions[level].lower()
+    behind = (chains[(i + k) % len(chains)] for k in range(1, len(chains)))
+    return next((chain.captions[level + 1] for chain in behind if chain.captions[level].lower() != mine), None)
 
 
 def graded_entailment(texts: Texts, pairs: Sequence[WordPair]) -> dict[str, dict[str, float]]:
