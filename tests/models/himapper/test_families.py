@@ -120,6 +120,26 @@ def test_maps_have_the_places_of_the_features() -> None:
     assert map_tokens(square, 4, "toy")[1] == (6, 4) and map_tokens(square, 4, "toy", "NHWC")[1] == (4, 6)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["swin_tiny_patch4_window7_224", "mixer_s32_224", "cait_xxs24_224", "deit_tiny_patch16_224"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("hiera_tiny_224", "coat_lite_tiny", "volo_d1_224")],
+)
+@torch.no_grad()
+def test_tokens_stand_row_by_row(name: str) -> None:
+    """Where the picture changes, the token of that cell changes most."""
+    backbone, x, (height, width) = backbone_of(name)
+    reader = HiMapper(backbone, num_leaves=8, depth=3, width=16).reader
+    cell_height, cell_width = x.shape[-2] // height, x.shape[-1] // width
+    before = reader.checked(backbone, x[:1]).tokens
+    for row, column in ((0, width - 1), (height - 1, 0), (height // 2, 1)):
+        changed = x[:1].clone()
+        cell = changed[..., row * cell_height :, column * cell_width :][..., :cell_height, :cell_width]
+        cell += 3 * torch.randn_like(cell)
+        moved = (reader.checked(backbone, changed).tokens - before).norm(dim=-1)[0]
+        assert moved.argmax() == row * width + column
+
+
 def test_tokens_in_front_are_left_out() -> None:
     """Registers and class token of a ViT, and the class token that XCiT does not declare."""
     for name in ("vit_small_patch14_reg4_dinov2", "xcit_nano_12_p16_224"):
