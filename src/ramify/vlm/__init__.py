@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ramify.vlm.adapters.lora import LoraConfig
     from ramify.vlm.adapters.orthogonal import OrthogonalConfig
     from ramify.vlm.adapters.scale import ScaleAdapterConfig, reference_mobius
-    from ramify.vlm.attachment import attach
+    from ramify.vlm.attachment import attach, handle_of
     from ramify.vlm.encoders import Encoder, load_encoder
     from ramify.vlm.handle import AdapterHandle
     from ramify.vlm.lathadapter import LatentHierarchyHead
@@ -46,6 +46,7 @@ _HOMES = {
     "attach": "attachment",
     "attachment_points": "structure",
     "exterior_angle": "radial",
+    "handle_of": "attachment",
     "hierarchy_report": "report",
     "load_encoder": "encoders",
     "radius": "radii",
@@ -68,6 +69,7 @@ __all__ = [
     "attach",
     "attachment_points",
     "exterior_angle",
+    "handle_of",
     "hierarchy_report",
     "load_encoder",
     "radius",

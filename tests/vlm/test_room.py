@@ -1,0 +1,26 @@
+"""The room's front door: every name it lists is there, and nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import ramify.vlm
+
+
+@pytest.mark.parametrize("name", ramify.vlm.__all__)
+def test_every_name_is_there(name: str):
+    assert getattr(ramify.vlm, name).__name__ == name and name in dir(ramify.vlm)
+
+
+def test_nothing_is_imported_early():
+    code = "import sys, ramify.vlm; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False False\n"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'atach'"):
+        _ = ramify.vlm.atach
