@@ -142,15 +142,16 @@ def _wide_swiglu_grad_kernel(both, factors, grad, grad_both, out, grad_factors, 
         tl.store(grad_factors + row, to_factor)
 
 
-WIDE = 2048
-"""Columns that a program holds at once. Longer rows go by in pieces: held whole, they leave room for one program on a
-multiprocessor, which waits for memory most of the time."""
+WIDE, PIECE = 2048, 512
+"""Longest row that a program holds whole, and the pieces in which longer ones go by: held whole, they leave room for
+one program on a multiprocessor, which waits for memory most of the time (217 and 93 against 190 and 89 microseconds
+for 8192 rows of 5632 on an H200)."""
 
 
 @functools.cache
 def _sizes(W: int, hidden: int) -> dict[str, int]:
     if W > WIDE:
-        return {"TAIL": triton.next_power_of_2(W - hidden), "BLOCK": WIDE, "num_warps": 8}
+        return {"TAIL": triton.next_power_of_2(W - hidden), "BLOCK": PIECE, "num_warps": 4}
     block = triton.next_power_of_2(W)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
