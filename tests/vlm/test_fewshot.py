@@ -163,6 +163,15 @@ def test_parts_that_are_off_have_no_loss_and_nothing_at_all_is_the_host_alone(se
         losses = train(head, subject.host, subject.train, index, range(8), NAMES, settings, 0)
         assert {name for name in losses if name.startswith("L_")} == present
         assert (head.beta == 0) == ("atr" not in parts)
+    unused = build_head(subject.host, NAMES, 50.0, settings, ("va", "at"), 0).eval()
+    with torch.no_grad():
+        answers = unused(subject.test.features, subject.text)[0]
+        start = unused.attributes.clone()
+        with torch.enable_grad():
+            train(unused, subject.host, subject.train, index, range(8), NAMES, settings, 0)
+        # Attributes learn, but without the refinement no answer depends on them.
+        assert not torch.equal(unused.attributes, start)
+        assert torch.equal(unused(subject.test.features, subject.text)[0], answers)
     head = build_head(subject.host, NAMES, 50.0, settings, (), 0)
     before = head.attributes.detach().clone()
     assert train(head, subject.host, subject.train, index, range(8), NAMES, settings, 0) == {}
