@@ -8,7 +8,7 @@ import torch
 from ramify.cli import main
 from ramify.vlm.encoders import load_encoder
 
-from .small_models import save_bert, save_dual
+from .small_models import register_open_clip, save_bert, save_dual
 
 pytest.importorskip("transformers")
 
@@ -95,6 +95,22 @@ def test_sentence_encoders_train_too(chains, tmp_path, capsys):
     bert = f"hf:{save_bert(tmp_path / 'bert', None)}"
     assert train(bert, chains, tmp_path / "run", "--steps", "3", "--geometry", "geodesic", "--no-save-model") == 0
     assert "keep" in capsys.readouterr().out and not (tmp_path / "run" / "model").exists()
+
+
+def test_open_clip_trains_and_reads_its_file_back(chains, tmp_path, capsys):
+    pytest.importorskip("open_clip")
+    name = register_open_clip(tmp_path)
+    options = ["--steps", "3", "--lr", "1e-3", "--random-init", "--json"]
+    assert train(f"open_clip:{name}", chains, tmp_path / "run", *options) == 0
+    assert json.loads(capsys.readouterr().out)["last"]["keep"] > 0
+    saved = tmp_path / "run" / "model" / "open_clip_model.safetensors"
+    evaluate = ["vlm", "eval-hierarchy", "--suite", "world-text", "--limit", "5", "--quiet", "--json", "--model"]
+    assert main([*evaluate, f"open_clip:{name}:{saved}"]) == 0
+    from_file = json.loads(capsys.readouterr().out)["suites"]
+    assert main([*evaluate, f"open_clip:{name}", "--random-init", "--weights", str(tmp_path / "run")]) == 0
+    assert json.loads(capsys.readouterr().out)["suites"] == from_file
+    assert main([*evaluate, f"open_clip:{name}"]) == 2
+    assert "--random-init" in capsys.readouterr().err
 
 
 def test_report_goes_into_a_folder_and_resumes(clip, tmp_path, capsys):
