@@ -296,6 +296,12 @@ def test_models_lists_names_and_parameters(capsys):
     assert rows["test_vit"]["from"] == "timm"
     assert main(["models", "hcformer_pico"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["hcformer_pico", "ramify"]
+    from ramify.lm import HelmForCausalLM, preset
+
+    assert main(["models", "helm*pico", "--json"]) == 0
+    rows = {row["name"]: row["params"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert set(rows) == {"helm-d-pico", "helm-mice-pico"}
+    assert rows["helm-d-pico"] == HelmForCausalLM(preset("helm-d-pico")).num_parameters()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("world_*.yaml")), ids=lambda path: path.stem)

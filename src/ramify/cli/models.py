@@ -18,7 +18,7 @@ class ModelsConfig:
     """``ramify models``."""
 
     filter: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILTER")] = None
-    """Part of a name, or a pattern such as 'swin_*tiny*'; by default the models of ramify."""
+    """Part of a name, or a pattern such as 'swin_*tiny*'; by default the models of ramify, language models included."""
     json: bool = False
     """Print one JSON object per model."""
 
@@ -28,11 +28,15 @@ def run(config: ModelsConfig) -> int:
     import json
 
     names, own = find(config.filter)
-    count = len(names) <= MAX_COUNTED
-    width = max(map(len, names)) + 2
-    for name in names:
-        source = "ramify" if name in own else "timm"
-        params = num_params(name) if count else None
+    language = language_models(config.filter)
+    if not names and not language:
+        raise UserError(f"no model matches {config.filter!r}; {_hint(config.filter)}")
+    count = len(names) + len(language) <= MAX_COUNTED
+    width = max(map(len, (*names, *language))) + 2
+    for name in (*names, *language):
+        source = "ramify" if name in own or name in language else "timm"
+        counted = num_language_params if name in language else num_params
+        params = counted(name) if count else None
         if config.json:
             print(json.dumps({"name": name, "from": source} | ({"params": params} if count else {})))
         else:
@@ -42,7 +46,7 @@ def run(config: ModelsConfig) -> int:
     if config.filter is None:
         print("any model of timm by a filter, e.g. ramify models swin_tiny")
     elif not count:
-        print(f"{len(names)} models; a narrower filter also counts their parameters")
+        print(f"{len(names) + len(language)} models; a narrower filter also counts their parameters")
     return 0
 
 
@@ -60,10 +64,37 @@ def find(filter: str | None) -> tuple[list[str], set[str]]:
         return sorted(own), own
     pattern = filter if "*" in filter else f"*{filter}*"
     names = timm.list_models(pattern)
-    if not names:
-        hint = suggest(filter, everything) or "try a shorter one"
-        raise UserError(f"no model matches {filter!r}; {hint}")
     return sorted(names, key=lambda name: (name not in own, name)), own
+
+
+def language_models(filter: str | None) -> list[str]:
+    """Presets of language models that match the filter; none where transformers is not installed."""
+    from fnmatch import fnmatch
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is None:
+        return []
+    from ramify.lm.presets import presets
+
+    pattern = filter if filter is not None and "*" in filter else f"*{filter or ''}*"
+    return [name for name in sorted(presets()) if fnmatch(name, pattern)]
+
+
+def _hint(filter: str | None) -> str:
+    import timm
+
+    return suggest(filter or "", [*timm.list_models(), *language_models(None)]) or "try a shorter one"
+
+
+def num_language_params(name: str) -> int:
+    """Number of parameters of a preset."""
+    import torch
+
+    from ramify.lm import HelmForCausalLM
+    from ramify.lm.presets import preset
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in HelmForCausalLM(preset(name)).parameters())
 
 
 def num_params(name: str) -> int:
