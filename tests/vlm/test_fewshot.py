@@ -39,9 +39,9 @@ class Subject:
         centres = F.normalize(self.text + 1.5 * F.normalize(torch.randn(8, d, generator=generator), dim=-1), dim=-1)
         labels = torch.arange(8).repeat_interleave(each)
         images = centres[labels] + 0.35 * F.normalize(torch.randn(len(labels), d, generator=generator), dim=-1)
-        order = torch.randperm(len(labels), generator=generator)
-        self.train = FeatureSet(images[order[: len(order) // 2]] * 3, labels[order[: len(order) // 2]], NAMES)
-        self.test = FeatureSet(images[order[len(order) // 2 :]] * 3, labels[order[len(order) // 2 :]], NAMES)
+        # Every other picture, so that each class has as many in both.
+        self.train = FeatureSet(images[::2] * 3, labels[::2], NAMES)
+        self.test = FeatureSet(images[1::2] * 3, labels[1::2], NAMES)
         self.host = Host(self.encode, "{}")
 
     def encode(self, texts: list[str]) -> Tensor:
@@ -179,6 +179,15 @@ def test_parts_that_are_off_have_no_loss_and_nothing_at_all_is_the_host_alone(se
     assert score.top1 == score.zero_shot and score.slope_ratio == 0 and torch.equal(head.attributes, before)
     with pytest.raises(ValueError, match="unknown parts hhl"):
         build_head(subject.host, NAMES, 50.0, settings, ("hhl",), 0)
+
+
+def test_attributes_may_begin_at_words(seed: int) -> None:
+    subject, settings = Subject(seed), FewShotSettings(attribute_words=("class 3", "class 5"))
+    head = build_head(subject.host, NAMES[:2], 50.0, settings, PARTS, 0)
+    torch.testing.assert_close(head.attributes.detach(), subject.text[[3, 5]])
+    assert head.attribute_names == ("class 3", "class 5")
+    with pytest.raises(ValueError, match="2 attribute words make 2 attributes, but --num-attributes is 3"):
+        FewShotSettings(attribute_words=("fur", "wing"), num_attributes=3)
 
 
 def test_the_ablation_has_each_part_on_and_off() -> None:

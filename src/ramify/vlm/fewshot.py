@@ -99,11 +99,15 @@ def build_head(
     """A fresh head for classes, with some of its parts: what is not in ``parts`` is switched off."""
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    words = class_names(settings.attribute_words)
     with torch.no_grad():
         text = host.text_features(names)
+        begin = host.encode_words(words).to(text) if words else None
     return LatentHierarchyHead.for_classes(
         text,
         settings.num_attributes,
+        attribute_features=begin,
+        attribute_names=words,
         c=settings.curvature,
         beta=settings.beta if "atr" in parts else 0.0,
         margin=settings.margin,

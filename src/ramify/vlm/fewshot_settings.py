@@ -24,6 +24,8 @@ class FewShotSettings:
     """frozen: the attributes alone learn. prompt: words of context too. joint: prompts in both towers (MaPLe-like)."""
     num_attributes: int | None = None
     """Attributes between classes and pictures; by default 2 sqrt(classes), from 4 to 24."""
+    attribute_words: tuple[str, ...] = ()
+    """Words at which attributes begin, one each, instead of the mean class."""
     curvature: float = 0.1
     """c > 0, the curvature is -c."""
     beta: float = 0.1
@@ -71,6 +73,11 @@ class FewShotSettings:
                 raise ValueError(f"--{name.replace('_', '-')} must be a positive number, got {getattr(self, name)}")
         if self.num_attributes is not None and self.num_attributes < 0:
             raise ValueError(f"--num-attributes must be 0 or more, got {self.num_attributes}")
+        words = len(self.attribute_words)
+        if words and self.num_attributes not in (None, words):
+            raise ValueError(
+                f"{words} attribute words make {words} attributes, but --num-attributes is {self.num_attributes}"
+            )
 
 
 @dataclass(kw_only=True)

@@ -52,6 +52,11 @@ class Host(nn.Module):
                 self._known[key] = self._encode([self.template.format(name) for name in names]).detach()
         return self._known[key]
 
+    @torch.no_grad()
+    def encode_words(self, words: Sequence[str]) -> Tensor:
+        """(n, D) features of words as they are, without template or prompts."""
+        return self._encode(list(words)).detach()
+
     def image_features(self, inputs: Tensor) -> Tensor:
         """(B, D) features of pictures."""
         return inputs if self._encode_pixels is None else self._encode_pixels(inputs)
