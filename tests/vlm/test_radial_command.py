@@ -113,6 +113,23 @@ def test_open_clip_trains_and_reads_its_file_back(chains, tmp_path, capsys):
     assert "--random-init" in capsys.readouterr().err
 
 
+def test_a_hyperbolic_encoder_is_measured_and_trained_on_its_own_hyperboloid(chains, tmp_path, capsys):
+    folder = save_dual(tmp_path / "curved", "clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hyperbolic_curvature": 0.5}))
+    suites = ["--suite", "world-text", "world-images", "--limit", "6", "--quiet", "--json"]
+    assert main(["vlm", "eval-hierarchy", "--model", f"hf:{folder}", *suites]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["geometry"] == "lorentz" and report["curvature"] == 0.5
+    level = report["suites"]["world-text"]["levels"][0]
+    assert level["distance"] == pytest.approx(level["norm"], abs=1e-4)  # of the lifted tangent vector
+    assert set(report["suites"]["world-images"]["retrieval"]) == {"chord", "one_minus_cos", "lorentz"}
+    more = ["--steps", "2", "--lr", "1e-3", "--geometry", "lorentz", "--json"]
+    assert train(f"hf:{folder}", chains, tmp_path / "run", *more) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["curvature"] == 0.5
+    assert load_encoder(f"hf:{tmp_path / 'run' / 'model'}").curvature == 0.5
+
+
 def test_report_goes_into_a_folder_and_resumes(clip, tmp_path, capsys):
     out = tmp_path / "report"
     evaluate = ["vlm", "eval-hierarchy", "--model", clip, "--limit", "8", "--out", str(out)]
