@@ -20,7 +20,7 @@ from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings
 from .small_models import save_dual
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("openvocab_*.yaml") if "detect" not in path.name)
+RECIPES = [f"openvocab_{name}.yaml" for name in ("world", "pets", "camvid", "coco_stuff")]
 TINY = (
     "--size",
     "32",
@@ -101,6 +101,27 @@ def test_mistakes_are_one_line(
     assert message in captured.err and captured.err.count("\n") == 1
 
 
+def test_recipes_of_other_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ROOT / "recipes" / "world_segment.yaml"
+    assert main(["vlm", "train-scale", "--recipe", str(recipe), "--out", str(tmp_path / "run")]) == 2
+    assert "recipe of the task segment; expected openvocab" in capsys.readouterr().err
+
+
+def test_the_module_does_what_the_command_does(
+    clip: str, tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``python -m ramify.vlm.openvocab``, for machines without the command line's dependencies."""
+    from ramify.vlm.openvocab.__main__ import main as module
+
+    keys = [f"model.name={clip}", "model.args.adapter.block_size=8", "data.size=32", "data.num_train=4"]
+    keys += ["data.num_val=3", "data.batch_size=2", "schedule.steps=1", "run.device=cpu"]
+    assert module(["train", tiny[1], *keys, "--out", str(tmp_path / "run")]) == 0
+    assert "3,072 parameters of scale" in capsys.readouterr().out
+    assert (tmp_path / "run" / "openvocab.json").is_file()
+    assert module(["eval", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
+    assert "expected detect or openvocab_detect" in capsys.readouterr().err
+
+
 def test_random_weights_are_asked_for(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_dual(tmp_path / "clip", "clip")
     (folder / "model.safetensors").unlink()
@@ -129,3 +150,24 @@ def test_flags_go_over_a_recipe() -> None:
     same = TrainScaleConfig(recipe=recipe, method="scale").settings()
     assert same.model.args["adapter"] == {"block_size": 64}
     assert set(METHODS) == {"frozen", "scale", "lora", "diagonal", "orthogonal", "full"}
+
+
+def test_methods_are_compared_at_equal_parameters() -> None:
+    """The table's rows fit the small CLIP, and HyperCLIP's blocks and LoRA train equally many numbers there."""
+    from ramify.train.table import read_table, row_recipe
+    from ramify.vlm.encoders_hf import HfEncoder
+    from ramify.vlm.openvocab.segmenter import attach_method
+    from ramify.vlm.pixels import PixelFormat
+    from ramify.vlm.world_clip import build_clip, preset
+    from ramify.vlm.world_text import world_tokenizer
+
+    table = read_table(ROOT / "recipes" / "compare_openvocab.yaml")
+    tokenizer = world_tokenizer()
+    counts = {}
+    for row in table.rows:
+        settings = OpenVocabSettings.read(row_recipe(table, row, 0).model.args)
+        encoder = HfEncoder(build_clip(preset("clip-world"), len(tokenizer)), "fresh", tokenizer, PixelFormat(64))
+        handle = attach_method(encoder, settings.method, settings.adapter)
+        counts[settings.method] = 0 if handle is None else handle.num_parameters()
+    assert set(counts) == set(METHODS)
+    assert counts["scale"] == counts["lora"] == 442_368 and counts["frozen"] == 0

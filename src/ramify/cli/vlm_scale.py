@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.errors import UserError
 from ramify.train.recipe import Recipe
 
 
@@ -110,10 +108,7 @@ class TrainScaleConfig:
             return load(Recipe, None, [*_DEFAULTS, *given])
         if self.method is not None and self.method != _method(read_yaml(self.recipe)):
             given = ["model.args.adapter={}", *given]  # options of another method mean nothing to this one
-        recipe = load(Recipe, self.recipe, given)
-        if recipe.task != "openvocab":
-            raise UserError(f"{self.recipe} is a recipe of the task {recipe.task}; train-scale wants openvocab")
-        return recipe
+        return load(Recipe, self.recipe, given)
 
 
 _DEFAULTS = (
@@ -139,7 +134,7 @@ def train_scale(config: TrainScaleConfig) -> int:
     from ramify.vlm.openvocab.job import report_lines, train_and_report
 
     report = train_and_report(config.settings(), config.out, resume=config.resume, quiet=config.quiet or config.json)
-    if os.environ.get("RANK", "0") != "0":
+    if not report:  # not the first process
         return 0
     if config.json:
         import json

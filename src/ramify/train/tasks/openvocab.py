@@ -25,7 +25,8 @@ class OpenVocab(Segment):
     ``model.name`` is an encoder of ``ramify.vlm`` (``hf:FOLDER``, ``open_clip:NAME:PRETRAINED``), ``model.args`` holds
     ``OpenVocabSettings``, ``model.head`` the options of ``CostVolumeHead``. Pictures are normalised as the encoder
     wants them, whatever ``data.mean`` and ``data.std`` say. The best checkpoint is chosen by the seen classes alone:
-    unseen ones have no say in training.
+    unseen ones have no say in training. Beside the head, the cosines of patches and texts alone are scored
+    (``cosine_seen``, ``cosine_unseen``, ...): what CLIP knows without it.
     """
 
     metric = "miou_seen"
@@ -89,12 +90,18 @@ class OpenVocab(Segment):
         self._check(model)
         assert isinstance(model, OpenVocabSegmenter)
         text = model.text_features(self._classes)
-        confusion = Confusion(len(self._classes), text.device)
+        head, cosine = (Confusion(len(self._classes), text.device) for _ in range(2))
         for batch in batches:
-            scores = model.scores(batch["image"], text=text)
-            for score, truth, extent in zip(scores, batch["truth"], batch["extent"], strict=True):
-                confusion.add(resize_scores(score, extent, truth.shape).argmax(0), truth)
-        return split_scores(gather(confusion.matrix[None]).sum(0), self._classes, self._unseen) | {
+            images = batch["image"]
+            for confusion, scores in ((head, model.scores(images, text=text)), (cosine, model.zero_shot(images, text))):
+                for score, truth, extent in zip(scores, batch["truth"], batch["extent"], strict=True):
+                    confusion.add(resize_scores(score, extent, truth.shape).argmax(0), truth)
+        found, alone = (
+            split_scores(gather(confusion.matrix[None]).sum(0), self._classes, self._unseen)
+            for confusion in (head, cosine)
+        )
+        return found | {
+            **{name.replace("miou", "cosine"): alone[name] for name in alone if name.startswith("miou")},
             "text_radius": radius_summary(text)["radius"]["mean"],
             "text_radius_before": self.radius_before["radius"]["mean"],
         }

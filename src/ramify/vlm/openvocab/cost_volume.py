@@ -9,6 +9,7 @@ Shapes: B pictures, T classes, P prompts per class, h x w patches, d the width o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.nn.windows import cover, cut, join, plan
+
+PRIOR = 0.05
+"""Probability of every class everywhere that a fresh head gives, roughly."""
 
 
 def cosine_volume(features: Tensor, text: Tensor) -> Tensor:
@@ -152,6 +156,8 @@ class CostVolumeHead(nn.Module):
         decoder: channels after each doubling.
         pooling: of the attention among classes.
         num_prompts: P, texts per class.
+        gain: factor of the fresh weights that embed the cosines. Those of a CLIP differ by hundredths; its own scale of
+            logits, which makes them differ by ones, saves the head hundreds of steps.
 
     Shape:
         features (B, d, h, w), text (T, d) or (T, P, d), two blocks (B, block_width, h, w) -> logits (B, T, 4 h, 4 w).
@@ -170,6 +176,7 @@ class CostVolumeHead(nn.Module):
         decoder: Sequence[int] = (64, 32),
         pooling: int = 2,
         num_prompts: int = 1,
+        gain: float = 1.0,
     ):
         super().__init__()
         if channels % num_heads:
@@ -181,6 +188,8 @@ class CostVolumeHead(nn.Module):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.num_prompts = num_prompts
         self.embed = nn.Conv2d(num_prompts, channels, 7, padding=3)
+        with torch.no_grad():
+            self.embed.weight.mul_(gain)
         self.image_guide = nn.Sequential(nn.Conv2d(width, guide, 3, padding=1), nn.ReLU())
         self.text_guide = nn.Sequential(nn.Linear(width, guide), nn.ReLU())
         self.spatial = nn.ModuleList(
@@ -197,6 +206,8 @@ class CostVolumeHead(nn.Module):
             self.ups.append(UpStage(inputs, hint, out))
             inputs = out
         self.out = nn.Conv2d(inputs, 1, 3, padding=1)
+        # A class is rarely where one looks: without this the first steps learn nothing else.
+        nn.init.constant_(self.out.bias, math.log(PRIOR / (1 - PRIOR)))  # type: ignore[arg-type]
 
     def forward(self, features: Tensor, text: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         text = text[:, None] if text.dim() == 2 else text

@@ -62,8 +62,9 @@ class OpenVocabSegmenter(nn.Module):
         self._own_base = tuple(self.base.tolist())
         self.handle = attach_method(encoder, self.settings.method, self.settings.adapter)
         self._mark_rates()
+        options = {"gain": float(encoder.logit_scale.detach())} | _checked(head or {})
         with as_user_error("model.head"):
-            self.head = CostVolumeHead(self.tower.width, self.tower.block_width, **_checked(head or {}))
+            self.head = CostVolumeHead(self.tower.width, self.tower.block_width, **options)
         trained = {id(p) for p in self.adapter_parameters()}
         self._frozen = {
             f"clip.{name}" for name, tensor in self.clip.state_dict(keep_vars=True).items() if id(tensor) not in trained
@@ -118,11 +119,13 @@ class OpenVocabSegmenter(nn.Module):
         )
 
     @torch.no_grad()
-    def zero_shot(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
-        """Cosines (B, T, H, W) of patches and classes alone, without the head: the baseline that needs no training."""
-        words = self.text_features(classes) if classes is not None else text
-        assert words is not None
-        volume = cosine_volume(self.tower(pixels).features, words).mean(2)
+    def zero_shot(self, pixels: Tensor, text: Tensor) -> Tensor:
+        """Cosines (B, T, H, W) of patches and classes alone, without the head: the baseline that needs no training.
+
+        Args:
+            text: (T, d) from ``text_features``.
+        """
+        volume = cosine_volume(self.tower(pixels).features, text).mean(2)
         return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
 
     def adapter_parameters(self) -> list[nn.Parameter]:
