@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import ramify.geometry  # noqa: F401  (fills the registry)
+from ramify.geometry import lorentz, poincare
 from ramify.geometry.registry import FUNCTIONS, GeometryFunction
 
 C = 0.7
@@ -212,3 +212,24 @@ def test_nan_in_is_nan_out_and_stays_in_its_row(f):
         out = f.fn(*args)
         assert torch.isnan(out[1]).all(), name
         assert torch.equal(out[[0, 2]], clean[[0, 2]]), name
+
+
+@pytest.mark.parametrize("mode", ["exact", "matmul"])
+@pytest.mark.parametrize("space", [lorentz, poincare], ids=lambda space: space.__name__.rpartition(".")[2])
+def test_distances_within_one_set_compile(space, mode):
+    """The same tensor given twice is one input of a graph."""
+    x = (0.3 * torch.randn(5, 4)).requires_grad_()
+
+    def total(x):
+        return space.pairwise_dist(x, x, mode=mode).square().sum()
+
+    (wanted,) = torch.autograd.grad(total(x), x)
+    (found,) = torch.autograd.grad(torch.compile(total, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_shapes_alone_go_through_products():
+    x = torch.empty(5, 4, device="meta", requires_grad=True)
+    distance = lorentz.pairwise_dist(x, x, mode="matmul")
+    assert distance.shape == (5, 5) and distance.is_meta
+    assert torch.autograd.grad(distance.sum(), x)[0].shape == x.shape

@@ -59,7 +59,8 @@ def matmul_distances(x: Tensor, y: Tensor, c: Scalar, allow_low_precision: bool)
     # Laid out in memory, so that a compiler does not evaluate them again for every pair.
     a, on_x = torch.cat(rows_x, -1).split(1, -1)  # (..., N, 1)
     b, on_y = torch.cat([row.mT for row in rows_y], -2).split(1, -2)  # (..., 1, M)
-    cosh = _CoshOfDistance.apply(x, y, cosh_x, cosh_y, on_x, on_y, c, allow_low_precision)
+    other = y.view_as(y) if y is x else y  # a compiler refuses the same tensor twice
+    cosh = _CoshOfDistance.apply(x, other, cosh_x, cosh_y, on_x, on_y, c, allow_low_precision)
     diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device) if y is x else None
     return _Distance.apply(cosh, a, b, diagonal, c**-0.5)
 

@@ -262,7 +262,7 @@ def strict_matmul(a: Tensor, b: Tensor, allow_low_precision: bool = False) -> Te
     if allow_low_precision:
         return a @ b
     kind = a.device.type
-    if not torch.is_autocast_enabled(kind):
+    if a.is_meta or not torch.is_autocast_enabled(kind):  # shapes alone know no autocast
         return _strict_matmul(a, b)
     with torch.autocast(kind, enabled=False):
         return _strict_matmul(a, b)
@@ -308,7 +308,7 @@ class _StrictMatmul(torch.autograd.Function):
         grad_a = grad_b = None
         # Without asking whether autocast is on: a compiler traces this inside the forward pass, where it is off, and
         # places it where it may be on.
-        with torch.autocast(a.device.type, enabled=False):
+        with torch.autocast("cpu" if a.is_meta else a.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 grad_a = _strict_matmul(grad, b.mT).sum_to_size(a.shape)
             if ctx.needs_input_grad[1] and b.dim() == 2:  # one product over all rows instead of a sum of many

@@ -19,7 +19,7 @@ Space = TypeVar("Space", bound=Manifold)
 def gemm_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix product will read ``x``: lower precision inside autocast, else its own."""
     kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return x.dtype
     return torch.get_autocast_dtype(kind)
 
