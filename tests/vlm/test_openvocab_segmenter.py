@@ -306,6 +306,8 @@ def test_segmenter_answers_for_any_classes_and_sizes(clip_folder: Path) -> None:
     assert large.shape == (1, 2, 56, 64) and float(large.min()) > 0 and float(large.max()) < 1
     with pytest.raises(UserError, match="list of classes is empty"):
         model.text_features([])
+    with pytest.raises(UserError, match="needs classes"):
+        model(pixels)
     with pytest.raises(UserError, match="empty name"):
         model.text_features(["truck", " "])
 

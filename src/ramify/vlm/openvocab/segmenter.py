@@ -81,7 +81,7 @@ class OpenVocabSegmenter(nn.Module):
             classes: names of the classes, or ``text``: their embeddings (T, d) from ``text_features``.
         """
         if (classes is None) == (text is None):
-            raise ValueError("give either classes or text")
+            raise UserError("a segmenter by names needs classes (or text, their embeddings), one of the two")
         words = self.text_features(classes) if classes is not None else text
         seen = self.tower(pixels)
         logits = self.head(seen.features, words, seen.blocks)
