@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
     *("geometry", "hcformer", "explain", "dense", "data", "training", "tokens", "lab"),
-    *("text", "helm", "language_eval", "himapper"),
+    *("text", "helm", "language_eval", "himapper", "hyperclip", "lathadapter", "radial", "openvocab"),
 )
 PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
 WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")
@@ -89,7 +89,7 @@ def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(commands) >= 4
     for command in commands:
         words = shlex.split(command)[1:]
-        verb = words[:2] if words[0] in ("tree", "bench") else words[:1]
+        verb = words[:2] if words[0] in ("tree", "bench", "vlm") else words[:1]
         assert cli.main([*verb, "--help"]) == 0, command
         help_text = capsys.readouterr().out
         for flag in (word for word in words if word.startswith("--")):

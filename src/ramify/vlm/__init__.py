@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ramify.vlm.encoders import Encoder, load_encoder
     from ramify.vlm.handle import AdapterHandle
     from ramify.vlm.lathadapter import LatentHierarchyHead
-    from ramify.vlm.radial import RadialLoss, RadialTrainer, exterior_angle
+    from ramify.vlm.radial import RadialLoss, exterior_angle
+    from ramify.vlm.radial_trainer import RadialTrainer
     from ramify.vlm.radii import RadiusLoss, radius
     from ramify.vlm.report import hierarchy_report
     from ramify.vlm.structure import attachment_points
@@ -40,7 +41,7 @@ _HOMES = {
     "LoraConfig": "adapters.lora",
     "OrthogonalConfig": "adapters.orthogonal",
     "RadialLoss": "radial",
-    "RadialTrainer": "radial",
+    "RadialTrainer": "radial_trainer",
     "RadiusLoss": "radii",
     "ScaleAdapterConfig": "adapters.scale",
     "attach": "attachment",

@@ -285,11 +285,3 @@ def _moved(now: Tensor, first: Tensor | None) -> Tensor:
         dtype = _result_dtype(now)
         a, b = F.normalize(now.to(dtype), dim=-1), F.normalize(first.to(now.device, dtype), dim=-1)
         return (a - b).square().sum(-1).mean() / 4  # (1 - cos) / 2 of unit vectors, exactly 0 where nothing moved
-
-
-def __getattr__(name: str) -> Any:
-    if name == "RadialTrainer":  # beside the loss for those who look for it here
-        from ramify.vlm.radial_trainer import RadialTrainer
-
-        return RadialTrainer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
