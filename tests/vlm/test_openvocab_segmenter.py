@@ -357,6 +357,37 @@ def test_methods_train_the_adapter_and_nothing_else(clip_folder: Path, method: s
     assert all(p._lr_scale == 0.075 for p in model.clip.parameters() if p.requires_grad)
 
 
+def test_open_clip_is_tuned_as_well(tmp_path: Path) -> None:
+    """On pictures of another size than the pretraining one."""
+    pytest.importorskip("open_clip", reason="install ramify[vlm]")
+    from ramify.vlm.encoders import load_encoder
+    from ramify.vlm.openvocab.segmenter import OpenVocabSegmenter
+
+    from .small_models import register_open_clip
+
+    name = f"open_clip:{register_open_clip(tmp_path, 'ramify-test-openvocab')}"
+    models = [
+        OpenVocabSegmenter(load_encoder(name, random_init=True), settings, window=32, head=SMALL_HEAD)
+        for settings in (
+            OpenVocabSettings(method="scale", adapter={"block_size": 8}),
+            OpenVocabSettings(method="frozen"),
+        )
+    ]
+    tuned, plain = models
+    plain.head.load_state_dict(tuned.head.state_dict())
+    pixels, classes = torch.randn(2, 3, 40, 48), ["truck", "grass"]
+    with torch.no_grad():
+        before = plain(pixels, classes)
+        torch.testing.assert_close(tuned(pixels, classes), before, atol=1e-4, rtol=1e-3)
+    pixel_loss(tuned(pixels, classes), torch.randint(0, 2, (2, 40, 48))).backward()
+    assert tuned.handle.num_parameters() == 2 * 3 * 2 * 32 * 8
+    gradients = [p.grad for p in tuned.handle.parameters()]
+    assert all(grad is not None and float(grad.abs().max()) > 0 for grad in gradients)
+    torch.optim.AdamW(tuned.handle.parameters(), lr=0.1).step()
+    with torch.no_grad():
+        assert (tuned(pixels, classes) - before).abs().max() > 1e-4
+
+
 def test_adapter_options_are_checked(clip_folder: Path) -> None:
     with pytest.raises(UserError, match=r"unknown key model.args.adapter.blok_size of method scale; did you mean"):
         small_segmenter(clip_folder, method="scale", adapter={"blok_size": 8})
