@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
     *("geometry", "hcformer", "explain", "dense", "data", "training", "tokens", "lab"),
-    *("text", "helm", "language_eval", "himapper", "hyperclip", "lathadapter", "radial", "openvocab"),
+    *("text", "helm", "language_eval", "himapper", "clip", "hyperclip", "lathadapter", "radial", "openvocab"),
 )
 PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
 WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")

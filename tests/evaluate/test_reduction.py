@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ramify.data.build import read_data_flag
 from ramify.errors import UserError
 from ramify.evaluate import reduction, reduction_rows
 from ramify.evaluate.reduction import Results, Row, reduce, wanted_rows
 from ramify.evaluate.reduction_rows import speed, vit_flops
-from ramify.evaluate.reduction_subject import load_subject, read_data_flag
+from ramify.evaluate.reduction_subject import load_subject
 from ramify.tokens.patch import find_adapter, patched
 from ramify.train.settings import ReduceSettings
 

@@ -17,7 +17,7 @@ class ExportConfig:
     """Folder that ramify train wrote."""
     format: Literal["safetensors", "torch-export", "onnx", "hf"] = "safetensors"
     """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;
-    hf: a folder with language model and tokenizer for transformers' from_pretrained."""
+    hf: a folder with model and tokenizer for transformers' from_pretrained, of a language model or a CLIP."""
     out: Path | None = None
     """File to write; by default model.safetensors, model.pt2, model.onnx or the folder hf in the run's folder."""
     size: int | None = None

@@ -43,8 +43,8 @@ def run(config: GenerateConfig) -> None:
     """Write text with a language model and show it as it comes."""
     import json
 
+    from ramify.devices import find_device
     from ramify.evaluate.generation import generate_text
-    from ramify.train.embedder import find_device
     from ramify.train.language import load_language_model
 
     if config.num < 1:

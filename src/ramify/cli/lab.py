@@ -160,9 +160,9 @@ def sweep(config: SweepConfig) -> None:
         raise UserError(f"threads must be 0 (chosen) or more, got {config.threads}")
     import torch
 
+    from ramify.devices import find_device
     from ramify.lab.fits import best_curvatures, fit_runs
     from ramify.lab.runner import sweep as run
-    from ramify.train.embedder import find_device
 
     # Two threads that wait for each other in small products can be ten times slower than one on a busy machine.
     if config.threads or max(grid.batch * grid.n for grid in parts) < 2**20:

@@ -156,8 +156,9 @@ def embed(config: EmbedConfig) -> None:
 
 def evaluate(config: EvalConfig) -> None:
     """Measure an embedding: mean rank, MAP, distortion, cones."""
+    from ramify.devices import find_device
     from ramify.evaluate.embedding import load_embedding, measure
-    from ramify.train.embed import find_device, sample_size
+    from ramify.train.embed import sample_size
 
     embedding = load_embedding(config.run)
     device = find_device(config.device)

@@ -202,7 +202,7 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
 
 
 def _load(model: str, random_init: bool, seed: int, device: str) -> Encoder:
-    from ramify.train.embedder import find_device
+    from ramify.devices import find_device
     from ramify.vlm.encoders import load_encoder
 
     return load_encoder(model, random_init=random_init, seed=seed, device=find_device(device))

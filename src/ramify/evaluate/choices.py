@@ -191,7 +191,7 @@ def _progress(name: str, total: int, stream: TextIO | None) -> Iterator[Callable
 
 def run_tasks(source: Path | str, tasks: Sequence[str], *, device: str = "cpu", **options: Any) -> list[ChoiceScore]:
     """Scores of the model in a folder (a run, or one of ``save_pretrained``), progress on standard error."""
-    from ramify.train.embedder import find_device
+    from ramify.devices import find_device
     from ramify.train.language import load_language_model
 
     model, tokenizer = load_language_model(source, find_device(device))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ramify.data.build import read_data_flag
 from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings
-from ramify.errors import UserError, as_user_error, suggest
+from ramify.errors import UserError, as_user_error
 from ramify.train.distributed import Processes
 from ramify.train.recipe import ModelSettings, Recipe
 from ramify.train.settings import ReduceSettings
@@ -233,24 +233,3 @@ def _add_batches(subject: ReducedModel, split: str) -> None:
             "give a run that was trained on them, or --data none"
         )
     subject.batches = Batches(subject.task.build_loader(dataset, False), len(dataset), subject.size)
-
-
-def read_data_flag(text: str) -> tuple[Any, Path | None]:
-    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``."""
-    names = typing.get_args(typing.get_type_hints(DataSettings)["name"])
-    name, colon, root = text.partition(":")
-    if text == "world":
-        return "world", None
-    if colon and name in names and root:
-        return name, Path(root)
-    path = Path(text)
-    if path.is_dir():
-        return "folder", path
-    if path.suffix == ".npz" and path.is_file():
-        return "arrays", path
-    hint = suggest(name, names)
-    if text in names:
-        hint = f"it needs a folder, e.g. {text}:DIR"
-    raise UserError(
-        f"--data {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
-    )

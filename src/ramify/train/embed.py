@@ -16,7 +16,7 @@ import torch
 from ramify.data.hierarchy import Hierarchy
 from ramify.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from ramify.train.checkpoint import save_tensors, write_text
-from ramify.train.embedder import Batches, Embedder, find_device
+from ramify.train.embedder import Batches, Embedder
 from ramify.train.settings import EmbedSettings
 from ramify.train.signals import stop_signals
 
@@ -26,7 +26,6 @@ __all__ = [
     "Embedder",
     "Progress",
     "embed",
-    "find_device",
     "measure_quickly",
     "measure_run",
     "sample_size",

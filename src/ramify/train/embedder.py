@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ramify.data.hierarchy import Hierarchy
+from ramify.devices import find_device
 from ramify.errors import UserError
 from ramify.evaluate.embedding import Embedding, make_manifold
 from ramify.evaluate.reconstruction import ragged
@@ -266,16 +267,6 @@ class Embedder:
             self.manifold,
             self.settings.loss,
         )
-
-
-def find_device(name: str) -> torch.device:
-    """The device with this name, or one line on why it cannot be used."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def _take_sparse_notice() -> None:

@@ -85,7 +85,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
 
 def prepare(job: FewShotJob) -> Bench:
     """The encoder, and the features of all pictures."""
-    from ramify.train.embedder import find_device
+    from ramify.devices import find_device
 
     encoder = load_encoder(job.model, random_init=job.random_init, seed=job.seed, device=find_device(job.device))
     if encoder.image_tower is None:
@@ -113,7 +113,7 @@ def prepare(job: FewShotJob) -> Bench:
 
 
 def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: str = "") -> Pictures:
-    from ramify.evaluate.reduction_subject import read_data_flag
+    from ramify.data.build import read_data_flag
 
     # CIFAR-10 is an .npz file like others, but people call it by its name.
     name, root = read_data_flag("arrays" + data.removeprefix("cifar10") if data.startswith("cifar10:") else data)
