@@ -92,8 +92,7 @@ def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.Exp
 
 def _write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
     # Through an open file: the name of a temporary file does not end in .pt2, which the function insists on.
-    with path.open("wb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of buffers that are parts of others; what was written is compared anyway
+    with path.open("wb") as file:
         torch.export.save(program, file)
 
 

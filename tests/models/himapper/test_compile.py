@@ -63,6 +63,22 @@ def test_one_graph_with_a_real_backbone(name: str, backend: str) -> None:
     check_compiled(mapper(backbone), torch.randn(2, 3, 64, 64), backend, 2e-3)
 
 
+@torch.no_grad()
+def test_exported_programs_take_any_number_of_pictures(tmp_path) -> None:
+    model = mapper().eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    example = torch.randn(2, 3, 16, 16), False, True  # with losses
+    program = torch.export.export(model, example, dynamic_shapes=({0: batch}, None, None))
+    torch.export.save(program, tmp_path / "model.pt2")
+    again = torch.export.load(tmp_path / "model.pt2").module()
+    x = torch.randn(5, 3, 16, 16)
+    out, own = again(x, False, True), model(x, False, True)
+    assert type(out) is type(own) and torch.allclose(out.logits, own.logits, atol=1e-5)
+    assert torch.allclose(out.losses["aux_total"], own.losses["aux_total"], atol=1e-5)
+    for name, buffer in model.named_buffers():  # a part of a larger tensor would be saved with all of it
+        assert buffer.untyped_storage().nbytes() == buffer.nbytes, name
+
+
 @pytest.mark.slow
 def test_one_graph_with_maps() -> None:
     model = mapper().eval()

@@ -89,7 +89,7 @@ class Decomposition(nn.Module):
         Returns:
             (B, nodes, w), and with ``return_maps`` where it was read, (B, nodes, M) with rows that sum to one.
         """
-        batch, sampled = len(tokens), queries.dim() > 2
+        batch, sampled = tokens.shape[0], queries.dim() > 2  # len() would fix the batch of an exported program
         if sampled:
             queries = queries.flatten(-3, -2)  # (L N, w) or (B, L N, w)
         q = self.query_proj(self.query_norm(queries))
@@ -114,7 +114,7 @@ class Decomposition(nn.Module):
         if self.log_scale is not None:
             q = F.normalize(q.float(), dim=-1) * self.log_scale.exp().clamp_max(LARGEST_SCALE)
             k, scale = F.normalize(k.float(), dim=-1).to(v.dtype), 1.0
-        q = q.to(v.dtype).expand(len(v), -1, -1, -1)  # the same rows for every image, unless noise is per image
+        q = q.to(v.dtype).expand(v.shape[0], -1, -1, -1)  # the same rows for every image, unless noise is per image
         if not return_maps:
             return self.cross_out(join_heads(F.scaled_dot_product_attention(q, k, v, scale=scale))), None
         weights = (scale * (q @ k.mT).float()).softmax(-1)  # (B, heads, rows, M)

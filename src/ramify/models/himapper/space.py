@@ -133,7 +133,7 @@ class TreeLoss(nn.Module):
 
     def _of_parent(self, of_pairs: Tensor) -> Tensor:
         """(B, children) the entry of each child's parent."""
-        index = self.parent.expand(len(of_pairs), -1).unsqueeze(-1)
+        index = self.parent.expand(of_pairs.shape[0], -1).unsqueeze(-1)
         return of_pairs.gather(-1, index).squeeze(-1)
 
     @torch.no_grad()

@@ -153,7 +153,7 @@ class HiMapper(nn.Module):
             self.grid = found.grid
         compute_losses = self.training if compute_losses is None else compute_losses
         dtype = self.tree.mu.dtype
-        queries, kl = self.queries(len(x))
+        queries, kl = self.queries(x.shape[0])
         nodes, maps = self.decompose(queries, found.tokens.to(dtype), return_maps)
         points = self.space(nodes)
         delta = self.encode(found.pooled.to(dtype), nodes).to(found.pooled.dtype)
