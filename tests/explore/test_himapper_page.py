@@ -13,7 +13,7 @@ import torch
 
 import ramify
 from ramify.errors import UserError
-from ramify.explore.himapper_page import is_himapper, look, mapper_sections, without_tree
+from ramify.explore.himapper_page import find_himapper, mapper_sections, without_tree
 from ramify.explore.nodes import read_nodes
 from ramify.explore.picture import model_input
 from ramify.explore.report import Subject, page_of_pictures
@@ -60,21 +60,22 @@ def test_explain_gives_the_forest_with_maps_and_points(seed: int) -> None:
 def test_looking_leaves_the_model_as_it_was(seed: int) -> None:
     model = small(seed).train()
     x = model_input(model, pictures(seed))
-    first, again = look(model, x), look(model, x)
+    first, again = model.look(x), model.look(x)
     assert model.training and not first.logits.requires_grad
     assert torch.equal(first.logits, again.logits) and torch.equal(first.maps[0], again.maps[0])
 
 
 def test_who_is_a_himapper(seed: int) -> None:
     model = small(seed)
-    assert is_himapper(model) and not is_himapper(model.to_plain())
+    assert find_himapper(model) is model and find_himapper(torch.nn.Sequential(model)) is model
+    assert find_himapper(model.to_plain()) is None and find_himapper("a name") is None
     model.enabled = False
-    assert not is_himapper(model)
+    assert find_himapper(model) is None
 
 
 def test_every_picture_has_its_three_views(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 3)
-    out = look(model, model_input(model, shown))
+    out = model.look(model_input(model, shown))
     answer = Answer([("plant", "oak"), ("car",)], [0.7, 0.2], ("plant", "pine"))
     scenes = [Scene(one, f"a <b> {k}", [], answer if k else None) for k, one in enumerate(shown)]
     sections = mapper_sections(scenes, out)
@@ -94,7 +95,7 @@ def test_every_picture_has_its_three_views(seed: int) -> None:
 
 def test_numbers_are_the_means_of_the_pictures(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 3)
-    out = look(model, model_input(model, shown))
+    out = model.look(model_input(model, shown))
     _, reader = html_of(mapper_sections([Scene(one, "p", []) for one in shown], out)[1:])
     for k in range(3):
         numbers = [read_nodes(out, b).level_maps()[k] for b in range(3)]
@@ -107,7 +108,7 @@ def test_numbers_are_the_means_of_the_pictures(seed: int) -> None:
 
 def test_even_maps_are_warned_of_on_the_page(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
-    out = look(model, model_input(model, shown))
+    out = model.look(model_input(model, shown))
     scenes = [Scene(shown[0], "p", [])]
     for level in out.maps:
         level.fill_(1 / 16)
@@ -128,7 +129,7 @@ def test_even_maps_are_warned_of_on_the_page(seed: int) -> None:
 )
 def test_captions_say_what_is_true_and_claim_no_parts(seed: int, options: dict[str, Any], words: str) -> None:
     model, shown = small(seed, **options), pictures(seed, 1)
-    out = look(model, model_input(model, shown))
+    out = model.look(model_input(model, shown))
     html, reader = html_of(mapper_sections([Scene(shown[0], "p", [])], out))
     text = "".join(reader.text)
     assert words in text and ('class="rim"' in html) == ("geometry" not in options)
@@ -138,7 +139,7 @@ def test_captions_say_what_is_true_and_claim_no_parts(seed: int, options: dict[s
 
 def test_log_becomes_curves_and_leaves_the_accuracies_alone(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
-    out = look(model, model_input(model, shown))
+    out = model.look(model_input(model, shown))
     log = [{"step": s, "split": "train", "loss": 1.0, "kl": 0.1 * s, "image_dependence": 0.2} for s in range(1, 4)]
     sections = mapper_sections([Scene(shown[0], "p", [])], out, log)
     assert sections[-1].title == "How its tree came about"

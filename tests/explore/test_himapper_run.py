@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import ramify
 from ramify import cli
 from ramify.explore.himapper import plot_tree_stats
 from ramify.explore.report import from_run
@@ -90,3 +91,33 @@ def test_table_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[s
 def test_subject_says_what_it_is(run: Path) -> None:
     subject = from_run(run)
     assert subject.has_queries and subject.name == "Hi-Mapper on resnet18" and subject.size == 32
+
+
+LARGE, SMALL = "num_train: 32, num_val: 24, batch_size: 16", "num_train: 8, num_val: 3, batch_size: 4"
+DENSE = {
+    "segment": "pyramid_channels: 32, channels: 32",
+    "detect": "anchor_scale: 4, head_channels: 32, num_proposals: 10, num_learned: 8, pyramid_channels: 32",
+}
+
+
+@pytest.mark.parametrize("task", list(DENSE))
+def test_the_tree_below_a_dense_head(task: str, tmp_path: Path, seed: int) -> None:
+    if task == "detect":
+        pytest.importorskip("pycocotools", reason="install ramify[eval]")
+    path, out = tmp_path / "photo.png", str(tmp_path / "p.html")
+    picture = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(path)
+    head = f"task: {task}\n" + RECIPE.replace("size: 32", "size: 64").replace(LARGE, SMALL)
+    (tmp_path / "r.yaml").write_text(head.replace("  plugin:", f"  head: {{{DENSE[task]}}}\n  plugin:"))
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert cli.main(["train", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "run")]) == 0
+        assert cli.main(["explain", str(tmp_path / "run"), "--out", out, "--pictures", "1"]) == 0
+        own = read(Path(out).read_text(encoding="utf-8"))
+        assert cli.main(["explain", str(tmp_path / "run"), str(path), "--out", out]) == 0
+    photo = read(Path(out).read_text(encoding="utf-8"))
+    assert "Hi-Mapper on resnet18" in "".join(own.text) and "How it learned" in own.text
+    assert "Where it is right and wrong" not in own.text and "What the picture is called" not in photo.text
+    assert ("img", "alt", "maps of the nodes on photo.png") in photo.attributes
+    subject = from_run(tmp_path / "run")
+    tree = ramify.explain(subject.model, picture, size=64)
+    assert tree.num_nodes == 14 and np.allclose(tree.support.sum((1, 2)), 1, atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def explain(
     space it is Sarkar's layout on the Poincaré disk.
 
     A model of another kind takes part by a method ``explain_tree(x, **options) -> Tree`` that is given the prepared
-    picture (1, 3, H, W).
+    picture (1, 3, H, W); so does one with such a part inside, as a segmenter on a Hi-Mapper.
 
     Args:
         image: a path, a PIL image, or a uint8 array or tensor (H, W, 3) or (3, H, W).
@@ -47,15 +47,15 @@ def explain(
         size: pixels of the model's input; by default what ``model.pretrained_cfg`` says.
         mean, std: normalisation; by default of ``model.pretrained_cfg``.
     """
-    hook = getattr(model, "explain_tree", None)
-    if not callable(hook) and not can_cluster(model):
+    hook = _find_hook(model)
+    if hook is None and not can_cluster(model):
         raise UserError(
             f"{type(model).__name__} cannot be explained: it has neither assignments() as HCFormer nor explain_tree(); "
             "give a model that clusters, e.g. hcformer_nano"
         )
     picture = fit(read_picture(image), size or default_size(model))
     x = model_input(model, [picture], mean, std)
-    if callable(hook):
+    if hook is not None:
         options = {"stage": stage, "block": block, "head": head}
         tree: Tree = hook(x, **{name: value for name, value in options.items() if value is not None})
         return tree
@@ -64,6 +64,12 @@ def explain(
         return stages_tree(clusters, head, size=picture.shape[:2])
     chosen = choose_block(clusters, stage, block)
     return block_tree(chosen, choose_head(chosen, head), size=picture.shape[:2])
+
+
+def _find_hook(model: Any) -> Callable[..., Tree] | None:
+    """``explain_tree`` of the model or of the first module inside that has one."""
+    parts = model.modules() if hasattr(model, "modules") else (model,)
+    return next((part.explain_tree for part in parts if callable(getattr(part, "explain_tree", None))), None)
 
 
 def choose_block(clusters: Sequence[BlockClusters], stage: int | str | None, block: int | None) -> BlockClusters:

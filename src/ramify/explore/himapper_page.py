@@ -21,9 +21,8 @@ from ramify.explore.scenes import Scene, answer_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
-__all__ = ["STYLE", "even_maps", "is_himapper", "look", "mapper_sections", "without_tree"]
+__all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tree"]
 
 DPI = 110
 STYLE = """
@@ -56,24 +55,12 @@ STATS_SAY = (
 )
 
 
-def is_himapper(model: Any) -> bool:
-    """Whether the model is a Hi-Mapper that is switched on."""
+def find_himapper(model: Any) -> Any:
+    """The Hi-Mapper that is switched on: the model itself, or what lies below its dense head; None without one."""
     from ramify.models.himapper import HiMapper
 
-    return isinstance(model, HiMapper) and model.enabled
-
-
-def look(model: Any, x: Tensor) -> Any:
-    """What the model gives for a batch in evaluation, with maps: a ``HiMapperOutput``."""
-    import torch
-
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(x, return_maps=True)
-    finally:
-        model.train(was_training)
+    inside = model.modules() if hasattr(model, "modules") else ()
+    return next((module for module in inside if isinstance(module, HiMapper) and module.enabled), None)
 
 
 def even_maps(out: Any) -> str | None:

@@ -46,8 +46,13 @@ class Subject:
 
     @property
     def has_queries(self) -> bool:
-        """Whether it is a Hi-Mapper, which has a tree of queries in place of clusters."""
-        return himapper_page.is_himapper(self.model)
+        """Whether it has a Hi-Mapper, a tree of queries in place of clusters."""
+        return himapper_page.find_himapper(self.model) is not None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether its answer is a class of the whole picture, unlike that of a run with a dense head."""
+        return self.recipe is None or self.recipe.task == "classify"
 
     def require_clusters(self) -> None:
         if not can_cluster(self.model) and not self.has_queries:
@@ -67,7 +72,7 @@ def from_run(run: Path | str) -> Subject:
     tree = about.get("tree")
     return Subject(
         model=model,
-        name=f"Hi-Mapper on {recipe.model.name}" if himapper_page.is_himapper(model) else recipe.model.name,
+        name=f"Hi-Mapper on {recipe.model.name}" if himapper_page.find_himapper(model) else recipe.model.name,
         size=recipe.data.size,
         mean=recipe.data.mean,
         std=recipe.data.std,
@@ -150,9 +155,9 @@ def page_of_pictures(subject: Subject, images: Sequence[Any], out: Path | str) -
     names = [
         Path(image).name if isinstance(image, (str, Path)) else f"picture {k}" for k, image in enumerate(images, 1)
     ]
-    p = probabilities(subject, pictures)
+    p = probabilities(subject, pictures) if subject.has_classes else None
     scenes = [
-        Scene(picture, name, own, make_answer(subject, p[k]))
+        Scene(picture, name, own, None if p is None else make_answer(subject, p[k]))
         for k, (picture, name, own) in enumerate(zip(pictures, names, _clusters(subject, pictures), strict=True))
     ]
     fresh = "" if subject.recipe is not None else " Its weights are fresh: nothing was learned yet."
@@ -173,7 +178,8 @@ def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
     """The record of a Hi-Mapper with the sections on its tree in place of an explorer; any other as it is."""
     if not subject.has_queries:
         return record
-    out = himapper_page.look(subject.model, subject.input([scene.picture for scene in record.scenes]))
+    mapper = himapper_page.find_himapper(subject.model)
+    out = mapper.look(subject.input([scene.picture for scene in record.scenes]))
     alarm = himapper_page.even_maps(out)
     if alarm:
         print(f"warning: {alarm}", file=sys.stderr)
@@ -211,7 +217,7 @@ def page_of_run(
     answers = None
     p = None
     chosen = list(range(min(num_pictures, len(pictures))))
-    if labels is not None and subject.classes:
+    if labels is not None and subject.classes and subject.has_classes:
         p, answers = classify_all(subject, pictures, labels)
         numbers["leaf accuracy"] = answers.accuracy()
         if subject.tree is not None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ramify.models.himapper.backbone import Features, map_tokens
 from ramify.models.himapper.output import HiMapperOutput
 from ramify.models.himapper.wrap import HiMapper
-from ramify.tree import Tree
 
 
 class HiMapperFeatures(HiMapper):
@@ -69,16 +67,6 @@ class HiMapperFeatures(HiMapper):
         """Losses and numbers of the last forward pass in training, once: they hold its graph."""
         pending, self._pending = self._pending, None
         return pending
-
-    @torch.no_grad()
-    def explain_tree(self, x: Tensor, **options: Any) -> Tree:
-        """The tree of one prepared picture (1, 3, H, W)."""
-        was_training = self.training
-        self.eval()
-        try:
-            return self.to_tree(self.read(x, return_maps=True))
-        finally:
-            self.train(was_training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade time for memory in the backbone."""

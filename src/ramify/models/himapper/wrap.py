@@ -245,16 +245,20 @@ class HiMapper(nn.Module):
         )
 
     @torch.no_grad()
+    def look(self, x: Tensor) -> HiMapperOutput:
+        """What is read of prepared pictures (B, 3, H, W) in evaluation, with maps; leaves the mode as it was."""
+        was_training = self.training
+        self.eval()
+        try:
+            return HiMapper.forward(self, x, return_maps=True)  # below a dense head self(x) gives features alone
+        finally:
+            self.train(was_training)
+
     def explain_tree(self, x: Tensor, **options: Any) -> Tree:
         """The tree of one prepared picture (1, 3, H, W), for ``ramify.explain``."""
         if options:
             raise UserError(f"a Hi-Mapper has one tree, {', '.join(options)} cannot be chosen; leave it out")
-        was_training = self.training
-        self.eval()
-        try:
-            return self.to_tree(self(x, return_maps=True))
-        finally:
-            self.train(was_training)
+        return self.to_tree(self.look(x))
 
     # ------------------------------------------------------------------------------------------------ what others ask
 
