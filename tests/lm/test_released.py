@@ -1,8 +1,8 @@
 """A dense model of the published shape gives the numbers of the published code, from the same weights.
 
-The values below are what the authors' release (Graph-and-Geometric-Learning/helm, commit 83ac8ff, ``LTransformerDecoder``
-with architecture L2W18A2, float32) answered to these weights and tokens. Weights follow from a formula, so that nothing
-else need be kept.
+The values below are what the authors' release (Graph-and-Geometric-Learning/helm, commit 83ac8ff,
+``LTransformerDecoder`` with architecture L2W18A2, float32) answered to these weights and tokens. Weights follow from a
+formula, so that nothing else need be kept.
 """
 
 from __future__ import annotations
