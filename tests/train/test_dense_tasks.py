@@ -26,7 +26,7 @@ from ramify.train.model import load_weights
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
 from ramify.train.tasks import build_task
-from ramify.train.tasks.detect import Detect, KeepBoxes, make_target, resize_detections
+from ramify.train.tasks.detect import Detect, KeepBoxes, make_target
 from ramify.train.tasks.segment import KeepLabelMap, Segment, resize_scores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +198,8 @@ def test_boxes_and_masks_are_brought_to_the_picture() -> None:
         "masks": torch.rand(1, 1, 60, 50),
         "labels": torch.tensor([1]),
     }
+    from ramify.models.detection import resize_detections
+
     moved = resize_detections(found, (60, 50), (120, 25))
     assert moved["boxes"].tolist() == [[5, 40, 15, 80]]
     assert moved["masks"].shape == (1, 1, 120, 25)

@@ -19,14 +19,15 @@ from ramify.cli.config import load
 from ramify.data.sample import IGNORE, BadSample, Sample
 from ramify.data.world import World
 from ramify.errors import UserError
+from ramify.evaluate.openvocab_scores import BaseNovelScorer
 from ramify.evaluate.panoptic import PanopticMap, PanopticQuality
+from ramify.evaluate.panoptic_join import join_panoptic, panoptic_truth
 from ramify.train import fit
 from ramify.train.recipe import Recipe
 from ramify.train.tasks import build_task
 from ramify.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
 from ramify.vlm.encoders import load_encoder
-from ramify.vlm.openvocab.detector import BaseNovelScorer, OpenVocabDetector, region_features
-from ramify.vlm.openvocab.panoptic import join_panoptic, panoptic_truth
+from ramify.vlm.openvocab.detector import OpenVocabDetector, region_features
 
 from .small_models import save_dual
 from .test_openvocab_segmenter import ROOT, small_recipe
@@ -216,6 +217,14 @@ def test_novel_objects_are_not_shown_in_training() -> None:
     assert not isinstance(task.build_dataset("val"), WithoutBoxes)
     with pytest.raises(UserError, match="no class 'buss'; did you mean 'bus'"):
         build_task(detect_recipe("model.args.novel=[buss]")).build_dataset("train")
+
+
+def test_a_detector_of_base_classes_carries_a_plugin() -> None:
+    from ramify.models.himapper.dense import HiMapperFeatures
+
+    task = build_task(detect_recipe("model.plugin.name=himapper", "model.plugin.num_leaves=8", "model.plugin.width=32"))
+    model = task.build_model(task.describe(task.build_dataset("val")))
+    assert any(isinstance(module, HiMapperFeatures) for module in model.modules())
 
 
 def test_the_command_joins_two_runs(clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor
 from ramify.cli.config import load
 from ramify.data.sample import IGNORE
 from ramify.errors import UserError
+from ramify.evaluate.openvocab_scores import split_scores
 from ramify.train import evaluate_run, fit, load_model
 from ramify.train.folder import RunFolder
 from ramify.train.recipe import Recipe
 from ramify.train.tasks import build_task
 from ramify.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention
-from ramify.vlm.openvocab.scores import harmonic_mean, pixel_loss, split_scores
+from ramify.vlm.openvocab.loss import pixel_loss
 from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings
 from ramify.vlm.openvocab.sliding import sliding_scores, window_starts
 
@@ -248,7 +249,6 @@ def test_split_scores_by_hand() -> None:
     assert found["iou/cat"] == pytest.approx(cat)
     closed = split_scores(matrix, ["sky", "dog", "cat"], [])
     assert closed["miou_harmonic"] == closed["miou"] and "miou_unseen" not in closed
-    assert harmonic_mean(0, 0) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -433,6 +433,11 @@ def test_recipe_trains_resumes_and_is_used_again(clip_folder: Path, tmp_path: Pa
     assert evaluate_run(tmp_path / "whole")["miou_seen"] == pytest.approx(whole.best)
     saved = RunFolder(tmp_path / "whole").read_metrics()
     assert saved[-1]["split"] == "val"
+
+
+def test_a_clip_takes_no_plugin(clip_folder: Path) -> None:
+    with pytest.raises(UserError, match="the task openvocab takes no model.plugin, got himapper; leave it out"):
+        build_task(small_recipe(clip_folder, "model.plugin.name=himapper"))
 
 
 def test_unseen_classes_teach_nothing(clip_folder: Path) -> None:

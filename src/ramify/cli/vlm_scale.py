@@ -131,7 +131,7 @@ def train_scale(config: TrainScaleConfig) -> int:
     the radius of the class texts before and after. Every key of the task is in recipes/openvocab_*.yaml; ramify train
     runs them too.
     """
-    from ramify.vlm.openvocab.job import report_lines, train_and_report
+    from ramify.train.openvocab_job import report_lines, train_and_report
 
     report = train_and_report(config.settings(), config.out, resume=config.resume, quiet=config.quiet or config.json)
     if not report:  # not the first process
@@ -182,8 +182,8 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
 
     from ramify.errors import as_user_error
     from ramify.files import write_text
+    from ramify.evaluate.openvocab import evaluate_openvocab
     from ramify.train.report import headline
-    from ramify.vlm.openvocab.evaluate import evaluate_openvocab
 
     with as_user_error():
         found = evaluate_openvocab(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.data.sample import BadSample, Sample
@@ -93,6 +92,8 @@ class Detect(Task):
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
+        from ramify.models.detection import resize_detections
+
         scorer = CocoScorer(self._classes, self._category_ids, image_ids=self._image_ids, has_masks=self._has_masks)
         for batch in batches:
             found = model(batch["image"])
@@ -136,21 +137,6 @@ def make_target(sample: Sample) -> dict[str, Tensor]:
     if "masks" in target:
         target["masks"] = target["masks"].to(torch.uint8)
     return {name: value[keep] for name, value in target.items()}
-
-
-def resize_detections(found: dict[str, Tensor], seen: Sequence[int], size: Sequence[int]) -> dict[str, Tensor]:
-    """Detections in the pixels (height, width) of what the model saw, brought to those of the picture itself."""
-    if tuple(seen) == tuple(size):
-        return found
-    across, down = size[1] / seen[1], size[0] / seen[0]
-    boxes = found["boxes"]
-    found = found | {"boxes": boxes * boxes.new_tensor([across, down, across, down])}
-    if "masks" in found and len(found["masks"]):
-        masks = F.interpolate(found["masks"].float(), size=tuple(size), mode="bilinear", align_corners=False)
-        found["masks"] = masks
-    elif "masks" in found:
-        found["masks"] = found["masks"].new_zeros(0, 1, *size)
-    return found
 
 
 def _instances(sample: Sample) -> dict[str, Tensor]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ramify.data.sample import IGNORE, Sample
+from ramify.evaluate.openvocab_scores import split_scores
 from ramify.evaluate.segmentation import Confusion
 from ramify.train.recipe import Recipe
 from ramify.train.tasks.segment import KeepLabelMap, Segment, resize_scores
-from ramify.vlm.openvocab.scores import pixel_loss, split_scores
+from ramify.vlm.openvocab.loss import pixel_loss
 from ramify.vlm.openvocab.settings import OpenVocabSettings
 from ramify.vlm.radii import radius_summary
 
@@ -30,6 +31,7 @@ class OpenVocab(Segment):
     """
 
     metric = "miou_seen"
+    takes_plugin = False  # the model is a CLIP, not a backbone of timm
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

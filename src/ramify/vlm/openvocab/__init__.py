@@ -1,10 +1,12 @@
-"""Segmentation, detection and panoptic maps of classes that are named by text, on the patches of a CLIP.
+"""Segmentation and detection of classes that are named by text, on the patches of a CLIP.
 
 segmenter.py    CLIP, class names and a head: one map of logits per class
 cost_volume.py  the head: similarities of patches and classes, aggregated and up-sampled
 sliding.py      large pictures by overlapping windows and one look at the whole
 detector.py     boxes of any detector of the library, named by text
-panoptic.py     instances and the semantic map joined into one
-scores.py       numbers for seen and unseen classes
+loss.py         what training minimises
 settings.py     what a recipe of the task ``openvocab`` may say
+
+Training is in ramify/train (tasks/openvocab*.py, openvocab_job.py); numbers of seen and unseen classes and panoptic
+maps are in ramify/evaluate (openvocab*.py, panoptic*.py).
 """

@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = parser.parse_args(argv)
         if given.verb == "train":
             from ramify.cli.config import load
+            from ramify.train.openvocab_job import report_lines, train_and_report
             from ramify.train.recipe import Recipe
-            from ramify.vlm.openvocab.job import report_lines, train_and_report
 
             recipe = load(Recipe, given.recipe, given.overrides)
             report = train_and_report(recipe, given.out, resume=given.resume)
             print("\n".join(report_lines(report)) if report else "", end="\n" if report else "")
             return 0
-        from ramify.vlm.openvocab.evaluate import evaluate_openvocab
+        from ramify.evaluate.openvocab import evaluate_openvocab
 
         found = evaluate_openvocab(
             given.detector,

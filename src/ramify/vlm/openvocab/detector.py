@@ -9,7 +9,7 @@ is something with how sure CLIP is what it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class OpenVocabDetector(nn.Module):
         """What the detector finds, in the pixels of each picture; the same thing under two labels is kept once."""
         from torchvision.ops import nms
 
-        from ramify.train.tasks.detect import resize_detections
+        from ramify.models.detection import resize_detections
 
         device = next(self.clip.parameters()).device
         inputs = [self.transform(Sample(picture, "")).image.to(device) for picture in pictures]
@@ -135,49 +135,6 @@ class OpenVocabDetector(nn.Module):
         features = self.tower(pixels).features[0].float()
         regions = F.normalize(region_features(features, boxes, (picture.shape[-2], picture.shape[-1])), dim=-1)
         return (self.encoder.logit_scale.float() * regions @ text.T).softmax(-1)
-
-
-class BaseNovelScorer:
-    """COCO's average precision, for all classes and apart for base and novel ones.
-
-    AP is a mean over classes, so that of a part is the AP of its boxes alone: nothing else changes.
-
-    Args:
-        classes: names of labels 1, 2, ...
-        novel: those that were not trained on.
-    """
-
-    def __init__(self, classes: Sequence[str], novel: Sequence[str], *, has_masks: bool = True):
-        from ramify.evaluate.detection import CocoScorer
-
-        for name in novel:
-            if name not in classes:
-                raise ValueError(f"novel class {name!r} is not one of the {len(classes)} classes")
-        names = {
-            "": list(classes),
-            "_base": [name for name in classes if name not in novel],
-            "_novel": [name for name in classes if name in novel],
-        }
-        self.classes = tuple(classes)
-        self._scorers = {part: CocoScorer(members, has_masks=has_masks) for part, members in names.items() if members}
-
-    def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-        """Take in one picture, as ``CocoScorer.add``."""
-        for scorer in self._scorers.values():
-            scorer.add(id, size, self._only(truth, scorer.classes), self._only(found, scorer.classes))
-
-    def _only(self, things: Mapping[str, Tensor], members: Sequence[str]) -> dict[str, Tensor]:
-        labels = things["labels"]
-        table = torch.tensor([0, *[members.index(n) + 1 if n in members else 0 for n in self.classes]])
-        relabelled = table.to(labels.device)[labels]
-        keep = relabelled > 0
-        return {name: value[keep] for name, value in things.items() if name != "labels"} | {"labels": relabelled[keep]}
-
-    def scores(self) -> dict[str, float]:
-        """``box_ap``, ``box_ap50``, ... and the same with ``_base`` and ``_novel`` at the end; also of masks."""
-        return {
-            f"{name}{part}": value for part, scorer in self._scorers.items() for name, value in scorer.scores().items()
-        }
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ from torch import Tensor
 from ramify.data.sample import BadSample, Sample
 from ramify.data.transforms import eval_transform
 from ramify.errors import UserError, as_user_error
+from ramify.evaluate.openvocab_scores import BaseNovelScorer
 from ramify.evaluate.panoptic import PanopticQuality
+from ramify.evaluate.panoptic_join import join_panoptic, panoptic_truth
 from ramify.train.evaluate import load_model
 from ramify.train.folder import RunFolder
 from ramify.train.tasks import build_task
 from ramify.train.tasks.segment import resize_scores
-from ramify.vlm.openvocab.detector import BaseNovelScorer, OpenVocabDetector
-from ramify.vlm.openvocab.panoptic import join_panoptic, panoptic_truth
+from ramify.vlm.openvocab.detector import OpenVocabDetector
 from ramify.vlm.openvocab.segmenter import OpenVocabSegmenter
 
 
