@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ramify.errors import UserError
-from ramify.vlm import encoders_hf
+from ramify.vlm import ScaleAdapterConfig, attach, encoders_hf
 from ramify.vlm.encoders import load_encoder
 from ramify.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
@@ -196,6 +196,38 @@ def test_open_clip_weights_are_saved_and_read_by_their_file(tmp_path: Path, open
     path = second.save(tmp_path) / "open_clip_model.safetensors"
     back = load_encoder(f"open_clip:{open_clip_name}:{path}")
     assert torch.equal(back.encode_text(TEXTS), second.encode_text(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [
+        ("open_clip", "weight"),
+        ("open_clip", "embedding"),
+        ("clip", "weight"),
+        ("clip", "embedding"),
+        ("bert", "weight"),
+    ],
+)
+def test_adapters_belong_to_their_tower_and_are_not_saved_as_weights(
+    kind: str, space: str, tmp_path: Path, open_clip_name: str
+) -> None:
+    encoder = load_encoder(f"hf:{save_bert(tmp_path / 'a', MEAN)}") if kind == "bert" else None
+    encoder = encoder or load(kind, tmp_path, open_clip_name)
+    before = [len(encoder.text_parameters()), len(encoder.image_parameters())]
+    handle = attach(encoder, ScaleAdapterConfig(8, space=space))
+    ours = {id(p): name for name, p in handle.named_parameters()}
+    text, image = encoder.text_parameters(), encoder.image_parameters()
+    assert {ours[id(p)].split(".")[1].split("_")[0] for p in text if id(p) in ours} == {"text"}
+    assert {ours[id(p)].split(".")[1].split("_")[0] for p in image if id(p) in ours} <= {"image"}
+    assert [len(text), len(image)] == [before[0] + 1, before[1] + (kind != "bert")]
+    with pytest.raises(UserError, match=r"carries an adapter: save it alone by handle\.save\(folder\)") as error:
+        encoder.save(tmp_path / "b")
+    assert "\n" not in str(error.value) and not (tmp_path / "b").exists()
+    handle.merge()  # its keys are still there
+    with pytest.raises(UserError, match=r"handle\.merge_and_unload\(\)"):
+        encoder.save(tmp_path / "b")
+    handle.merge_and_unload()
+    assert encoder.save(tmp_path / "b") == tmp_path / "b"
 
 
 def test_a_random_model_needs_to_be_asked_for_and_leaves_torchs_numbers_alone(tmp_path: Path) -> None:

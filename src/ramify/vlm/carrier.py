@@ -227,6 +227,12 @@ class Carrier(nn.Module):
         self._before_merge, self.merged = [], None
 
 
+def adapter_tower(name: str) -> str | None:
+    """text or image, for the name of an adapter's parameter in its model; None for a parameter of the model itself."""
+    parts = name.split(".")  # ramify_adapters.sets.NAME.groups.text_512x512... or ....embeddings.text...
+    return parts[4].split("_")[0] if parts[0] == CHILD else None
+
+
 def _own(module: nn.Module, attribute: str) -> Tensor:
     weight = module._parameters[attribute]
     assert weight is not None

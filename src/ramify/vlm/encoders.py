@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.errors import UserError, suggest
+from ramify.vlm.carrier import CHILD, adapter_tower
 from ramify.vlm.pixels import PixelFormat
 
 KINDS = {"open_clip": "ramify.vlm.encoders_open_clip:load", "hf": "ramify.vlm.encoders_hf:load"}
@@ -85,17 +86,37 @@ class Encoder(ABC):
 
     @abstractmethod
     def save(self, folder: Path | str) -> Path:
-        """Write the encoder so that ``load_encoder`` reads it back."""
+        """Write the encoder so that ``load_encoder`` reads it back.
+
+        Raises:
+            UserError: it carries an adapter; merge that first.
+        """
 
     def text_parameters(self) -> list[nn.Parameter]:
-        """Everything that text passes through: the tower, its embeddings and its projection, no scale of logits."""
-        return [p for name, p in self.model.named_parameters() if not name.startswith((*self._image_parts, "logit_"))]
+        """Everything that text passes through: tower, embeddings, projection, its adapters; no scale of logits."""
+        return [p for name, p in self.model.named_parameters() if self._part(name) == "text"]
 
     def image_parameters(self) -> list[nn.Parameter]:
-        """Everything that pictures pass through."""
-        return [p for name, p in self.model.named_parameters() if name.startswith(self._image_parts)]
+        """Everything that pictures pass through, its adapters too."""
+        return [p for name, p in self.model.named_parameters() if self._part(name) == "image"]
 
     _image_parts: tuple[str, ...] = ()
+    _unused: tuple[str, ...] = ("logit_",)
+    """First letters of parameters that belong to no tower."""
+
+    def _part(self, name: str) -> str | None:
+        """The tower that a parameter belongs to: text or image."""
+        if name.startswith(self._unused):
+            return None
+        return adapter_tower(name) or ("image" if name.startswith(self._image_parts) else "text")
+
+    def _check_is_bare(self) -> None:
+        """Raises where the model carries adapters: in a file their keys would look like weights of the model."""
+        if CHILD in self.model._modules:
+            raise UserError(
+                f"{self.name} carries an adapter: save it alone by handle.save(folder), or write it into the weights "
+                "by handle.merge_and_unload() and save the encoder then"
+            )
 
     def encode_text(self, texts: Sequence[str], normalize: bool = False) -> Tensor:
         """(n, d): the embeddings of texts, with gradients unless ``torch.no_grad``.

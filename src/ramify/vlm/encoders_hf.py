@@ -89,6 +89,7 @@ class HfEncoder(Encoder):
 
     def save(self, folder: Path | str) -> Path:
         """Write a Hugging Face folder: weights, tokenizer and how pictures are prepared."""
+        self._check_is_bare()
         folder = _save(self.model, self.tokenizer, folder)
         form = self._format()
         settings = {
@@ -113,6 +114,8 @@ class HfEncoder(Encoder):
 class SentenceEncoder(Encoder):
     """A text model of transformers, pooled over its tokens as ``1_Pooling`` in its folder says (else the mean)."""
 
+    _unused = ("pooler.",)  # BERT's own, which nothing passes through
+
     def __init__(self, model: Any, name: str, tokenizer: Any, pooling: str = "mean", length: int | None = None):
         super().__init__(model, name, int(model.config.hidden_size), None)
         self.tokenizer, self.pooling = tokenizer, pooling
@@ -125,13 +128,6 @@ class SentenceEncoder(Encoder):
     @property
     def image_tower(self) -> nn.Module | None:
         return None
-
-    def text_parameters(self) -> list[nn.Parameter]:
-        """All but BERT's own pooler, which nothing passes through."""
-        return [p for name, p in self.model.named_parameters() if not name.startswith("pooler.")]
-
-    def image_parameters(self) -> list[nn.Parameter]:
-        return []
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         found = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
@@ -156,6 +152,7 @@ class SentenceEncoder(Encoder):
 
     def save(self, folder: Path | str) -> Path:
         """Write a Hugging Face folder: weights, tokenizer and pooling."""
+        self._check_is_bare()
         folder = _save(self.model, self.tokenizer, folder)
         (folder / "1_Pooling").mkdir(exist_ok=True)
         modes = {key: self.pooling == mode for key, mode in _POOLING.items()}

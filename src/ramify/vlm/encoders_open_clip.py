@@ -84,6 +84,7 @@ class OpenClipEncoder(Encoder):
 
     def save(self, folder: Path | str) -> Path:
         """Write ``open_clip_model.safetensors``; read it with ``open_clip:NAME:THAT_FILE``."""
+        self._check_is_bare()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(folder / "open_clip_model.safetensors", {k: v.clone() for k, v in self.model.state_dict().items()})
