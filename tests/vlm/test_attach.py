@@ -185,6 +185,37 @@ def test_towers_layers_and_targets():
     assert [line["tower"] for line in handle.describe()] == ["image"]
 
 
+class Fused(nn.Module):
+    """Attention that keeps its projections in the layers that are named, each three or two parts high."""
+
+    def __init__(self, **rows: int):
+        super().__init__()
+        for name, parts in rows.items():
+            self.add_module(name, nn.Linear(8, 8 * parts))
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({"qkv": 3, "proj": 1}, {"q": ("qkv", 0), "k": ("qkv", 8), "v": ("qkv", 16)}),
+        ({"in_proj": 3}, {"q": ("in_proj", 0), "k": ("in_proj", 8), "v": ("in_proj", 16)}),
+        ({"q": 1, "kv": 2, "proj": 1}, {"q": ("q", 0), "k": ("kv", 0), "v": ("kv", 8)}),
+        ({"query": 1, "key": 1, "value": 1}, {"q": ("query", 0), "k": ("key", 0), "v": ("value", 0)}),
+        ({"q": 1, "k": 1, "v": 1}, {"q": ("q", 0), "k": ("k", 0), "v": ("v", 0)}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_parts_of_fused_weights_stand_in_order(rows: dict[str, int], expected: dict[str, tuple[str, int]]):
+    """Rows of q come first, then k, then v, in every library; k first where the query is apart."""
+    model = nn.Sequential(Fused(**rows))
+    found = {
+        slot.target: (site.name.split(".")[1], slot.start)
+        for site in attachment_points(model, ("q", "k", "v"))
+        for slot in site.slots
+    }
+    assert found == expected
+
+
 def test_towers_by_structure():
     timm = pytest.importorskip("timm")
     vit = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=0)

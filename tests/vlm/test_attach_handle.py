@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -126,6 +127,29 @@ def test_written_weights_are_seen_at_once():
     model.transformer.resblocks[1].attn._parameters["in_proj_weight"].data.mul_(2.0)
     handle.refresh()  # the one thing that must be said
     assert not torch.equal(encode(model, words, pictures), merged)
+
+
+def test_a_layer_alone_sees_steps_loading_and_moving():
+    """No forward pass of the model or of a tower begins here: what is kept must be told apart by itself."""
+    model = OPEN_CLIP()
+    handle = attach(model, ScaleAdapterConfig(16))
+    attention = model.transformer.resblocks[0].attn
+    seen = [attention.in_proj_weight.clone()]
+    shake(handle)  # as an optimiser's step does, in place
+    seen.append(attention.in_proj_weight.clone())
+    handle.load_state_dict({name: 0.3 * torch.randn_like(value) for name, value in handle.state_dict().items()})
+    seen.append(attention.in_proj_weight.clone())
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items() if "ramify" not in name})
+    seen.append(attention.in_proj_weight.clone())
+    torch.testing.assert_close(seen[3], 2 * seen[2])
+    model.to(torch.float64)
+    moved = attention.in_proj_weight
+    assert moved.dtype == torch.float64
+    torch.testing.assert_close(moved.float(), seen[3])
+    for parameter in handle.parameters():
+        parameter.zero_()
+    assert torch.equal(attention.in_proj_weight, attention._parameters["in_proj_weight"])
+    assert all(not torch.equal(a, b) for a, b in pairwise(seen))
 
 
 def test_a_child_alone_sees_writes_through_data_too():

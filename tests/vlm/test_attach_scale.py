@@ -60,6 +60,18 @@ def test_above_the_cap_the_length_is_cut_and_the_direction_kept(c: float):
     torch.testing.assert_close(closed, reference_mobius(weight, scale, c), rtol=1e-9, atol=1e-12)
 
 
+def test_defaults_are_those_of_the_paper():
+    config = ScaleAdapterConfig()
+    assert (config.block_size, config.targets, config.towers, config.layers) == (
+        128,
+        ("q", "k", "v"),
+        ("text", "image"),
+        "all",
+    )
+    assert (config.curvature, config.cap, config.share, config.space) == (0.01, "none", "none", "weight")
+    assert ScaleAdapterConfig(curvature={"text": 1.0, "image": 0.01}).curvature_of("text") == 1.0
+
+
 def test_cap_of_the_released_code():
     assert [round(radius_cap(c), 2) for c in (0.01, 0.1, 1.0, 2.5)] == [38.0, 12.02, 3.8, 2.4]
 

@@ -436,7 +436,7 @@ def test_recipe_trains_resumes_and_is_used_again(clip_folder: Path, tmp_path: Pa
 
 
 def test_a_clip_takes_no_plugin(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match="the task openvocab takes no model.plugin, got himapper; leave it out"):
+    with pytest.raises(UserError, match=r"the task openvocab takes no model\.plugin, got himapper; leave it out"):
         build_task(small_recipe(clip_folder, "model.plugin.name=himapper"))
 
 
