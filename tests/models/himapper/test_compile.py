@@ -103,6 +103,7 @@ def test_half_precision(dtype: torch.dtype, options: dict[str, object]) -> None:
         loss = out.logits.float().square().mean() + out.losses["aux_total"]
     assert all(value.dtype == torch.float32 for value in out.losses.values())
     assert all(level.dtype == torch.float32 for level in out.hyperbolic)
+    assert all(level.dtype == torch.float32 for level in out.maps)
     assert all((level.sum((-1, -2)) - 1).abs().max() < 1e-5 for level in out.maps)
     assert torch.allclose(out.losses["contrastive"], own.losses["contrastive"], rtol=0.05)
     loss.backward()

@@ -24,23 +24,24 @@ def made(**options) -> Decomposition:
     return module
 
 
-def loop(module: Decomposition, rows: Tensor, tokens: Tensor) -> list[Tensor]:
-    """Level by level, image by image, head by head, with plain softmaxes. ``rows`` is (L, N, w)."""
-    levels = []
+def loop(module: Decomposition, rows: Tensor, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Level by level, image by image, head by head, with plain softmaxes: nodes and maps. ``rows`` is (L, N, w)."""
+    levels, maps = [], []
     for level, queries in enumerate(rows):
-        found = []
+        found, looked = [], []
         for image in tokens:
             q = module.query_proj(module.query_norm(queries))
             memory = module.memory_norm(module.token_proj(module.token_norm(image)))
             ask = module.cross_query(module.cross_norm(q)).chunk(4, -1)
             key, value = (part.chunk(4, -1) for part in module.cross_key_value(memory).chunk(2, -1))
-            heads = []
+            heads, weights = [], []
             for a, k, v in zip(ask, key, value, strict=True):
                 if module.log_scale is None:
                     scores = a @ k.T / 0.07
                 else:
                     scores = F.normalize(a, dim=-1) @ F.normalize(k, dim=-1).T * module.log_scale.exp().clamp(max=100)
-                heads.append(scores.softmax(-1) @ v)
+                weights.append(scores.softmax(-1))
+                heads.append(weights[-1] @ v)
             x = module.cross_out(torch.cat(heads, -1))
             x = q + x if module.query_residual else x
             parts = [part.chunk(4, -1) for part in module.self_in(module.self_norm(x)).chunk(3, -1)]
@@ -48,8 +49,10 @@ def loop(module: Decomposition, rows: Tensor, tokens: Tensor) -> list[Tensor]:
             x = x + module.self_out(torch.cat(heads, -1))
             x = module.out_norm(x + module.mlp(module.mlp_norm(x)))
             found.append(x.unflatten(0, (SHAPE.sizes[level], 2**level)).mean(1))
+            looked.append(torch.stack(weights).mean(0).unflatten(0, (SHAPE.sizes[level], 2**level)).mean(1))
         levels.append(torch.stack(found))
-    return levels
+        maps.append(torch.stack(looked))
+    return levels, maps
 
 
 @KINDS
@@ -59,7 +62,11 @@ def test_the_batched_form_is_the_loop(attention: str, query_residual: bool) -> N
     rows, tokens = torch.randn(3, 8, 16), torch.randn(2, 7, 20)
     nodes, maps = module(rows, tokens)
     assert maps is None and nodes.shape == (2, 14, 16)
-    for batched, single in zip(SHAPE.split(nodes), loop(module, rows, tokens), strict=True):
+    expected, looked = loop(module, rows, tokens)
+    for batched, single in zip(SHAPE.split(nodes), expected, strict=True):
+        assert torch.allclose(batched, single, atol=1e-5)
+    _, maps = module(rows, tokens, return_maps=True)
+    for batched, single in zip(SHAPE.split(maps), looked, strict=True):  # means over heads and over a node's rows
         assert torch.allclose(batched, single, atol=1e-5)
 
 

@@ -217,8 +217,10 @@ def test_precision_follows_the_backbone() -> None:
     model = mapper(ToyBackbone().double()).eval()
     assert model(pictures().double()).logits.dtype == torch.float64
     half = mapper(ToyBackbone().bfloat16())
-    out = half(pictures().bfloat16())
-    assert out.logits.dtype == torch.bfloat16 and out.losses["contrastive"].dtype == torch.float32
+    for mode in (True, False):
+        out = half.train(mode)(pictures().bfloat16(), return_maps=True, compute_losses=True)
+        assert out.logits.dtype == torch.bfloat16 and out.losses["contrastive"].dtype == torch.float32
+        assert all((level.sum((-1, -2)) - 1).abs().max() < 1e-5 for level in out.maps)
 
 
 @pytest.mark.parametrize("geometry", ["lorentz", "euclidean"])

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.geometry.numerics import strict_matmul
 from ramify.models.himapper.tree import TreeShape
 
 Attention = Literal["cosine", "scaled"]
@@ -104,7 +105,7 @@ class Decomposition(nn.Module):
         x = self.out_norm(x)
         if sampled:
             x = self.pooling.to(x.dtype) @ x.reshape(batch, rows, -1)
-            maps = None if maps is None else self.pooling @ maps
+            maps = None if maps is None else strict_matmul(self.pooling.float(), maps)  # sums stay 1 in half precision
         return x, maps
 
     def _read(self, queries: Tensor, memory: Tensor, return_maps: bool) -> tuple[Tensor, Tensor | None]:
