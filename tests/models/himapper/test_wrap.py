@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import pickle
 import warnings
 
@@ -54,6 +56,40 @@ def test_what_comes_out() -> None:
     assert 0.3 < out.stats["map_entropy"] <= 1
     assert model.levels == (32, 16, 8, 4) and model.num_leaves == 32 and model.depth == 4 and model.grid == (8, 8)
     assert model.parents(1).tolist() == [i // 2 for i in range(32)]
+
+
+def test_arguments_and_defaults_are_those_of_the_design() -> None:
+    defaults = {
+        "num_leaves": 32,
+        "depth": 4,
+        "width": 128,
+        "heads": 4,
+        "hyp_dim": None,
+        "geometry": "lorentz",
+        "probabilistic": True,
+        "sibling_std": 0.75,
+        "query_residual": False,
+        "tau": 0.2,
+        "alpha": 0.1,
+        "beta": 0.01,
+        "enabled": True,
+        "mixture": "moment",
+        "noise": "shared",
+        "attention": "cosine",
+        "sign": "corrected",
+        "learn_tau": False,
+        "dropout": 0.0,
+    }
+    arguments = inspect.signature(HiMapper).parameters
+    assert {name: arguments[name].default for name in defaults} == defaults
+    assert list(arguments)[:14] == ["backbone", *list(defaults)[:13]]  # those of the design come first, in its order
+    assert [f.name for f in dataclasses.fields(HiMapperOutput)] == [
+        *("logits", "pre_logits", "losses", "nodes", "hyperbolic", "curvature", "maps", "stats"),
+    ]
+    model = HiMapper(ToyBackbone())
+    assert model.tree.sibling_std == 0.75 and not model.decompose.query_residual and model.loss.tau == 0.2
+    assert model.decompose.log_scale is not None and model.space.proj.weight.shape == (128, 128)
+    assert HiMapper(ToyBackbone(), hyp_dim=2).space.proj.weight.shape == (2, 128) and model.space.proj.bias is None
 
 
 def test_what_is_computed_when() -> None:
