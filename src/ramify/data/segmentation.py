@@ -31,8 +31,9 @@ from ramify.errors import UserError
 
 CAMVID_CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree"),
-    *("sign", "fence", "car", "pedestrian", "bicyclist"),
+    *("signsymbol", "fence", "car", "pedestrian", "bicyclist"),
 )
+"""As the data set calls them, in small letters."""
 
 
 class LabelMaps(Pictures):
