@@ -17,7 +17,7 @@ from ramify.train import load_model
 from ramify.train.recipe import Recipe
 from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings
 
-from .small_models import save_dual
+from .small_models import save_bert, save_dual
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = [f"openvocab_{name}.yaml" for name in ("world", "pets", "camvid", "coco_stuff")]
@@ -99,6 +99,12 @@ def test_mistakes_are_one_line(
     assert main(["vlm", "train-scale", "--model", clip, "--out", str(tmp_path / "run"), *tiny, *flags]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_an_encoder_of_text_is_refused(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    spec = f"hf:{save_bert(tmp_path / 'bert', None)}"
+    assert main(["vlm", "train-scale", "--model", spec, "--out", str(tmp_path / "run"), *tiny]) == 2
+    assert capsys.readouterr().err.endswith("reads text alone; to segment pictures load a CLIP\n")
 
 
 def test_recipes_of_other_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

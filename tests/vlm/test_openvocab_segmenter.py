@@ -259,6 +259,10 @@ def test_settings_split_classes() -> None:
     classes = ("sky", "cat", "road_sign", "tree")
     assert settings.split(classes) == (("sky", "road_sign"), ("cat", "tree"))
     assert settings.prompts(classes[:3]) == ["a blue sky.", "a cat.", "a road sign."]
+    with pytest.raises(
+        UserError, match="the classes 'sky' and 'blue_sky' have one sentence, 'a blue sky.'; rename one"
+    ):
+        settings.prompts(("cat", "sky", "blue_sky"))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +287,7 @@ def test_wrong_class_lists_are_one_line(settings: dict[str, Any], classes: tuple
         ({"template": "a photo"}, r"template must hold \{\}"),
         ({"overlap": 1.0}, "overlap must be from 0 to below 1"),
         ({"blocks": [1]}, "blocks must be two numbers"),
+        ({"unseen": ["cat", "dog", "cat"]}, "unseen names the class 'cat' twice"),
         ({"method": "frozen", "adapter": {"rank": 2}}, "frozen takes no adapter options"),
     ],
 )
@@ -310,6 +315,10 @@ def test_segmenter_answers_for_any_classes_and_sizes(clip_folder: Path) -> None:
         model(pixels)
     with pytest.raises(UserError, match="empty name"):
         model.text_features(["truck", " "])
+    with pytest.raises(UserError, match="the class 'truck' is in the list twice"):
+        model(pixels, classes=["truck", "grass", "truck"])
+    assert model.double().text_features(["truck"]).dtype == torch.float64  # kept ones are not used again
+    assert model(pixels.double(), classes=["truck", "grass", "animal"]).shape == (2, 3, 32, 48)
 
 
 @torch.no_grad()

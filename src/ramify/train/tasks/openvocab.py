@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ramify.data.sample import IGNORE, Sample
+from ramify.errors import UserError
 from ramify.evaluate.openvocab_scores import split_scores
 from ramify.evaluate.segmentation import Confusion
 from ramify.train.recipe import Recipe
@@ -47,7 +48,10 @@ class OpenVocab(Segment):
             from ramify.vlm.encoders import load_encoder
 
             seed = self.recipe.run.seed
-            self._encoder = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)
+            found = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)
+            if found.pixels is None:
+                raise UserError(f"{found.name} reads text alone; to segment pictures load a CLIP")
+            self._encoder = found
         return self._encoder
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:

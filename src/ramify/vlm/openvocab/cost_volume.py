@@ -215,7 +215,7 @@ class CostVolumeHead(nn.Module):
             raise ValueError(f"the head takes {self.num_prompts} prompts per class, got {text.shape[1]}")
         if len(blocks) != len(self.lifts):
             raise ValueError(f"the head takes the features of {len(self.lifts)} blocks, got {len(blocks)}")
-        volume = cosine_volume(features, text)  # (B, T, P, h, w)
+        volume = cosine_volume(features, text).to(self.embed.weight.dtype)  # (B, T, P, h, w)
         shape = volume.shape[:2]
         x = self.embed(volume.flatten(0, 1)).permute(0, 2, 3, 1).unflatten(0, shape)  # (B, T, h, w, C)
         # Guides are normalised as the volume is: the length of an embedding says nothing about a place.

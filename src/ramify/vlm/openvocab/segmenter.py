@@ -89,10 +89,6 @@ class OpenVocabSegmenter(nn.Module):
 
     def text_features(self, classes: Sequence[str]) -> Tensor:
         """(T, d): embeddings of the classes' sentences, not normalised. Kept where the text tower is frozen."""
-        if not classes:
-            raise UserError("the list of classes is empty")
-        if any(not name.strip() for name in classes):
-            raise UserError("a class has an empty name")
         key = tuple(classes)
         if self._trains_text:
             return self._encode(key)
@@ -127,6 +123,11 @@ class OpenVocabSegmenter(nn.Module):
         """
         volume = cosine_volume(self.tower(pixels).features, text).mean(2)
         return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OpenVocabSegmenter:
+        """What ``to`` and its like do; embeddings that were kept are of another device or dtype then."""
+        self._texts.clear()
+        return super()._apply(fn, recurse)
 
     def adapter_parameters(self) -> list[nn.Parameter]:
         """What is trained in CLIP; none where it is frozen."""

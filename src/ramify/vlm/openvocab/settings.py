@@ -56,6 +56,8 @@ class OpenVocabSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if (double := _double(self.unseen)) is not None:
+            raise ValueError(f"unseen names the class {double!r} twice")
         if self.method == "frozen" and self.adapter:
             raise ValueError("method frozen takes no adapter options")
 
@@ -72,9 +74,7 @@ class OpenVocabSettings:
         Raises:
             UserError: a name twice, an unseen or renamed class that the data does not have, or none left to see.
         """
-        doubles = sorted({name for name in classes if list(classes).count(name) > 1})
-        if doubles:
-            raise UserError(f"the class {doubles[0]!r} is in the list twice; names are what tells classes apart")
+        _check_classes(classes)
         for where, names in (("unseen", self.unseen), ("rename", self.rename)):
             for name in names:
                 if name not in classes:
@@ -86,5 +86,35 @@ class OpenVocabSettings:
         return seen, tuple(name for name in classes if name in self.unseen)
 
     def prompts(self, classes: Sequence[str]) -> list[str]:
-        """The sentence of each class."""
-        return [self.template.replace("{}", self.rename.get(name, name).replace("_", " ")) for name in classes]
+        """The sentence of each class.
+
+        Raises:
+            UserError: no class, an empty name, a name twice, or two classes that one sentence stands for.
+        """
+        _check_classes(classes)
+        found = [self.template.replace("{}", self.rename.get(name, name).replace("_", " ")) for name in classes]
+        if (double := _double(found)) is not None:
+            same = [name for name, sentence in zip(classes, found, strict=True) if sentence == double]
+            raise UserError(
+                f"the classes {same[0]!r} and {same[1]!r} have one sentence, {double!r}; rename one of them"
+            )
+        return found
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    if not classes:
+        raise UserError("the list of classes is empty")
+    if any(not name.strip() for name in classes):
+        raise UserError("a class has an empty name")
+    if (double := _double(classes)) is not None:
+        raise UserError(f"the class {double!r} is in the list twice; names are what tells classes apart")
+
+
+def _double(names: Sequence[str]) -> str | None:
+    """The first name that was there before."""
+    before: set[str] = set()
+    for name in names:
+        if name in before:
+            return name
+        before.add(name)
+    return None
