@@ -1,4 +1,4 @@
-"""``ramify explain``: a page on what a model clustered or where its queries looked, or the numbers of its clusters."""
+"""``ramify explain``: a page on what a model clustered, where its queries looked or what hierarchy its text has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class ExplainConfig:
     """``ramify explain``."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Folder that ramify train wrote, or a name such as hcformer_nano (fresh weights)."""
+    """Folder that ramify train wrote, or a name such as hcformer_nano (fresh weights), or an encoder: hf:FOLDER_OR_ID,
+    open_clip:NAME:PRETRAINED."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
@@ -37,6 +38,16 @@ class ExplainConfig:
     """With --table: a run or a timm name whose features are clustered by k-means."""
     json: bool = False
     """With --table: print the rows as JSON."""
+    texts: tuple[str, ...] = ()
+    """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
+    head: Path | None = None
+    """Of an encoder: a head that train-fewshot wrote, whose tree of classes, attributes and pictures is shown."""
+    pairs: Path | None = None
+    """Of an encoder: HyperLex, its folder or one of its files."""
+    geometry: str | None = None
+    """Of an encoder: chord, geodesic or lorentz. [lorentz for a hyperbolic encoder, chord for the others]"""
+    random_init: bool = False
+    """Of an encoder: random weights, as a control."""
 
     def __post_init__(self) -> None:
         for name in ("pictures", "samples"):
@@ -48,16 +59,27 @@ def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
 
     ramify explain runs/demo photo.jpg --out page.html
     """
     from ramify.explore import report
+    from ramify.explore.vlm_subject import is_encoder
 
+    if is_encoder(config.model):
+        print(_page_of_encoder(config))
+        return
+    for name in ("texts", "head", "pairs", "geometry", "random_init"):
+        if getattr(config, name):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} is for encoders, e.g. hf:runs/clip_world; {config.model} is none: leave it out")
     subject = _subject(config.model, config.size)
     if config.table:
         _print_table(config, subject)
         return
     is_run = subject.recipe is not None
+    if is_run and subject.recipe.task == "contrast":
+        raise UserError(f"{config.model} is a run of a CLIP, an encoder; give ramify explain hf:{config.model}")
     if not config.images and not is_run:
         raise UserError(f"give pictures to explain, e.g. ramify explain {config.model} photo.jpg")
     if config.images:
@@ -66,6 +88,25 @@ def run(config: ExplainConfig) -> None:
         out = config.out or Path(config.model) / "index.html"
         path, _ = report.page_of_run(config.model, out, num_pictures=config.pictures, subject=subject)
     print(path)
+
+
+def _page_of_encoder(config: ExplainConfig) -> Path:
+    from ramify.explore.vlm_subject import page_of_encoder
+
+    for name in ("table", "size"):
+        if getattr(config, name):
+            raise UserError(f"--{name} is not for encoders; leave it out (numbers: ramify vlm eval-hierarchy)")
+    return page_of_encoder(
+        config.model,
+        config.out or Path("explain.html"),
+        images=config.images,
+        texts=config.texts,
+        head=config.head,
+        pairs=config.pairs,
+        num_pictures=config.pictures,
+        geometry=config.geometry,
+        random_init=config.random_init,
+    )
 
 
 def _subject(model: str, size: int | None) -> Any:
