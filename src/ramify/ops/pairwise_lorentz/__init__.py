@@ -1,0 +1,259 @@
+"""Lorentz distances between all points of two sets: values, softmax, the nearest point; forward and backward.
+
+``reference`` holds the definitions, ``triton``, ``grad`` and ``rows`` the kernels, ``pairs`` the arithmetic of a tile.
+The kernels know points by direction and radius alone, so ``ramify.ops.pairwise_poincare`` uses them too. First
+derivatives only.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...geometry import lorentz
+from ...geometry.numerics import Scalar, root
+from ...geometry.registry import check_curvature
+from ...geometry.sets import require_shared_curvature
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from . import reference
+from .reference import Mode
+
+__all__ = ["distance_softmax", "fits", "nearest", "pairwise_dist", "reference"]
+
+MAX_WIDTH = 256
+"""Components of a point; the backward kernel holds a row of each tile whole."""
+
+CHARTS = {("lorentz", False): 0, ("lorentz", True): 1, ("poincare", False): 2, ("poincare", True): 3}
+"""How a stored row gives a radius, by model and whether it is a tangent vector at the origin: see ``rows``."""
+
+
+def fits(x: Tensor, y: Tensor, backend: str = "auto") -> bool:
+    """Whether the kernels run."""
+    misfit = None
+    if x.dtype not in KERNEL_DTYPES or y.dtype != x.dtype:
+        misfit = f"{x.dtype} and {y.dtype}, the kernel takes two of float32, bfloat16 or float16"
+    elif not 0 < x.shape[-1] <= MAX_WIDTH:
+        misfit = f"points of {x.shape[-1]} components, the kernel takes 1 to {MAX_WIDTH}"
+    return choose(backend, x, misfit) == "triton"
+
+
+def pairwise_dist(
+    x: Tensor, y: Tensor, c: Scalar = 1.0, *, mode: Mode = "exact", tangent: bool = False, backend: str = "auto"
+) -> Tensor:
+    """Distances between all points of two sets: (..., N, n), (..., M, n) -> (..., N, M), float32 at least.
+
+    Args:
+        x, y: Lorentz points; batch axes broadcast. If ``y is x`` the diagonal is exactly zero.
+        c: curvature -c; as a tensor of one value for each pair of sets, (..., 1, 1), it has a gradient.
+        mode: as in ``ramify.geometry.lorentz.pairwise_dist``. The kernel for "exact" multiplies as "matmul" does and
+            takes differences in float64 for tiles that hold two points so close (as seen from the origin, within about
+            half a radian) that the product would cost digits: data full of close points runs at the speed of those.
+        tangent: x and y are tangent vectors at the origin; the distances are those of ``expmap0`` of them.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+    """
+    return run_dist(lorentz, "lorentz.pairwise_dist", x, y, c, mode, tangent, backend)
+
+
+def distance_softmax(
+    x: Tensor, y: Tensor, c: Scalar = 1.0, *, temperature: float = 1.0, tangent: bool = False, backend: str = "auto"
+) -> Tensor:
+    """``softmax(-d / temperature)`` over the points of ``y``: (..., N, n), (..., M, n) -> (..., N, M) in float32.
+
+    Distances have the accuracy of mode "matmul"; they are never written. Arguments as for :func:`pairwise_dist`.
+    """
+    return run_softmax(lorentz, "lorentz.distance_softmax", x, y, c, temperature, tangent, backend)
+
+
+def nearest(
+    x: Tensor, y: Tensor, c: Scalar = 1.0, *, tangent: bool = False, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The nearest point of ``y`` for each of ``x``: its index (..., N) and distance (..., N); no gradient.
+
+    Distances have the accuracy of mode "exact"; of points equally near to the last digits either may be meant. A point
+    of ``y`` that is NaN is nearest to none; a point of ``x`` that is NaN has index 0 and distance NaN.
+    """
+    return run_nearest(lorentz, "lorentz.nearest", x, y, c, tangent, backend)
+
+
+# --------------------------------------------------------------------------------------------- both models of the space
+
+
+def run_dist(
+    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, mode: Mode, tangent: bool, backend: str
+) -> Tensor:  # fmt: skip
+    """:func:`pairwise_dist` in one of the models."""
+    if mode not in ("exact", "matmul"):
+        raise ValueError(f"{name}: mode must be 'exact' or 'matmul', got {mode!r}")
+    _check(name, x, y, c)
+    if not fits(x, y, backend):
+        return reference.pairwise_dist(x, y, c, mode, tangent, space)
+    sets = _Sets(space, x, y, c, tangent)
+    return sets.result(_Distances.apply(*sets.tensors, sets.chart, sets.c, mode == "exact")) / sets.unit
+
+
+def run_softmax(
+    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, temperature: float, tangent: bool, backend: str
+) -> Tensor:
+    """:func:`distance_softmax` in one of the models."""
+    _check(name, x, y, c)
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"{name}: temperature must be a positive number, got {temperature}")
+    if isinstance(c, Tensor) or not fits(x, y, backend):  # the distances' unit would be part of the temperature
+        return reference.distance_softmax(x, y, c, temperature, tangent, space)
+    sets = _Sets(space, x, y, c, tangent)
+    return sets.result(_Softmax.apply(*sets.tensors, sets.chart, sets.c, float(temperature)))
+
+
+def run_nearest(
+    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, tangent: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """:func:`nearest` in one of the models."""
+    _check(name, x, y, c)
+    if y.shape[-2] == 0:
+        raise ValueError(f"{name}: expected at least one point in y (..., M, n), got shape {tuple(y.shape)}")
+    with torch.no_grad():
+        if not fits(x, y, backend):
+            return reference.nearest(x, y, c, tangent, space)
+        sets = _Sets(space, x, y, c, tangent)
+        run = _nearest_operator if needs_operator(x) else _nearest
+        index, d = run(sets.tensors[0], sets.tensors[1], sets.chart, sets.c)
+        d = sets.result(d.unsqueeze(-1))
+        return sets.result(index.unsqueeze(-1)).squeeze(-1), (d / sets.unit).squeeze(-1)
+
+
+def _check(name: str, x: Tensor, y: Tensor, c: Scalar) -> None:
+    check_curvature(c, name)
+    require_shared_curvature(name, c)
+    for key, value in (("x", x), ("y", y)):
+        if value.dim() < 2 or not value.is_floating_point():
+            raise ValueError(
+                f"{name}: expected points {key} (..., N, n), got {value.dtype} of shape {tuple(value.shape)}"
+            )
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"{name}: x has {x.shape[-1]} and y {y.shape[-1]} components; both must agree")
+
+
+class _Sets:
+    """Two sets of points as the kernels take them: (B, N, n) and (B, M, n), or None for "the same"; c is a number."""
+
+    def __init__(self, space: ModuleType, x: Tensor, y: Tensor, c: Scalar, tangent: bool):
+        self.chart = CHARTS[space.__name__.rsplit(".", 1)[-1], tangent]
+        is_same = y is x
+        self.unit: Scalar = 1.0
+        if isinstance(c, Tensor):  # as points of curvature 1: the gradient of c is then a sum over rows, not over pairs
+            self.unit = root(c.float())
+            x = self.unit * x.float()
+            y = x if is_same else self.unit * y.float()
+        self.c = 1.0 if isinstance(c, Tensor) else float(c)
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        self.shape = (*batch, x.shape[-2])
+        if not is_same and all(size == 1 for size in y.shape[:-2]) and x.shape[:-2] == batch:  # all rows, one other set
+            x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, *y.shape[-2:])
+        else:
+            x, y = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
+        self.tensors = x.contiguous(), None if is_same else y.contiguous()
+
+    def result(self, found: Tensor) -> Tensor:
+        return found.view(*self.shape, found.shape[-1])
+
+
+def _dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.pairwise_dist(x, y, chart, c, exact)
+
+
+def _softmax(
+    x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.distance_softmax(x, y, chart, c, temperature)
+
+
+def _nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
+    from . import triton
+
+    return triton.nearest(x, y, chart, c)
+
+
+def _means(p: Tensor, grad: Tensor) -> Tensor:
+    from . import grad as kernels
+
+    return kernels.row_means(p, grad)
+
+
+def _grad(
+    x: Tensor, y: Tensor, stats_x: Tensor, stats_y: Tensor, grad: Tensor, log_sums: Tensor | None,
+    means: Tensor | None, flipped: bool, same: bool, c: float, exact: bool, temperature: float,
+) -> Tensor:  # fmt: skip
+    from . import grad as kernels
+
+    return kernels.pairs_grad(x, y, stats_x, stats_y, grad, log_sums, means, flipped, same, c, exact, temperature)
+
+
+_dist_operator = operator("pairwise_dist", _dist)
+_softmax_operator = operator("distance_softmax", _softmax)
+_nearest_operator = operator("nearest_point", _nearest)
+_means_operator = operator("row_means", _means)
+_grad_operator = operator("pairs_grad", _grad)
+
+
+def _both_grads(
+    needed: tuple[bool, ...], x: Tensor, y: Tensor | None, stats_x: Tensor, stats_y: Tensor, grad: Tensor,
+    log_sums: Tensor | None, means: Tensor | None, c: float, exact: bool, temperature: float,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x and y; of one set that is both, their sum."""
+    run = _grad_operator if needs_operator(x) else _grad
+    is_same = y is None
+    other, stats_other = (x, stats_x) if y is None else (y, stats_y)
+    rest = grad, log_sums, means
+    to_x = to_y = None
+    if needed[0]:
+        to_x = run(x, other, stats_x, stats_other, *rest, False, is_same, c, exact, temperature)
+    if needed[0] if is_same else needed[1]:
+        to_y = run(other, x, stats_other, stats_x, *rest, True, is_same, c, exact, temperature)
+    if is_same and to_x is not None and to_y is not None:
+        return to_x + to_y, None
+    return to_x, to_y
+
+
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> Tensor:
+        run = _dist_operator if needs_operator(x) else _dist
+        d, stats_x, stats_y = run(x, y, chart, c, exact)
+        ctx.save_for_backward(x, y, stats_x, stats_y)
+        ctx.c, ctx.exact = c, exact
+        return d
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, stats_x, stats_y = ctx.saved_tensors
+        found = _both_grads(
+            ctx.needs_input_grad, x, y, stats_x, stats_y, grad.contiguous(), None, None, ctx.c, ctx.exact, 1.0
+        )
+        return *found, None, None, None
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float) -> Tensor:
+        run = _softmax_operator if needs_operator(x) else _softmax
+        p, stats_x, stats_y, log_sums = run(x, y, chart, c, temperature)
+        ctx.save_for_backward(x, y, stats_x, stats_y, log_sums, p)
+        ctx.c, ctx.temperature = c, temperature
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, stats_x, stats_y, log_sums, p = ctx.saved_tensors
+        grad = grad.contiguous()
+        means = (_means_operator if needs_operator(x) else _means)(p, grad)
+        found = _both_grads(
+            ctx.needs_input_grad, x, y, stats_x, stats_y, grad, log_sums, means, ctx.c, False, ctx.temperature
+        )
+        return *found, None, None, None

@@ -1,0 +1,100 @@
+"""What one tile of pairs is made of: the arithmetic that all kernels of this room share.
+
+With radii a, b and the angle between two points, ``sinh^2(s d / 2) = sinh^2((a - b)/2) + sinh a sinh b q`` where
+``q = (1 - cos)/2``: two terms that are not negative, the first of which keeps its digits. The product gives ``q`` to
+about 3e-7; a tile in which this could cost more than 4e-6 of the sum takes it from differences in float64 instead.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def multiply(a, b, total, PRECISION: tl.constexpr):
+    """``total + a @ b``; "ieee" for Triton's interpreter, which knows no products of bfloat16."""
+    if PRECISION == "ieee":
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision=PRECISION)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def across(product, over_x, over_y):
+    """``q = (1 - cos)/2`` of all pairs from the product of their rows; without overflow on the way."""
+    return tl.maximum(0.5 - 0.5 * (product * over_x[:, None]) * over_y[None, :], 0.0)
+
+
+@triton.jit
+def radial(grown_x, root_x, grown_y, root_y):
+    """``sinh((a - b)/2)`` of all pairs, by products alone."""
+    return 0.5 * ((grown_x[:, None] - grown_y[None, :]) * root_x[:, None]) * root_y[None, :]
+
+
+@triton.jit
+def is_blurred(rho, q, sinh_x, sinh_y, BLUR: tl.constexpr):
+    """1 if the product was too coarse for some pair of the tile, else 0."""
+    reach = sinh_x[:, None] * sinh_y[None, :]
+    near = rho * rho + reach * q < BLUR * reach
+    return tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
+def over_lengths(x, row, is_row, n, BLOCK: tl.constexpr):
+    """1 / |x| in float64, 0 for zero rows."""
+    square = tl.zeros((BLOCK,), tl.float64)
+    for k in range(n):
+        part = tl.load(x + row * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)
+        square += part * part
+    is_zero = square <= 1.1754943508222875e-38
+    return tl.where(is_zero, 0.0, 1.0 / tl.sqrt(tl.where(is_zero, 1.0, square)))
+
+
+@triton.jit
+def direction(x, row, is_row, n, k, over):
+    """Component k of unit vectors, in float64."""
+    return tl.load(x + row * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64) * over
+
+
+@triton.jit
+def across_by_differences(x, y, row, is_row, col, is_col, n, BM: tl.constexpr, BN: tl.constexpr):
+    """``q = |xh - yh|^2 / 4`` with every digit, and 1/|x|, 1/|y| in float64."""
+    over_x = over_lengths(x, row, is_row, n, BM)
+    over_y = over_lengths(y, col, is_col, n, BN)
+    square = tl.zeros((BM, BN), tl.float64)
+    for k in range(n):
+        step = direction(x, row, is_row, n, k, over_x)[:, None] - direction(y, col, is_col, n, k, over_y)[None, :]
+        square += step * step
+    return (0.25 * square).to(tl.float32), over_x, over_y
+
+
+@triton.jit
+def distance(square):
+    """``s d = 2 asinh(w)`` of ``square = w^2``, for any size of it."""
+    w = tl.sqrt(square)
+    near = tl.minimum(w, 1e18)  # its square is finite; beyond, the excess is added without a root
+    outer = tl.log(w + (w - near) + tl.sqrt(1.0 + near * near))
+    small = tl.minimum(square, 0.25)
+    series = 0.02816912 + small * -0.01323752  # asinh for w < 1/2, see geometry.numerics
+    series = -0.16666643 + small * (0.07498652 + small * (-0.04438452 + small * series))
+    return 2.0 * tl.where(w < 0.5, w + w * (small * series), outer)
+
+
+@triton.jit
+def log2(x, QUICK: tl.constexpr):
+    """Base-2 logarithm; by the special function unit where there is one."""
+    if QUICK:
+        found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        found = tl.log2(x)
+    return found
+
+
+@triton.jit
+def log2_growth(square, QUICK: tl.constexpr):
+    """``log2 e^(s d)`` of ``square = sinh^2(s d/2)``: one root, one logarithm, for a softmax."""
+    near = tl.minimum(square, 1e18)
+    half = square + (square - near) + tl.sqrt(near * near + near)
+    return log2(1.0 + 2.0 * half, QUICK)

@@ -1,0 +1,287 @@
+"""All pairs of points: the kernels against float64, values and gradients, in both models and their tangent spaces."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+from ramify.geometry import lorentz, poincare
+from ramify.ops import pairwise_lorentz, pairwise_poincare
+
+pytest.importorskip("triton")
+
+C = 0.7
+ROOMS = [pairwise_lorentz, pairwise_poincare]
+rooms = pytest.mark.parametrize("room", ROOMS, ids=["lorentz", "poincare"])
+charts = pytest.mark.parametrize("tangent", [False, True], ids=["points", "tangents"])
+
+
+def draw(room: ModuleType, *shape: int, device: str, tangent: bool = False, radius: float = 3.0) -> Tensor:
+    """Points within a hyperbolic radius, random in direction and radius: float64 numbers that float32 holds."""
+    v = torch.randn(*shape, dtype=torch.float64)
+    v *= radius * torch.rand(*shape[:-1], 1, dtype=torch.float64) / v.norm(dim=-1, keepdim=True) / C**0.5
+    if room is pairwise_poincare:
+        v /= 2  # the literature's exponential map takes v to distance 2 |v|
+    if not tangent:
+        v = (lorentz if room is pairwise_lorentz else poincare).expmap0(v, C)
+    return v.float().to(device)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tensors are full of NaN, so that a place nobody wrote shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def fill(x: Tensor) -> Tensor:
+        return x.fill_(torch.nan if x.is_floating_point() else -(2**31)) if not x.is_meta else x
+
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: fill(empty(*args, **kwargs)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: fill(empty_like(*args, **kwargs)))
+
+
+def outcome(run: object, x: Tensor, y: Tensor, weight: Tensor) -> list[Tensor]:
+    """What ``run`` gives, and the gradients of its weighted sum."""
+    a, b = x.detach().requires_grad_(), y.detach().requires_grad_()
+    out = run(a, b)  # type: ignore[operator]
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), (a, b))]
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor], value: float, gradient: float) -> None:
+    """The largest error of values, and the error of each gradient beside its own length."""
+    assert (found[0].double() - wanted[0]).abs().max().item() <= value if found[0].numel() else True
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert (one.double() - other).norm() <= gradient * other.norm()
+
+
+@rooms
+@charts
+@pytest.mark.parametrize("mode", ["exact", "matmul"])
+def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = (
+        [(2, 17, 7, 5), (1, 1, 3, 1)] if device == "cpu" else [(3, 130, 70, 33), (2, 196, 196, 64), (1, 7, 600, 250)]
+    )
+    for b, n, m, d in shapes:
+        x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
+        weight = torch.randn(b, n, m, device=device)
+        wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            found = outcome(
+                lambda x, y: room.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"), x, y, weight
+            )
+        assert found[0].dtype == torch.float32 and found[0].shape == (b, n, m)
+        # Close points are what "matmul" is poor at: in few dimensions there are some.
+        loose = mode == "matmul" and d < 16
+        assert_equal(found, wanted, 1e-4 if loose else 5e-6, 1e-4 if mode == "matmul" else 1e-5)
+
+
+@rooms
+@charts
+def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"temperature": 0.3, "tangent": tangent}
+    for b, n, m, d in [(1, 17, 65, 6)] if device == "cpu" else [(3, 130, 70, 33), (2, 196, 700, 64)]:
+        x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
+        weight = torch.randn(b, n, m, device=device)
+        wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
+        torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
+        assert_equal(found, wanted, 2e-5, 1e-4)
+
+
+@rooms
+@charts
+def test_nearest(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n, m, d in [(17, 65, 4)] if device == "cpu" else [(300, 70, 33), (1000, 1000, 64)]:
+        x, y = (draw(room, 1, size, d, device=device, tangent=tangent) for size in (n, m))
+        every = room.pairwise_dist(x.double(), y.double(), C, tangent=tangent)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            index, distance = room.nearest(x, y, C, tangent=tangent, backend="triton")
+        assert index.dtype == torch.int64 and index.shape == (1, n)
+        # Of two points that float32 cannot tell apart either may be meant.
+        assert (every.gather(-1, index.unsqueeze(-1)).squeeze(-1) - every.amin(-1)).abs().max() < 5e-6
+        assert (distance - every.amin(-1)).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("dim", [2, 5, 16])
+def test_exact_distances_far_out_and_close_together(dim: int, device: str) -> None:
+    """The line of the accuracy table for all pairs, at s r <= 20, and neighbours in every last digit."""
+    radius = 20 * torch.rand(24, 1, dtype=torch.float64)
+    direction = torch.nn.functional.normalize(torch.randn(24, dim, dtype=torch.float64), dim=-1)
+    x = (torch.sinh(radius) * direction / C**0.5).float().to(device)
+    y = x.roll(1, 0) * (1 + 1e-6 * torch.randn(24, dim, device=device))
+    wanted = lorentz.pairwise_dist(x.double(), y.double(), C)
+    found = pairwise_lorentz.pairwise_dist(x, y, C, backend="triton")
+    assert C**0.5 * (found - wanted).abs().max() < 5e-6
+    y = (torch.sinh(radius.flip(0)) * direction.roll(5, -1) / C**0.5).float().to(device)
+    weight = torch.rand(24, 24, device=device)
+    wanted = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+    found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+    assert C**0.5 * (found[0] - wanted[0]).abs().max() < 5e-6
+    for one, other in zip(found[1:], wanted[1:], strict=True):  # row by row: far rows have short gradients
+        assert ((one - other).norm(dim=-1) <= 1e-5 * other.norm(dim=-1)).all()
+
+
+@rooms
+@pytest.mark.parametrize("mode", ["exact", "matmul"])
+def test_one_set_has_a_zero_diagonal_and_one_gradient(room: ModuleType, mode: str, device: str) -> None:
+    x = draw(room, 2, 21, 6, device=device)
+    weight = torch.rand(2, 21, 21, device=device)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    d = room.pairwise_dist(leaf, leaf, C, mode=mode, backend="triton")
+    assert not d.diagonal(dim1=-2, dim2=-1).any()
+    (found,) = torch.autograd.grad((d * weight).sum(), leaf)
+    (wanted,) = torch.autograd.grad((room.pairwise_dist(exact, exact, C) * weight).sum(), exact)
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    (found,) = torch.autograd.grad((room.distance_softmax(leaf, leaf, C, backend="triton") * weight).sum(), leaf)
+    (wanted,) = torch.autograd.grad((room.distance_softmax(exact, exact, C) * weight).sum(), exact)
+    assert (found - wanted).norm() <= 1e-4 * wanted.norm()
+
+
+@rooms
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_right_for_the_numbers_it_holds(room: ModuleType, dtype: torch.dtype, device: str) -> None:
+    x, y = (draw(room, 1, size, 20, device=device, radius=2.0).to(dtype) for size in (18, 9))
+    weight = torch.randn(1, 18, 9, device=device)
+    for run in (room.pairwise_dist, room.distance_softmax):
+        wanted = outcome(lambda x, y, run=run: run(x, y, C), x.double(), y.double(), weight)
+        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, weight)
+        assert found[0].dtype == torch.float32 and found[1].dtype == dtype
+        assert_equal(found, wanted, 5e-6, 8e-3)
+
+
+def test_batch_axes_broadcast_and_any_layout_will_do(device: str) -> None:
+    def check(x: Tensor, y: Tensor) -> None:
+        shape = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
+        weight = torch.randn(shape, device=device)
+        wanted = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+        found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+        assert_equal(found, wanted, 5e-6, 1e-5)
+
+    points = draw(pairwise_lorentz, 2, 1, 5, 3, device=device)
+    check(points, draw(pairwise_lorentz, 4, 3, device=device))
+    check(points, draw(pairwise_lorentz, 2, 4, 3, device=device))
+    check(draw(pairwise_lorentz, 4, 3, device=device), points)
+    check(points.transpose(0, 2)[:2], points[:1, :1, ::2].mT.contiguous().mT)
+    check(points[..., 1:], points[..., :-1].flip(0))
+
+
+def test_empty_sets(device: str) -> None:
+    x, y = draw(pairwise_lorentz, 4, 3, device=device), draw(pairwise_lorentz, 0, 3, device=device)
+    for run in (pairwise_lorentz.pairwise_dist, pairwise_lorentz.distance_softmax):
+        assert run(x, y, C, backend="triton").shape == (4, 0)
+        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), y, x, torch.zeros(0, 4, device=device))
+        assert found[0].shape == (0, 4) and not found[2].any()
+        assert run(x.expand(0, 4, 3), x, C, backend="triton").shape == (0, 4, 4)
+    with pytest.raises(ValueError, match="at least one point in y"):
+        pairwise_lorentz.nearest(x, y)
+
+
+@rooms
+@charts
+def test_the_origin_and_coincident_points(room: ModuleType, tangent: bool, device: str) -> None:
+    """The gradient at the origin is the unit vector away from the other point; none where two points coincide."""
+    x = draw(room, 5, 4, device=device, tangent=tangent)
+    x[1] = 0
+    y = torch.stack([x[0], torch.zeros_like(x[0]), x[3]])
+    weight = torch.rand(5, 3, device=device)
+    for mode in ("exact", "matmul"):
+        found = outcome(
+            lambda x, y, mode=mode: room.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"),
+            x,
+            y,
+            weight,
+        )
+        wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        if mode == "exact":
+            assert found[0][0, 0] == 0 and found[0][1, 1] == 0 and found[0][3, 2] == 0
+            assert_equal(found, wanted, 5e-6, 1e-5)
+        assert found[1].isfinite().all() and found[2].isfinite().all()
+        torch.testing.assert_close(found[1][1].double(), wanted[1][1], rtol=1e-5, atol=1e-5)
+
+
+@rooms
+def test_a_bad_row_stays_alone(room: ModuleType, device: str) -> None:
+    x, y = draw(room, 20, 5, device=device), draw(room, 7, 5, device=device)
+    x[3, 2], y[4, 0] = torch.nan, torch.nan
+    bad = torch.zeros(20, 7, dtype=torch.bool, device=device)
+    bad[3] = bad[:, 4] = True
+    for mode in ("exact", "matmul"):
+        assert torch.equal(room.pairwise_dist(x, y, C, mode=mode, backend="triton").isnan(), bad)
+    y[4] = 0
+    for run in (room.pairwise_dist, room.distance_softmax):
+        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, torch.rand(20, 7, device=device))
+        good = torch.arange(20, device=device) != 3
+        assert found[0][3].isnan().all() and found[0][good].isfinite().all()
+        assert found[1][3].isnan().all() and found[1][good].isfinite().all()
+    y[2] = torch.nan
+    index, distance = room.nearest(x, y, C, backend="triton")
+    assert distance[3].isnan() and distance[good].isfinite().all() and not (index[good] == 2).any()
+
+
+def test_rows_at_the_limit_are_capped_as_in_the_geometry(device: str) -> None:
+    v = torch.randn(6, 4, device=device)
+    y = draw(pairwise_lorentz, 5, 4, device=device, tangent=True)
+    found = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="triton")
+    wanted = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="torch")
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    x, y = 10 * v, draw(pairwise_poincare, 5, 4, device=device)
+    found = pairwise_poincare.pairwise_dist(x, y, C, backend="triton")
+    wanted = pairwise_poincare.pairwise_dist(
+        x.double() * ((1 - 4 * 2.0**-23) / C**0.5 / x.double().norm(dim=-1, keepdim=True)), y.double(), C
+    )
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@rooms
+def test_learned_curvature(room: ModuleType, device: str) -> None:
+    x, y = draw(room, 3, 9, 6, device=device), draw(room, 3, 8, 6, device=device)
+    weight = torch.rand(3, 9, 8, device=device)
+    c = torch.tensor([0.4, 0.7, 0.6], device=device).view(3, 1, 1).requires_grad_()
+    exact = c.detach().double().requires_grad_()
+    found = torch.autograd.grad((room.pairwise_dist(x, y, c, backend="triton") * weight).sum(), c)[0]
+    wanted = torch.autograd.grad((room.pairwise_dist(x.double(), y.double(), exact) * weight).sum(), exact)[0]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
+    x, y = (draw(pairwise_lorentz, 1, size, 3, device=device) for size in (5, 4))
+    weight = torch.randn(1, 5, 4, device=device)
+
+    def both(x: Tensor, y: Tensor) -> Tensor:
+        return pairwise_lorentz.pairwise_dist(x, y, C, backend="triton") + pairwise_lorentz.distance_softmax(
+            x, y, C, backend="triton"
+        )
+
+    targets: set[str] = set()
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        targets.update(str(node.target) for node in graph.graph.nodes if "ramify" in str(node.target))
+        return make_boxed_func(graph)
+
+    found = outcome(torch.compile(both, backend=aot_autograd(fw_compiler=keep), fullgraph=True), x, y, weight)
+    for one, other in zip(found, outcome(both, x, y, weight), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert targets == {
+        f"ramify.{name}.default" for name in ("pairwise_dist", "distance_softmax", "row_means", "pairs_grad")
+    }
+
+
+def test_input_that_does_not_fit() -> None:
+    x = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="x has 2 and y 3 components"):
+        pairwise_lorentz.pairwise_dist(x, torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="mode must be 'exact' or 'matmul', got 'fast'"):
+        pairwise_lorentz.pairwise_dist(x, x, mode="fast")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="temperature must be a positive number, got 0"):
+        pairwise_lorentz.distance_softmax(x, x, temperature=0)
+    with pytest.raises(ValueError, match=r"one c per pair of sets"):
+        pairwise_poincare.pairwise_dist(x, x, torch.ones(3, 1))
+    with pytest.raises(ValueError, match="points of 300 components, the kernel takes 1 to 256"):
+        pairwise_lorentz.pairwise_dist(torch.zeros(3, 300), torch.zeros(3, 300), backend="triton")
