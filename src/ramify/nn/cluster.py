@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from ..geometry import lorentz
 from ..geometry.numerics import cap_norm
 from ..geometry.registry import check_curvature
+from ..ops.backend import BACKENDS
+from ..ops.cluster_patch import Cut, cluster_patch
+from ..ops.cluster_patch import fits as patch_fits
+from ..ops.cluster_window import cluster_window
+from ..ops.cluster_window import fits as window_fits
 from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
 from .common import wide
 from .windows import (
@@ -87,6 +92,24 @@ class MapNorm(nn.Module):
             torch.addcmul(shift[..., :left], shared, scale[..., :left]).to(shared.dtype),
             torch.addcmul(shift[..., left:], own, scale[..., left:]).to(own.dtype),
         )
+
+    def into(self, proj: nn.Linear, moments: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The norm as part of the projection behind it: ``proj(norm(x)) = scale (x @ weight.T) + shift``.
+
+        So the map is read once, by the product.
+
+        Args:
+            moments: (B, 2) sums of the map and of its squares. count: numbers in the map of one sample.
+
+        Returns:
+            weight (dim, C), scale (B, 1) and shift (B, dim), float32 at least.
+        """
+        mean, square = (moments / count).unbind(-1)
+        # Means over all channels are small beside their spread, so this difference keeps its digits.
+        scale = torch.rsqrt((square - mean.square()).clamp_min(0) + self.eps).unsqueeze(-1)
+        weight = proj.weight * self.weight
+        shift = (proj.weight * self.bias).sum(1) - (scale * mean.unsqueeze(-1)) * weight.sum(1)
+        return weight, scale, shift if proj.bias is None else shift + proj.bias
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"
@@ -165,6 +188,8 @@ class ClusterMixer(nn.Module):
         curvature: ``c > 0`` of the hyperbolic levels. learnable_curvature: learn it.
         norm: normalise the two results before the projection. alpha: initial factor of the similarities.
         clip: longest tangent vector of the hyperbolic levels.
+        backend: "auto" takes a kernel for each level that has one on this device (soft assignment, patches Euclidean,
+            windows hyperbolic with a fixed curvature), "torch" none, "triton" fails where a kernel cannot run.
 
     Shape:
         (B, H, W, dim) or (H, W, dim) -> the same
@@ -191,6 +216,7 @@ class ClusterMixer(nn.Module):
         norm: bool = True,
         alpha: float = 1.0,
         clip: float = 1.0,
+        backend: str = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ):
@@ -213,6 +239,8 @@ class ClusterMixer(nn.Module):
         require_choice(name, "patch_geometry", patch_geometry, GEOMETRIES)
         require_choice(name, "window_geometry", window_geometry, GEOMETRIES)
         require_choice(name, "assignment", assignment, ASSIGNMENTS)
+        require_choice(name, "backend", backend, BACKENDS)
+        self.backend = backend
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.fold, self.scaling, self.shifted = fold, scaling, shifted
@@ -276,8 +304,10 @@ class ClusterMixer(nn.Module):
             )
         windows = self.windows((x.shape[1], x.shape[2]))
         both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
-        points, values = cut(both, windows, 2, self.num_heads).unbind(0)  # (B, S, H', N, d)
         layout = self._patch_layout(windows)
+        if record is None and self._has_kernel(both, windows, layout):
+            return self._by_kernels(both, windows, layout)
+        points, values = cut(both, windows, 2, self.num_heads).unbind(0)  # (B, S, H', N, d)
         inside = reached = None
         if not windows.is_padded and divides(layout[2], windows.window):
             cells = (windows.grid[0] * layout[2][0], windows.grid[1] * layout[2][1])
@@ -301,6 +331,69 @@ class ClusterMixer(nn.Module):
         if record is not None:
             record.append(self._recorded(windows, layout, assign, centres, seen))
         return out
+
+    def _cut(self, windows: Windows, layout: tuple[Size, Size, Size], cells: Size = (0, 0)) -> Cut:
+        """The numbers of the cut for the kernels."""
+        sizes = (*windows.size, *windows.grid, *windows.window, *windows.offset, *layout[2])
+        return Cut(*sizes, self.num_heads, self.head_dim, *cells)
+
+    def _has_kernel(self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size]) -> bool:
+        """Whether the patch level runs as a kernel."""
+        level = self.patch
+        if level.alpha is None or level.is_hard or level.manifold is not None:
+            return False
+        return patch_fits(both, self._cut(windows, layout), self.backend)
+
+    def _window_curvature(self, both: Tensor, cut: Cut) -> float | None:
+        """``c`` of the window level where that runs as a kernel, else None."""
+        level = self.window
+        if level is None or level.is_hard or (level.manifold is None and level.alpha is not None):
+            return None
+        c = 1.0 if level.manifold is None else level.manifold.c  # of no account where there is one centre
+        if level.alpha is None:
+            c = 1.0
+        if not isinstance(c, float) or not cut.has_simple_cells():
+            return None
+        return c if window_fits(both, cut, c, level.clip, self.backend) else None
+
+    def _by_kernels(self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size]) -> Tensor:
+        """The mixed map of :meth:`forward` with ``both`` read once, and the norm inside the projection."""
+        patch, window = self.patch, self.window
+        assert patch.alpha is not None
+        bias = None if patch.position is None else patch.position(*layout)
+        above = self._window_layout(windows)
+        cut = self._cut(windows, layout, above[2] if window is not None else (0, 0))
+        c = self._window_curvature(both, cut)
+        cut = cut if c is not None else self._cut(windows, layout)
+        own, parts, moments = cluster_patch(both, patch.alpha, bias, cut, backend=self.backend)
+        if window is None:
+            return self._project_by_moments(None, own, moments, windows)
+        if c is None:
+            shared = self._mix_windows(both, both, windows, None)
+            several, patches = wide(shared), count_patches(windows, both.device)
+            sums = [(x * patches).sum((1, 2, 3)) for x in (several, several.square())]
+            return self._project_by_moments(shared, own, moments + torch.stack(sums, -1), windows)
+        bias = None if window.position is None else window.position(*above)
+        shared, others = cluster_window(parts, window.alpha, bias, cut, c, window.clip, backend=self.backend)
+        return self._project_by_moments(shared.unflatten(1, windows.grid), own, moments + others, windows)
+
+    def _project_by_moments(self, shared: Tensor | None, own: Tensor, moments: Tensor, windows: Windows) -> Tensor:
+        """:meth:`_project` where the sums that the norm needs are known.
+
+        Args:
+            shared: (B, rows, columns, C') one vector per window. moments: (B, 2), see :meth:`MapNorm.into`.
+        """
+        if not isinstance(self.norm, MapNorm):
+            return self.proj(own) if shared is None else self._project(shared, own, windows)
+        weight, scale, shift = self.norm.into(self.proj, moments, own.shape[1] * own.shape[2] * self.norm.dim)
+        scale, shift = scale.view(-1, 1, 1, 1), shift[:, None, None]
+        if shared is None:
+            y = F.linear(own, weight)
+            return torch.addcmul(shift, y, scale).to(y.dtype)
+        left, right = weight.split([shared.shape[-1], own.shape[-1]], 1)
+        y = F.linear(own, right)
+        of_window = torch.addcmul(shift, F.linear(shared, left), scale)  # (B, rows, columns, dim)
+        return add_to_windows(y * scale, of_window, windows).to(y.dtype)
 
     def _project(self, shared: Tensor, own: Tensor, windows: Windows) -> Tensor:
         """``proj(norm([shared, own]))`` with the shared half computed once per window."""

@@ -1,0 +1,124 @@
+"""Patches of windows clustered around centres pooled inside them, straight from the map and back into it.
+
+``cluster_patch`` is the operation with its gradient. ``reference`` holds the definition, ``triton`` the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from . import reference
+from .reference import Cut
+
+__all__ = ["Cut", "cluster_patch", "fits", "reference"]
+
+MAX_PAIRS, MAX_WINDOW, MAX_CENTRES, MAX_DIM = 4096, 256, 64, 64
+"""Pairs of a patch and a centre, patches and centres of a window, and width of a head that a kernel holds at once."""
+
+
+def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
+    """Whether the kernels run."""
+    misfit = None
+    if both.dtype not in KERNEL_DTYPES:
+        misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
+    elif cut.window > MAX_WINDOW or cut.centres > MAX_CENTRES or cut.dim > MAX_DIM or pairs(cut) > MAX_PAIRS:
+        misfit = (
+            f"windows of {cut.window} patches, {cut.centres} centres and heads of {cut.dim}, the kernel takes up to "
+            f"{MAX_WINDOW}, {MAX_CENTRES} and {MAX_DIM}, and {MAX_PAIRS} pairs of a patch and a centre"
+        )
+    return choose(backend, both, misfit) == "triton"
+
+
+def pairs(cut: Cut) -> int:
+    """Pairs of a patch and a centre of a window, both counts rounded up as a kernel has to."""
+    return (1 << (cut.window - 1).bit_length()) * max(16, 1 << (cut.centres - 1).bit_length())
+
+
+def cluster_patch(
+    both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Soft clustering of the patches of every window by cosine.
+
+    With points x, values v, and centres c and u that average them::
+
+        A_ij = softmax_j(alpha cos(x_i, c_j) + b_ij)
+        g_i  = sum_j A_ij (u_j + sum_k A_kj v_k) / (1 + sum_k A_kj)
+
+    Args:
+        both: (B, height, width, 2 heads dim), points then values.
+        alpha: () factor of the cosines. bias: (windows, heads, centres, patches of a window), or None.
+        cut: windows and centres. With ``cells`` it also wants :meth:`Cut.has_simple_cells`.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        The mixed values g (B, height, width, heads dim); parts (B, windows, 4, 2 heads dim), sums of ``both`` over the
+        patches of a window in its first and second cell down and across, divided by the size of a window (of length 0
+        without cells); and moments (B, 2) in float32, the sums of g and of its squares over the map.
+    """
+    if not fits(both, cut, backend):
+        return reference.cluster_patch(both, alpha, bias, cut)
+    found: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut)
+    return found
+
+
+class _ClusterPatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+        both, ctx.cut = both.contiguous(), cut
+        held = None if bias is None else bias.contiguous()
+        run = _forward_operator if needs_operator(both) else _forward
+        out, parts, moments = run(both, alpha, held, *cut)
+        ctx.save_for_backward(both, alpha, held)
+        ctx.set_materialize_grads(False)
+        return out, parts, moments
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_parts: Tensor | None, grad_moments: Tensor | None) -> Any:
+        both, alpha, bias = ctx.saved_tensors
+        cut: Cut = ctx.cut
+        B = both.shape[0]
+        if grad is None:
+            grad = both.new_zeros(B, cut.height, cut.width, cut.inner)
+        if grad_parts is None:
+            grad_parts = both.new_zeros(B, cut.num_windows, 4 if cut.cells_y else 0, 2 * cut.inner)
+        if grad_moments is None:
+            grad_moments = both.new_zeros(B, 2, dtype=torch.float32)
+        run = _backward_operator if needs_operator(both) else _backward
+        to_both, to_alpha, to_bias = run(
+            both, alpha, bias, grad.contiguous(), grad_parts.contiguous(), grad_moments.contiguous(), *cut
+        )
+        return (
+            to_both,
+            to_alpha.to(alpha.dtype).view(alpha.shape),
+            None if bias is None else to_bias.to(bias.dtype),
+            None,
+        )
+
+
+def _forward(
+    both: Tensor, alpha: Tensor, bias: Tensor | None, height: int, width: int, rows: int, columns: int, wy: int,
+    wx: int, top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
+    return triton.forward(both, alpha, bias, cut)
+
+
+def _backward(
+    both: Tensor, alpha: Tensor, bias: Tensor | None, grad: Tensor, grad_parts: Tensor, grad_moments: Tensor,
+    height: int, width: int, rows: int, columns: int, wy: int, wx: int, top: int, left: int, my: int, mx: int,
+    num_heads: int, dim: int, cells_y: int, cells_x: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
+    return triton.backward(both, alpha, bias, grad, grad_parts, grad_moments, cut)
+
+
+_forward_operator = operator("cluster_patch", _forward)
+_backward_operator = operator("cluster_patch_grad", _backward)
