@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +27,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SAME = ("model.args.dropout=0.0", "model.args.points=true", "schedule.epochs=1.5", "run.save_steps=4")
 
 
-def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], resume: bool) -> None:
-    """One process of a run, as torchrun would start it; what it prints and how it ends goes into a file."""
+def _be_rank(rank: int, port: int) -> None:
+    """What torchrun tells a process."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
+
+
+def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], resume: bool) -> None:
+    """One process of a run, as torchrun would start it; what it prints and how it ends goes into a file."""
+    _be_rank(rank, port)
     printed, ended = io.StringIO(), "fine"
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -40,15 +46,33 @@ def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], 
     Path(f"{log}.{rank}").write_text(json.dumps({"printed": printed.getvalue(), "ended": ended}))
 
 
+def _opens_three_times(rank: int, port: int, log: str) -> None:
+    """Gathers among two processes, leaves them, and does both again."""
+    from ramify.train.distributed import Processes
+
+    _be_rank(rank, port)
+    found = []
+    for i in range(3):
+        processes = Processes("cpu")
+        found.append(processes.gather(torch.tensor([10 * i + rank])).tolist())
+        processes.close()
+    Path(f"{log}.{rank}").write_text(json.dumps(found))
+
+
 def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) -> list[dict[str, str]]:
     """Train in two processes; gives what each printed and how it ended."""
+    return in_two(tmp_path, _rank, str(out), overrides, resume)
+
+
+def in_two(tmp_path: Path, target: Any, *args: Any) -> list[Any]:
+    """Call ``target(rank, port, log, *args)`` in two processes; gives what each wrote into its file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ramify.train.loop", "ramify.data.loader", "accelerate", tiny.__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = str(tmp_path / "ended")
-    ranks = [context.Process(target=_rank, args=(r, port, log, str(out), overrides, resume)) for r in range(2)]
+    ranks = [context.Process(target=target, args=(r, port, log, *args)) for r in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -58,6 +82,10 @@ def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) ->
         process.kill()
     assert not hanging, "a process waits for ever"
     return [json.loads(Path(f"{log}.{r}").read_text()) for r in range(2)]
+
+
+def test_processes_come_together_again_after_they_parted(tmp_path: Path) -> None:
+    assert in_two(tmp_path, _opens_three_times) == [[[0, 1], [10, 11], [20, 21]]] * 2
 
 
 def weights(run: Path, name: str = "last/model.safetensors") -> dict[str, torch.Tensor]:

@@ -21,6 +21,10 @@ _SHARD_FROM = 1 << 17
 """Parameters from which a block of a model becomes a shard of its own under FSDP2."""
 
 
+_num_closed = 0
+"""Groups of several processes that this process has left."""
+
+
 class Processes:
     """Who we are among the processes, and what they do together."""
 
@@ -31,6 +35,8 @@ class Processes:
             raise UserError(f"run.device must be auto, cpu or cuda, got {device!r}")
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("run.device cuda cannot be used here: torch sees no GPU")
+        if _num_closed:
+            _join_again("gloo" if device == "cpu" or not torch.cuda.is_available() else "nccl")
         self.accelerator = Accelerator(cpu=device == "cpu")
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -182,9 +188,19 @@ class Processes:
         return answers[0][1] if share else result  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Leave the group of processes."""
+        """Leave the group of processes; they may open another one afterwards, all of them."""
         if self.size > 1 and dist.is_initialized():
+            global _num_closed
+            _num_closed += 1
             dist.destroy_process_group()
+            # accelerate keeps what it found in its class, and would go on with the group that is gone.
+            type(self.accelerator.state)._reset_state(reset_partial_state=True)
+
+
+def _join_again(backend: str) -> None:
+    """A group after one that was left: it meets under another name, since what the first one wrote is still there."""
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=dist.PrefixStore(f"group{_num_closed}", store), rank=rank, world_size=size)
 
 
 def _is_container(module: nn.Module) -> bool:
