@@ -138,6 +138,8 @@ def test_defaults_follow_the_device():
     [
         (["--models", "resnet5o"], "resnet5o"),
         (["--num-leaves", "20"], "num_leaves must be a positive multiple"),
+        (["--models", "crossvit_tiny_240", "--size", "240"], "forward_features gives a list"),
+        (["--models", "deit_tiny_patch16_224", "--size", "64"], "Input height (64) doesn't match model (224)"),
         (["--repeats", "1"], "repeats must be 2 or more"),
         (["--tables", "cots"], "tables are cost and speed"),
         (["--device", "cuda", "--clock", "cpu"], "clock cpu"),

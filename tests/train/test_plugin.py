@@ -92,6 +92,7 @@ def test_mistakes_in_a_recipe_are_one_line(overrides, message):
         (["model.plugin.heads=3"], "width must be a multiple of heads"),
         (["task=language"], "the task language takes no model.plugin, got himapper; leave it out"),
         (["model.name=coat_tiny", "model.args={img_size: 32}"], "forward_features gives a .*expected one map"),
+        (["model.name=deit_tiny_patch16_224", "model.args={depth: 1}"], r"at 32 px: .*; set .*img_size"),
     ],
 )
 def test_what_the_plugin_cannot_do_is_one_line_before_training(overrides, message):
@@ -477,7 +478,9 @@ def test_recipes_can_be_read(path):
         for row, plugin in plugins.items()
     }
     assert changed["hyperbolic"] == {} and changed["modules without losses"] == {"alpha": 0, "beta": 0}
-    assert changed["Euclidean"] == {"geometry": "euclidean"} and changed["official init"] == {"sibling_std": 0.01}
+    assert changed["Euclidean"] == {"geometry": "euclidean"}
+    released = {"sibling_std": 0.01, "query_residual": True, "args": {"attention": "scaled"}}
+    assert changed["official init"] == released  # all three choices of the released code
     assert changed["deterministic tree"] == {"probabilistic": False}
     assert changed["the paper's sign"] == {"args": {"sign": "paper"}}
     for row, found in arms.items():  # but for the plug-in, all arms are trained alike

@@ -231,7 +231,9 @@ def _create(name: str, options: HiMapperOptions, device: str) -> tuple[torch.nn.
         raise UserError(f"{error}; see timm.list_models()") from error
     try:
         wrapped = HiMapper(copy.deepcopy(plain), options.num_leaves, options.depth, options.width)
-    except ValueError as error:
+        with torch.no_grad():  # a backbone that cannot be read, or not at this size, says so before anything is timed
+            wrapped.eval()(torch.zeros(1, 3, options.size, options.size))
+    except (ValueError, TypeError, AssertionError) as error:
         raise UserError(f"{name}: {error}") from error
     models = plain.to(device), wrapped.to(device)
     if options.channels_last:

@@ -133,6 +133,9 @@ def _look(model: HiMapper, size: int) -> None:
     model.eval()
     try:
         model(torch.zeros(1, 3, size, size, device=next(model.parameters()).device))
+    except AssertionError as error:  # timm's word on a picture of another size
+        reason = f"{str(error).rstrip('.')}; set data.size or model.args.img_size"
+        raise UserError(f"model.plugin cannot read this model at {size} px: {reason}") from error
     except (TypeError, ValueError) as error:
         raise UserError(f"model.plugin cannot read this model: {error}") from error
     finally:
