@@ -164,14 +164,17 @@ def test_random_weights_need_the_flag_and_are_told(tmp_path: Path, capsys: pytes
     assert "Random weights." in read(out.read_text(encoding="utf-8")).text
 
 
-def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("geometry", ["chord", "lorentz"])
+def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: str) -> None:
+    from ramify.data.world import World
     from ramify.vlm.pixels import PixelFormat
     from ramify.vlm.world_clip import WorldClip, as_encoder, build_clip, preset
     from ramify.vlm.world_text import world_tokenizer
 
     torch.manual_seed(seed)
     tokenizer = world_tokenizer()
-    encoder = as_encoder(WorldClip(build_clip(preset("clip-world-tiny"), len(tokenizer))), tokenizer, PixelFormat(32))
+    model = WorldClip(build_clip(preset("clip-world-tiny"), len(tokenizer)), *(["lorentz"] * (geometry == "lorentz")))
+    encoder = as_encoder(model, tokenizer, PixelFormat(32))
     encoder.model.eval()
     before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
     latent = vlm_subject.world_latent(encoder, shots=1, count=6)
@@ -180,10 +183,16 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int) -> None:
     again = vlm_subject.world_latent(encoder, shots=1, count=6)
     assert np.array_equal(latent.tree.parent, again.tree.parent)
     looked = vlm_subject.world_looked(2)
-    assert looked[0].picture.shape == (128, 128, 3) and len(looked[0].true) == 4
+    sample = World("val", num_images=2, size=128)[1]
+    assert np.array_equal(looked[1].picture, sample.image.permute(1, 2, 0).numpy())
+    assert looked[1].true == set(sample.captions) and looked[1].name == sample.captions[2]
     path = vlm_page.write(encoder, tmp_path / "p.html", pictures=looked, latent=latent)
     text = "".join(read(path.read_text(encoding="utf-8")).text)
-    assert "of 500 chains" in text and "of the true ones are found" in text
+    assert (
+        f"distance from it is true ({geometry})" in text.lower()
+        and "of 500 chains" in text
+        and "of the true ones are found" in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,13 +128,17 @@ def world_looked(count: int) -> list[Looked]:
     words = [captions for captions, _ in captions_of(world)]
     return [
         Looked(picture, captions[2], frozenset(captions))
-        for picture, captions in zip(_bytes(world), words, strict=True)
+        for picture, captions in zip(_drawn(world, range(count)), words, strict=True)
     ]
 
 
-def _bytes(world: Any) -> list[np.ndarray]:
-    """(H, W, 3) uint8 pictures."""
-    return [np.ascontiguousarray(picture) for picture in world.images().permute(0, 2, 3, 1).numpy()]
+def _drawn(world: Any, index: Any) -> list[np.ndarray]:
+    """(H, W, 3) uint8 pictures at these places alone; the dataset would draw their neighbours too."""
+    from ramify.data.world.render import render
+    from ramify.data.world.scene import picture_keys, sample_scenes
+
+    scenes = sample_scenes(picture_keys(world.seed, world.split, np.asarray(index)))
+    return list(np.ascontiguousarray(render(scenes, world.size).image.transpose(0, 2, 3, 1)))
 
 
 def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: int = 0) -> LatentTree:
@@ -152,11 +156,11 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     classes = list(range(len(world.classes)))
     labels = torch.as_tensor(np.asarray(world.labels())).long()
     index = fewshot.sample_shots(labels, shots, seed, classes, world.classes)
-    pictures = [world[i].image for i in index.tolist()]
     settings = FewShotSettings()
     host = Host(encoder.encode_text, settings.template)
     with torch.no_grad():
-        features = FeatureSet(encoder.encode_images(pictures).float(), labels[index], world.classes)
+        rows = encoder.encode_images(_drawn(world, index)).float()
+    features = FeatureSet(rows, labels[index], world.classes)
     head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, PARTS, seed)
     everything = torch.arange(len(index))
     with torch.enable_grad():
@@ -167,7 +171,7 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     )
     val = World("val", num_images=count, size=SHOWN_PIXELS)
     names = [captions[2] for captions, _ in captions_of(val)]
-    return _latent(encoder, head, host, world.classes, _bytes(val), names, np.asarray(val.labels()).tolist(), says)
+    return _latent(encoder, head, host, world.classes, _drawn(val, range(count)), names, val.labels().tolist(), says)
 
 
 def head_latent(encoder: Any, path: Path, looked: Sequence[Looked]) -> LatentTree:
