@@ -8,10 +8,12 @@ operations per logit; nothing of shape (B, n, K) exists. The Poincaré version l
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..geometry import Lorentz, Poincare, poincare
 from ..geometry.numerics import Scalar, quick_asinh, root, safe_norm
+from ..ops.lorentz_mlr import fits, mlr_logits
 from .affine import affine
 from .common import PointLayer, Space, gemm_input, require_features, uniform_, wide
 
@@ -40,8 +42,18 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
     # Laid out in memory, so that a compiler does not evaluate them again for every point.
     time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
+    if _takes_kernel(x, matrix):
+        return mlr_logits(F.linear(x, matrix.to(x.dtype)), x, time_column, scale, c)
     logits: Tensor = _Scaled.apply(quick_asinh(affine(x, matrix.to(x.dtype), time_column, None, c)), scale)
     return logits
+
+
+def _takes_kernel(x: Tensor, matrix: Tensor) -> bool:
+    """Whether a kernel makes the logits: not in compiled code, which makes them in one pass too, nor below a transform
+    of ``torch.func``, which knows plain torch alone."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return fits(x, matrix.shape[0])
 
 
 class _Scaled(torch.autograd.Function):
