@@ -167,6 +167,16 @@ def test_autocast(small: SmallModel):
     assert (merged.float() - adapted.float()).abs().max() < 0.1
 
 
+def test_autocast_leaves_the_words_of_open_clip_in_float32():
+    """open_clip reads the dtype of its activations off a weight of the MLP, which must not follow autocast."""
+    model, words, pictures = OPEN_CLIP(), tokens(), pixels()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        before = encode(model, words, pictures)
+        attach(model, ScaleAdapterConfig(16, targets=("mlp",)))
+        assert model.transformer.get_cast_dtype() == torch.float32
+        assert torch.equal(encode(model, words, pictures), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_base(dtype: torch.dtype):
     model, words, pictures = HF_CLIP().to(dtype), tokens(), pixels().to(dtype)

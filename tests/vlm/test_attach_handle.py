@@ -99,6 +99,15 @@ def test_a_base_checkpoint_goes_into_an_attached_model():
     twin = attach(donor, ScaleAdapterConfig(16))
     twin.load_state_dict(values)
     assert torch.equal(encode(model, words, pictures), encode(donor, words, pictures))
+    # Tensors that take the place of the old ones, as often written to as those: told apart by where they lie.
+    donors = [OPEN_CLIP(), OPEN_CLIP()]
+    found = []
+    for other in donors:
+        assert model.load_state_dict(other.state_dict(), assign=True) == ([], [])
+        found.append(encode(model, words, pictures))
+    fresh = attach(donors[0], ScaleAdapterConfig(16))
+    fresh.load_state_dict(values)
+    assert torch.equal(encode(donors[0], words, pictures), found[0]) and not torch.equal(found[0], found[1])
     # A checkpoint of the attached model brings its adapter along; half of one is an error.
     shake(twin)
     state = donor.state_dict()
@@ -159,6 +168,25 @@ def test_a_child_alone_sees_writes_through_data_too():
     for parameter in handle.parameters():
         parameter.data.add_(0.3)
     assert not torch.equal(model.text_model(words).last_hidden_state, before)
+
+
+def test_a_handle_speaks_for_its_own_adapter_while_another_is_active():
+    model, words, pictures = HF_CLIP(), tokens(), pixels()
+    base = encode(model, words, pictures)
+    first = attach(model, ScaleAdapterConfig(16), name="first")
+    shake(first, 0.3)
+    alone = first.radius_report(texts=words)
+    second = attach(model, DiagonalConfig(), name="second")
+    assert first.radius_report(texts=words) == alone and first.active == "second"
+    fresh = second.radius_report(texts=words)["text"]
+    assert fresh["after"] == fresh["before"] == alone["text"]["before"] != alone["text"]["after"]
+    second.merge()
+    with pytest.raises(UserError, match="'second' is merged into the model; call unmerge"):
+        first.radius_report(texts=words)
+    second.unmerge()
+    first.merge()
+    second.delete_adapter("first")  # merged, and not the one whose handle is asked
+    assert second.adapters == ["second"] and torch.equal(encode(model, words, pictures), base)
 
 
 @pytest.mark.parametrize(

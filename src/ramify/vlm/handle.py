@@ -131,7 +131,7 @@ class AdapterHandle:
         carrier = self._carrier
         carrier[name]
         if carrier.merged == name:
-            self.unmerge()
+            carrier.unmerge()
         carrier.remove(self.model, name)
         if not carrier.sets:
             self._unload(carrier)
@@ -157,6 +157,18 @@ class AdapterHandle:
             carrier.enabled = before
             if merged is not None:
                 carrier.merge(merged)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Within, forward passes use this adapter, whichever is the active one."""
+        carrier = self._carrier
+        if carrier.merged not in (None, self.name):
+            raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() first")
+        before, carrier.active = carrier.active, self.name
+        try:
+            yield
+        finally:
+            carrier.active = before
 
     def refresh(self) -> None:
         """Read the base weights again; needed only after they were written to through ``.data``."""

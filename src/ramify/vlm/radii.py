@@ -7,7 +7,6 @@ radius is twice the norm, no more and no less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +73,7 @@ def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, i
             continue
         found = {}
         for when in ("before", "after"):
-            with torch.no_grad(), handle.disable_adapter() if when == "before" else nullcontext():
+            with torch.no_grad(), handle.disable_adapter() if when == "before" else handle._in_use():
                 found[when] = radius_summary(_encode(handle, kind, given))
         report[kind] = found
     return report
