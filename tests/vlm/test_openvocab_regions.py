@@ -237,6 +237,12 @@ def test_the_command_joins_two_runs(clip_folder: Path, tmp_path: Path, capsys: p
     assert found == json.loads((tmp_path / "n.json").read_text())
     for name in ("box_ap", "box_ap_base", "box_ap_novel", "mask_ap_base", "pq", "sq", "rq", "pq_stuff", "pq_novel"):
         assert 0 <= found[name] <= 1, name
+    for flags, message in (
+        (["--limit", "0"], "limit must be 1 picture or more"),
+        (["--text-weight", "2"], "from 0 to 1"),
+    ):
+        assert main(["vlm", "eval-openvocab", *runs, *flags]) == 2
+        assert message in capsys.readouterr().err
     swapped = ["--detector", runs[3], "--segmenter", runs[1]]
     assert main(["vlm", "eval-openvocab", *swapped]) == 2
     assert "run of the task openvocab; expected detect" in capsys.readouterr().err

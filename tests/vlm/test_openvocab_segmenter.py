@@ -239,13 +239,13 @@ def test_pixel_loss_by_hand() -> None:
 
 def test_split_scores_by_hand() -> None:
     #                 predicted sky dog cat
-    matrix = torch.tensor([[6, 2, 0], [0, 4, 4], [2, 0, 6]])
+    matrix = torch.tensor([[6, 2, 0], [0, 4, 4], [2, 0, 8]])
     found = split_scores(matrix, ["sky", "dog", "cat"], ["cat"])
-    sky, dog, cat = 6 / 10, 4 / 10, 6 / 12
+    sky, dog, cat = 6 / 10, 4 / 10, 8 / 14
     assert found["miou_seen"] == pytest.approx((sky + dog) / 2)
     assert found["miou_unseen"] == pytest.approx(cat)
     assert found["miou"] == pytest.approx((sky + dog + cat) / 3)
-    assert found["miou_harmonic"] == pytest.approx(2 * 0.5 * 0.5 / (0.5 + 0.5))
+    assert found["miou_harmonic"] == pytest.approx(2 * 0.5 * cat / (0.5 + cat))
     assert found["iou/cat"] == pytest.approx(cat)
     closed = split_scores(matrix, ["sky", "dog", "cat"], [])
     assert closed["miou_harmonic"] == closed["miou"] and "miou_unseen" not in closed

@@ -47,6 +47,8 @@ def evaluate_openvocab(
     Raises:
         UserError: runs of other tasks, data without masks, or classes that do not go together.
     """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be 1 picture or more, got {limit}")
     detector, recipe = load_model(detector_run, device)
     segmenter, other = load_model(segmenter_run, device)
     if recipe.task not in ("detect", "openvocab_detect"):
@@ -72,7 +74,7 @@ def evaluate_openvocab(
     with as_user_error("novel"):
         scorer = BaseNovelScorer(things, [name for name in hidden if name in things], has_masks=has_masks)
         quality = PanopticQuality(classes, things, [name for name in hidden if name in classes]) if joins else None
-    for i in range(min(len(dataset), limit or len(dataset))):
+    for i in range(len(dataset) if limit is None else min(len(dataset), limit)):
         try:
             sample = dataset[i]
         except BadSample:
