@@ -188,14 +188,18 @@ def test_what_is_saved_loads_back_with_equal_embeddings(kind: str, tmp_path: Pat
         assert torch.equal(back.encode_images(pictures(seed)), encoder.encode_images(pictures(seed)))
 
 
-def test_open_clip_weights_are_saved_and_read_by_their_file(tmp_path: Path, open_clip_name: str) -> None:
+def test_open_clip_weights_are_saved_and_read_by_their_file(
+    tmp_path: Path, open_clip_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (load_encoder(f"open_clip:{open_clip_name}", random_init=True, seed=s) for s in (0, 1))
     assert not torch.equal(first.root(), second.root())
     again = load_encoder(f"open_clip:{open_clip_name}", random_init=True, seed=1)
     assert torch.equal(again.root(), second.root())
     path = second.save(tmp_path) / "open_clip_model.safetensors"
-    back = load_encoder(f"open_clip:{open_clip_name}:{path}")
-    assert torch.equal(back.encode_text(TEXTS), second.encode_text(TEXTS))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for file in (path, "~/open_clip_model.safetensors"):
+        back = load_encoder(f"open_clip:{open_clip_name}:{file}")
+        assert torch.equal(back.encode_text(TEXTS), second.encode_text(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,18 @@ def load(rest: str, *, random_init: bool, seed: int) -> OpenClipEncoder:
     tokenizer = _tokenizer(open_clip, spec, name)
     with _quiet(), seeded(seed):
         try:
-            model = open_clip.create_model(name, pretrained=pretrained or None, load_weights=bool(pretrained))
+            model = open_clip.create_model(name, pretrained=_tag_or_file(pretrained), load_weights=bool(pretrained))
         except (OSError, RuntimeError, ValueError) as error:
             if not pretrained:
                 raise
             why = "cannot read the weights: " + " ".join(str(error).split())[:160]
             raise no_weights(spec, why, "give a file that open_clip reads") from error
     return OpenClipEncoder(model, spec, tokenizer)
+
+
+def _tag_or_file(pretrained: str) -> str | None:
+    path = Path(pretrained).expanduser()
+    return str(path) if path.is_file() else pretrained or None
 
 
 def _check_tag(open_clip: Any, spec: str, name: str, pretrained: str) -> None:
