@@ -295,6 +295,24 @@ def test_target_is_judged_against_the_twin_as_called_and_beside_the_fastest():
         assert line["target_met"] is ("met" in called) and line["target_met_beside_fastest"] is ("met" in fastest)
 
 
+def test_kernels_are_judged_where_they_take_part():
+    case = cases.Case("op", "shape", "forward", "cdist", [], 1, 1, target=1.0)
+    times = {"ours": 9.0, "compiled": 4.0, "kernels": 1.5, "twin": 2.0}
+    results = [harness.Result(name, seconds=[seconds] * 3, error=0.0) for name, seconds in times.items()]
+    line = report.json_case(case, results, 1.0, {})
+    assert line["to_twin_as_called"] == 0.75 and line["target_met"] is True
+    cells = [cell.strip() for cell in report.table_row(case, results, 1.0).split("|")]
+    assert cells[8] == "0.75 (0.00)" and cells[-3] == "0.75 met"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in cases.OPERATIONS if "pairwise" in name or "softmax" in name])
+def test_kernels_are_right_on_a_gpu(name: str):
+    make = cases.Maker("cuda", torch.float32, seed=torch.randint(2**31, ()).item(), quick=True, compile=False)
+    errors = [c.build().error for case in cases.OPERATIONS[name](make) for c in case.contenders if c.name == "kernels"]
+    assert len(errors) == 2 and all(error < 1e-4 for error in errors)
+
+
 def check_compiled(options: GeometryOptions) -> None:
     code, lines = lines_of(options)
     assert code == 0

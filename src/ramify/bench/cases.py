@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from . import layers, points, steps
-from .maker import COMPILED, GEOOPT, HYPLL, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
+from .maker import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
 
 __all__ = [
     "COMPILED",
     "GEOOPT",
     "HYPLL",
+    "KERNELS",
     "OPERATIONS",
     "OURS",
     "TWIN",
@@ -31,6 +32,7 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "lorentz.dist": points.lorentz_dist,
     "lorentz.pairwise_matmul": points.lorentz_pairwise_matmul,
     "lorentz.pairwise_exact": points.lorentz_pairwise_exact,
+    "lorentz.softmax": points.lorentz_distance_softmax,
     "lorentz.centroid": points.lorentz_centroid,
     "lorentz.linear": layers.lorentz_linear,
     "lorentz.mlr": layers.lorentz_mlr,
@@ -41,6 +43,7 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "poincare.dist": points.poincare_dist,
     "poincare.pairwise_matmul": points.poincare_pairwise_matmul,
     "poincare.pairwise_exact": points.poincare_pairwise_exact,
+    "poincare.softmax": points.poincare_distance_softmax,
     "poincare.mobius_add": points.poincare_mobius_add,
     "poincare.centroid": points.poincare_centroid,
     "poincare.mlr": layers.poincare_mlr,

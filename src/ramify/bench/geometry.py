@@ -16,7 +16,7 @@ import torch
 from ramify.errors import UserError, exit_code, suggest
 
 from . import harness, machine, report
-from .cases import COMPILED, OPERATIONS, OURS, C, Maker
+from .cases import COMPILED, KERNELS, OPERATIONS, OURS, C, Maker
 from .options import GeometryOptions, parse
 from .session import Emit, session
 
@@ -76,7 +76,7 @@ def _run(options: GeometryOptions, names: Sequence[str], emit: Emit, stream: Tex
             for result in results:
                 if result.status in ("wrong", "failed", "skipped"):
                     notes[f"{case.op} {case.shape} {case.kind}, {result.name}: {result.status}, {result.note}"] = None
-                if result.status in ("wrong", "failed") and result.name in (OURS, COMPILED):
+                if result.status in ("wrong", "failed") and result.name in (OURS, COMPILED, KERNELS):
                     code = 1
     if notes and not options.json:
         print(*["", *notes], sep="\n", file=stream, flush=True)

@@ -19,7 +19,7 @@ from .rivals import Rival
 C = 0.8
 """Curvature of all cases; not 1, so that a mistaken convention is seen."""
 
-OURS, COMPILED, GEOOPT, HYPLL = "ours", "compiled", "geoopt", "HypLL"
+OURS, COMPILED, KERNELS, GEOOPT, HYPLL = "ours", "compiled", "kernels", "geoopt", "HypLL"
 TWIN, TWIN_COMPILED, TWIN_FUSED = "twin", "twin compiled", "twin fused"
 
 Pass = Literal["forward", "backward", "step"]
@@ -101,10 +101,17 @@ class Maker:
         twin_inputs: Callable[..., Sequence[Tensor]] | None = None,
         geoopt: Rival | None = None,
         hypll: Rival | None = None,
+        kernels: Callable[..., Tensor] | None = None,
+        wide_result: bool = False,
         flops: int = 0,
         target: float | None = None,
     ) -> Iterator[Case]:
-        """The forward case and the forward-and-backward case of a function of tensors."""
+        """The forward case and the forward-and-backward case of a function of tensors.
+
+        Args:
+            kernels: the same function by kernels of ``ramify.ops``, which take part on a GPU.
+            wide_result: the result is float32 at least whatever the inputs are, and its bytes count as such.
+        """
         doubles = [x.double() for x in inputs]
         twin_name, twin_run = twin
         ways: list[tuple[str, Rival | None, bool]] = [
@@ -115,10 +122,14 @@ class Maker:
             (TWIN, Rival(lambda: twin_run, twin_inputs or (lambda *x: x)), False),
             (TWIN_COMPILED, Rival(lambda: twin_run, twin_inputs or (lambda *x: x)), True),
         ]
+        if kernels is not None and self.device == "cuda" and self.dtype != torch.float64:
+            ways.insert(2, (KERNELS, Rival(lambda: kernels), False))
         target = self.target(target)
         with torch.no_grad():
             truth = definition(*doubles, C)
         data, result = sum(x.nbytes for x in inputs), truth.numel() * self.dtype.itemsize
+        if wide_result:
+            result = max(result, 4 * truth.numel())
         shape = shape or str(tuple(inputs[0].shape)).replace(" ", "")
         for kind in PASSES:
             if kind == "backward":

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.geometry import lorentz, poincare
+from ramify.ops import pairwise_lorentz, pairwise_poincare
 
 from . import definitions as exact
 from . import rivals
@@ -118,7 +119,14 @@ def poincare_mobius_add(make: Maker) -> Iterator[Case]:
 # ----------------------------------------------------------------------------------------------------- sets of points
 
 _SETS = ((64, 49, 16, 32), (16, 196, 196, 64), (1, 2048, 2048, 128))
+_GPU_SETS = ((512, 49, 16, 32), (64, 196, 196, 64), (8, 2048, 2048, 128))
 _QUICK_SETS = ((2, 7, 5, 8),)
+
+
+def _sets(make: Maker) -> Sequence[tuple[int, int, int, int]]:
+    if make.quick:
+        return _QUICK_SETS
+    return _GPU_SETS if make.device == "cuda" else _SETS
 
 
 def _pairwise(make: Maker, model: str, mode: str, target: float | None) -> Iterator[Case]:
@@ -128,7 +136,8 @@ def _pairwise(make: Maker, model: str, mode: str, target: float | None) -> Itera
     manifold = functools.partial(geoopt, C, make.dtype, make.device)
     draw = make.points if is_lorentz else make.ball_points
     module = lorentz if is_lorentz else poincare
-    for b, n, m, d in _QUICK_SETS if make.quick else _SETS:
+    ops = pairwise_lorentz if is_lorentz else pairwise_poincare
+    for b, n, m, d in _sets(make):
         geoopt_way = Rival(
             rivals.geoopt_pairwise(manifold),
             functools.partial(rivals.ambient, C) if is_lorentz else lambda *x: x,
@@ -144,17 +153,19 @@ def _pairwise(make: Maker, model: str, mode: str, target: float | None) -> Itera
             shape=f"({b},{n},{m},{d})",
             geoopt=geoopt_way,
             hypll=None if is_lorentz else hypll_way,
+            kernels=functools.partial(ops.pairwise_dist, c=C, mode=mode, backend="triton"),
+            wide_result=True,
             flops=2 * b * n * m * d,
             target=target,
         )
 
 
 def lorentz_pairwise_matmul(make: Maker) -> Iterator[Case]:
-    return _pairwise(make, "lorentz", "matmul", 1.3)
+    return _pairwise(make, "lorentz", "matmul", 1.0 if make.device == "cuda" else 1.3)
 
 
 def lorentz_pairwise_exact(make: Maker) -> Iterator[Case]:
-    return _pairwise(make, "lorentz", "exact", None)
+    return _pairwise(make, "lorentz", "exact", 1.0 if make.device == "cuda" else None)
 
 
 def poincare_pairwise_matmul(make: Maker) -> Iterator[Case]:
@@ -163,6 +174,35 @@ def poincare_pairwise_matmul(make: Maker) -> Iterator[Case]:
 
 def poincare_pairwise_exact(make: Maker) -> Iterator[Case]:
     return _pairwise(make, "poincare", "exact", None)
+
+
+def _softmax(make: Maker, model: str) -> Iterator[Case]:
+    """From tangent vectors at the origin to the softmax of distances between their points, as one operation."""
+    is_lorentz = model == "lorentz"
+    expmap0 = exact.lorentz_expmap0 if is_lorentz else exact.poincare_expmap0
+    pairwise = exact.lorentz_pairwise if is_lorentz else exact.poincare_pairwise
+    ops = pairwise_lorentz if is_lorentz else pairwise_poincare
+    for b, n, m, d in _sets(make):
+        inputs = [make.tangent(b, size, d) if is_lorentz else make.tangent(b, size, d) / 2 for size in (n, m)]
+        yield from make.cases(
+            f"{model}.softmax",
+            inputs,
+            lambda x, y, c: torch.softmax(-pairwise(expmap0(x, c), expmap0(y, c), c), -1),
+            functools.partial(ops.distance_softmax, c=C, tangent=True, backend="torch"),
+            ("cdist softmax", lambda x, y: torch.softmax(-torch.cdist(x, y), -1)),
+            shape=f"({b},{n},{m},{d})",
+            kernels=functools.partial(ops.distance_softmax, c=C, tangent=True, backend="triton"),
+            wide_result=True,
+            flops=2 * b * n * m * d,
+        )
+
+
+def lorentz_distance_softmax(make: Maker) -> Iterator[Case]:
+    return _softmax(make, "lorentz")
+
+
+def poincare_distance_softmax(make: Maker) -> Iterator[Case]:
+    return _softmax(make, "poincare")
 
 
 def _weighted_mean(x: Tensor, w: Tensor) -> Tensor:
