@@ -205,13 +205,13 @@ class Layout:
 
     Attributes:
         points: (n, 2) captions. dots: (n,) radii of their dots.
-        rings: pixels from the middle, and the distance written there.
+        rings: pixels from the middle, the distance written there, and where it is written.
         hole: radius of the disk in the middle that the scale leaves out.
     """
 
     points: np.ndarray
     dots: np.ndarray
-    rings: list[tuple[float, str]]
+    rings: list[tuple[float, str, tuple[float, float]]]
     hole: float
     labels: list[Label]
 
@@ -235,8 +235,20 @@ def layout_of(picture: RadialPicture) -> Layout:
     away = pixels(picture.radius)
     points = np.stack([X + away * np.cos(picture.angle), Y - away * np.sin(picture.angle)], 1)
     dots = np.interp(picture.level, [0, max(1, picture.num_levels - 1)], [9.0, 4.0])
-    rings = [(float(pixels(tick)), f"{tick:.4g}") for tick in ticks if pixels(tick) > 0]
+    free = _widest_gap(picture.angle)
+    rings = [
+        (away, f"{tick:.4g}", (X + away * math.cos(free), Y - away * math.sin(free)))
+        for tick in ticks
+        if (away := float(pixels(tick))) > 0
+    ]
     return Layout(points, dots, rings, hole, _labels(picture, points, dots))
+
+
+def _widest_gap(angle: np.ndarray) -> float:
+    """The direction farthest from any caption."""
+    turned = np.sort(angle % (2 * math.pi))
+    gaps = np.diff(np.append(turned, turned[0] + 2 * math.pi))
+    return float(turned[gaps.argmax()] + gaps.max() / 2)
 
 
 def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> list[Label]:
@@ -252,11 +264,13 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
         width, (x, y), gap = (0.62 if picture.level[i] == 0 else 0.55) * size * len(text), points[i], dots[i] + 4
         right, left = ("start", x + gap, y), ("end", x - gap, y)
         over, under = ("middle", x, y - gap - 0.55 * size), ("middle", x, y + gap + 0.55 * size)
-        for anchor, at, line in (right, left, over, under) if x >= X else (left, right, over, under):
+        places = [right, left, over, under] if x >= X else [left, right, over, under]
+        for attempt, (anchor, at, line) in enumerate(places if picture.level[i] else places * 2):
             start = at - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
             box = [start, line - 0.55 * size, start + width, line + 0.55 * size]
             inside = box[0] > 4 and box[2] < WIDTH - 4 and box[1] > 4 and box[3] < HEIGHT - 4
-            if inside and not any(_overlap(box, other) for k, other in taken if k != i):
+            crowd = taken if attempt < 4 else [one for one in taken if one[0] < 0]  # most general: rather over a dot
+            if inside and not any(_overlap(box, other) for k, other in crowd if k != i):
                 taken.append((-1, box))
                 found.append(Label(i, text, at, line, anchor, size))
                 break
@@ -286,7 +300,7 @@ def svg_radial(picture: RadialPicture) -> str:
         f'{len(picture.captions)} captions around the root, {escape(picture.title)}" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
     ]
-    disks = [(REACH, INSIDE), (layout.hole, FLOOR), *((away, "none") for away, _ in layout.rings)]
+    disks = [(REACH, INSIDE), (layout.hole, FLOOR), *((away, "none") for away, *_ in layout.rings)]
     parts += [
         f'<circle cx="{X}" cy="{Y}" r="{away:.1f}" fill="{fill}" stroke="{RIM}"/>' for away, fill in disks if away
     ]
@@ -307,7 +321,7 @@ def svg_radial(picture: RadialPicture) -> str:
         )
     halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
     parts.append(f'<g fill="{SOFT}" font-size="14" text-anchor="middle" {halo}>')
-    parts += [f'<text x="{X}" y="{Y + away + 5:.1f}">{text}</text>' for away, text in layout.rings]
+    parts += [f'<text x="{x:.1f}" y="{y + 5:.1f}">{text}</text>' for _, text, (x, y) in layout.rings]
     parts.append(f'<text x="{X}" y="{Y + 22}">root</text></g><g {halo} pointer-events="none">')
     for label in layout.labels:
         bold = ' font-weight="600"' if picture.level[label.caption] == 0 else ""

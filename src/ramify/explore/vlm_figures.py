@@ -54,7 +54,7 @@ def plot_radial(picture: RadialPicture) -> Figure:
     ax = figure.add_axes((0, foot / tall, 1, high / tall))
     ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")
     ax.set_axis_off()
-    disks = [(REACH, INSIDE), (layout.hole, FLOOR), *((away, "none") for away, _ in layout.rings)]
+    disks = [(REACH, INSIDE), (layout.hole, FLOOR), *((away, "none") for away, *_ in layout.rings)]
     for away, fill in disks:
         ax.add_patch(Circle((X, Y), away, facecolor=fill, edgecolor=RIM, linewidth=unit))
     ax.add_patch(Circle((X, Y), 5, facecolor=INK))
@@ -72,8 +72,8 @@ def plot_radial(picture: RadialPicture) -> Figure:
         zorder=3,
     )
     halo = [withStroke(linewidth=3.5 * unit, foreground="white")]
-    for away, text in [*layout.rings, (18.0, "root")]:
-        ax.text(X, Y + away, text, ha="center", va="center", fontsize=14 * unit, color=SOFT, path_effects=halo)
+    for x, y, text in [*((*at, text) for _, text, at in layout.rings), (X, Y + 18, "root")]:
+        ax.text(x, y, text, ha="center", va="center", fontsize=14 * unit, color=SOFT, path_effects=halo)
     for label in layout.labels:
         ax.text(
             *(label.x, label.y, label.text),

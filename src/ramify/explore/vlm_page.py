@@ -39,8 +39,10 @@ NUM_WORLD_CHAINS = 500
 STYLE = (
     charts.STYLE
     + """
-.sheets { background: #fff; border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0; }
-.sheets figcaption { color: #5a6172; }
+.sheets { background: #fff; border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0;
+  overflow-x: auto; }
+.sheets figcaption { color: #5a6172; } .sheets svg { min-width: 40rem; }
+.sheets .rim { fill: #f7f8fb; stroke: #c3c8d4; }
 svg.radial, svg.dendrogram, svg.disk { display: block; width: 100%; height: auto; }
 svg.radial, svg.disk { max-width: 58rem; margin: 0 auto; }
 .warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
