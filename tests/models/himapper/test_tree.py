@@ -91,6 +91,15 @@ def test_siblings_start_apart_by_their_spread() -> None:
         assert abs((mu[0::2] + mu[1::2]).div(2).var().item() / (1.5**2 + spread**2 / 2) - 1) < 0.1
 
 
+def test_variances_start_near_one() -> None:
+    """Xavier's uniform distribution for their logarithm."""
+    logvar = ProbabilisticTree(TreeShape(64, 4), 128).logvar
+    assert logvar is not None
+    bound = (6 / (64 + 128)) ** 0.5
+    assert 0.99 * bound < logvar.abs().max() <= bound
+    assert abs(logvar.mean()) < 0.01 and abs(logvar.std() / (bound / 3**0.5) - 1) < 0.05
+
+
 def test_kl_of_the_top_level() -> None:
     assert kl_to_standard(torch.zeros(4, 5), torch.ones(4, 5)) == 0
     made = tree()
