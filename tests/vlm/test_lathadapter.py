@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ramify.geometry import poincare
 from ramify.vlm import LatentHierarchyHead
+from ramify.vlm.hierarchy_loss import hierarchy_loss, mine_triplets
 from ramify.vlm.lathadapter import default_num_attributes
 from ramify.vlm.refine import refine
 
@@ -39,6 +40,15 @@ def test_refinement_is_the_normalised_graph_written_out(seed: int) -> None:
     for i in range(3):
         mixed = sum(weight[i][j] / math.sqrt(degree[i] * degree[j]) * rows[j] for j in range(5))
         torch.testing.assert_close(refine(text, attributes, 0.3)[i], text[i] + 0.3 * mixed)
+
+
+def test_the_softmax_affinity_is_its_formula_written_out(seed: int) -> None:
+    text, attributes = torch.randn(3, 8, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
+    rows = [*text, *attributes]
+    for i in range(3):
+        weight = [math.exp(float(F.cosine_similarity(text[i], row, dim=0)) / 0.1) for row in rows]
+        mixed = sum(w / sum(weight) * row for w, row in zip(weight, rows, strict=True))
+        torch.testing.assert_close(refine(text, attributes, 0.3, "softmax")[i], text[i] + 0.3 * mixed)
 
 
 def test_without_attributes_classes_are_mixed_among_themselves(seed: int) -> None:
@@ -130,6 +140,23 @@ def test_a_tiny_batch_is_counted_as_skipped_and_harmless(seed: int) -> None:
     assert losses["hhl/skipped"] == 1  # attributes are enough for triplets, two pictures are not
     _, losses = LatentHierarchyHead(16, 4, k=3).train()(features(4, seed=seed), text)
     assert losses["hhl/skipped"] == 0  # batch 4 with k = 3: fewer neighbours count, so there are strangers
+
+
+def test_both_hierarchy_losses_are_those_of_the_batch_among_batch_and_queue(seed: int) -> None:
+    text, earlier, batch = features(5, seed=seed), features(3, seed=seed + 1), features(4, seed=seed + 2)
+    head = LatentHierarchyHead.for_classes(text, 6, margin=0.7, k=2, lca_sampling="argmin").train()
+    head(earlier, text)
+    _, losses = head(batch, text)
+    assert losses["hhl/triplets"] == 4 * 2 * 4 + 6 * 2 * 3
+    pictures, attributes, classes = (
+        poincare.expmap0(x, 0.1) for x in (torch.cat([batch, earlier]), head.attributes, refine(text, head.attributes))
+    )
+    for name, points, count, above in (("L_va", pictures, 4, attributes), ("L_at", attributes, 6, classes)):
+        between = poincare.pairwise_dist(points[:count], points, 0.1)
+        triplets = mine_triplets(between, 2, 256, torch.Generator())
+        to_above = poincare.pairwise_dist(points, above, 0.1)
+        expected = hierarchy_loss(to_above, triplets, margin=0.7, sampling="argmin").loss
+        torch.testing.assert_close(losses[name], expected)
 
 
 def test_the_queue_holds_the_last_features(seed: int) -> None:

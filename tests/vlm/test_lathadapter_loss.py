@@ -55,7 +55,11 @@ def test_anchors_may_be_fewer_than_candidates(seed: int) -> None:
 def test_few_candidates_shrink_the_neighbourhood(count: int, triplets: int, seed: int) -> None:
     """k_eff = max(1, (n - 1) // 2) below k + 2 = 5 candidates: 1 neighbour of 3 or 4 points, 3 of 5."""
     points = torch.rand(count, 2)
-    assert len(mine_triplets(torch.cdist(points, points), 3, 1000, generator())) == triplets
+    found = mine_triplets(torch.cdist(points, points), 3, 1000, generator())
+    assert len(found) == triplets
+    # Two neighbours and one stranger of 4 points would be as many triplets.
+    neighbours = {len(found[found[:, 0] == i, 1].unique()) for i in range(count)} if triplets else set()
+    assert neighbours == {0: set(), 3: {1}, 8: {1}, 15: {3}}[triplets]
 
 
 def test_a_choice_is_one_hot_in_value_and_soft_in_gradient(seed: int) -> None:

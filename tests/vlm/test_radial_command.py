@@ -154,6 +154,14 @@ def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys
     said = capsys.readouterr()
     assert json.loads(said.out)["num_chains"] == 10
     assert "2 of 12 chains describe a held-out picture and are left out" in said.err
+    # In a folder of HierarCaps the pictures of its test set are held out without asking.
+    folder = tmp_path / "hierarcaps"
+    folder.mkdir()
+    (folder / "hierarcaps_test.csv").write_text(other.read_text())
+    (folder / "hierarcaps_test_expanded.csv").write_text(chains.read_text())
+    options = ["--model", clip, "--chains", str(folder), "--out", str(tmp_path / "other"), "--steps", "1", "--json"]
+    assert main(["vlm", "train-radial", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["num_chains"] == 10
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch.nn import functional as F
 
 from ramify.data.hierarcaps import Chain
@@ -114,6 +115,12 @@ def test_graded_entailment_both_directions_and_baselines():
     assert set(found) == {"all", "nouns"} and found["all"]["num_pairs"] == 4
     assert found["all"]["angle"] > found["all"]["reversed"]
     assert found["all"]["distance"] == pytest.approx(0.4)  # 0.4, 0.25, -0.4, 0.35 against 10, 9, 3, 0: 1 - 6 * 6 / 60
+    between = [
+        math.acos(math.cos(a) * math.cos(b) + math.sin(a) * math.sin(b) * math.cos(s - t))  # on the sphere
+        for (a, s), (b, t) in ((directions[pair.word], directions[pair.general]) for pair in pairs)
+    ]
+    people = [pair.score for pair in pairs]
+    assert found["all"]["cosine"] == pytest.approx(stats.spearmanr(np.cos(between), people).statistic)
     assert set(found["nouns"]) == {"num_pairs", "angle", "reversed", "cosine", "distance", "characters"}
 
 

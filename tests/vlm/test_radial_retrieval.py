@@ -93,6 +93,9 @@ def test_several_references_and_order():
     assert scores.ordered_recall == pytest.approx(3 / 4)  # w, c, d
     only_first = score_chains([["w", "c", "x", "b", "a", "d"]], [[first]])
     assert only_first.precision == pytest.approx(4 / 6) and only_first.ordered_recall == pytest.approx(2 / 4)
+    # A caption that comes back later is one of the set, and two of the length.
+    again = score_chains([["a", "x", "a", "b"]], [[first]])
+    assert again.precision == pytest.approx(2 / 3) and again.recall == pytest.approx(2 / 4) and again.length == 4
     # One caption that stands on two levels is one hit of an order, but two levels of the recall.
     twice = score_chains([["a"]], [[("a", "a", "b", "c")]])
     assert twice.recall == pytest.approx(2 / 4) and twice.ordered_recall == pytest.approx(1 / 4)

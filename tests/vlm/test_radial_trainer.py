@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ramify.data.hierarcaps import Chain, read_hierarcaps, without_images_of
 from ramify.errors import UserError
+from ramify.vlm.radial import RadialLoss
 from ramify.vlm.radial_settings import RadialSettings
 from ramify.vlm.radial_trainer import CHECKPOINT, FIRST, METRICS, TRAINED, RadialTrainer, train
 
@@ -80,6 +81,24 @@ def test_first_step_has_no_keep_and_weights_matter(seed):
     assert numbers["keep"] < 1e-12 and numbers["total"] == pytest.approx(numbers["entail"] + numbers["hard"], abs=1e-6)
     without = make(TinyTower(), hard_weight=0.0, entail_weight=2.0).advance()
     assert without["hard"] == 0 and without["total"] == pytest.approx(2 * numbers["entail"], abs=1e-6)
+
+
+def test_the_root_is_the_empty_text_of_this_step_and_learns(seed):
+    places = {text: i for i, text in enumerate(["", "a", "b", "c", "d"])}
+    table = nn.Embedding(5, 6)
+    chains = [Chain(("a", "b"), ("c", "d"))]
+    trainer = RadialTrainer(
+        lambda texts: table(torch.tensor([places[text] for text in texts])), {"table": table.weight}, chains
+    )
+    for _ in range(2):
+        rows = table.weight.detach()
+        expected = RadialLoss()(rows[None, [1, 2]], rows[None, [3, 4]], rows[0])
+        terms = trainer.terms(chains)
+        assert terms.total.item() == pytest.approx(expected.total.item(), abs=1e-6)
+        (gradient,) = torch.autograd.grad(terms.entail, table.weight)
+        assert gradient[0].abs().max() > 1e-3
+        with torch.no_grad():
+            table.weight[0] += torch.randn(6)  # where the root is next time
 
 
 def test_keep_holds_embeddings_back(seed):
