@@ -10,11 +10,9 @@ from torch import Tensor
 from ramify.geometry import lorentz
 from ramify.vlm.contrast import similarity
 from ramify.vlm.order import order_of_levels
+from ramify.vlm.retention import recall_at
 from ramify.vlm.retrieval import radii
 from ramify.vlm.world_text import class_prompts
-
-_BLOCK = 2048
-"""Rows of a table of similarities that are held at once."""
 
 
 def score_embeddings(
@@ -64,20 +62,9 @@ def score_embeddings(
 def _retrieval(image: Tensor, found: Tensor, specific: Tensor, c: float | None) -> dict[str, float]:
     """Recall at 1 and 5 between pictures (n, d) and the distinct ones among their captions."""
     pool, own = specific.unique(return_inverse=True)
-    text = found[pool]
-    to_text = [_nearest(image[i : i + _BLOCK], text, c) for i in range(0, len(image), _BLOCK)]
-    to_image = [_nearest(text[i : i + _BLOCK], image, c) for i in range(0, len(text), _BLOCK)]
-    text_hits = torch.cat(to_text) == own[:, None]
-    image_hits = own[torch.cat(to_image)] == torch.arange(len(pool), device=own.device)[:, None]
-    return {
-        f"{name}_r{k}": hits[:, :k].any(1).double().mean().item()
-        for name, hits in (("i2t", text_hits), ("t2i", image_hits))
-        for k in (1, 5)
-    }
-
-
-def _nearest(x: Tensor, y: Tensor, c: float | None) -> Tensor:
-    return similarity(x, y, c).topk(min(5, len(y))).indices
+    text, number = found[pool], torch.arange(len(pool), device=own.device)
+    by_image, by_text = recall_at(image, text, own, number, (1, 5), c), recall_at(text, image, number, own, (1, 5), c)
+    return {f"{name}_r{k}": hits[k] for name, hits in (("i2t", by_image), ("t2i", by_text)) for k in (1, 5)}
 
 
 def _zero_shot(

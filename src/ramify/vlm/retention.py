@@ -34,17 +34,33 @@ def image_text_recall(
     if len(owner) != len(texts) or int(owner.max()) >= len(images) or int(owner.min()) < 0:
         raise ValueError(f"expected for each of {len(texts)} texts one of the {len(images)} pictures")
     owner = owner.to(texts.device)
-    alike = similarity(images.to(texts), texts, c)  # (n, m)
-    numbers = {}
-    for k in ks:
-        found = owner[alike.topk(min(k, len(texts)), dim=1).indices]  # (n, k) pictures that the texts belong to
-        hit = (found == torch.arange(len(images), device=found.device)[:, None]).any(1)
-        has_text = torch.bincount(owner, minlength=len(images)) > 0  # a picture without a text asks nothing
-        numbers[f"text R@{k}"] = float(hit[has_text].double().mean())
-    for k in ks:
-        near = alike.T.topk(min(k, len(images)), dim=1).indices
-        numbers[f"image R@{k}"] = float((near == owner[:, None]).any(1).double().mean())
-    return numbers
+    images, number = images.to(texts), torch.arange(len(images), device=texts.device)
+    has_text = torch.isin(number, owner)  # a picture without a text asks nothing
+    by_image = recall_at(images[has_text], texts, number[has_text], owner, ks, c)
+    by_text = recall_at(texts, images, owner, number, ks, c)
+    return {f"text R@{k}": by_image[k] for k in ks} | {f"image R@{k}": by_text[k] for k in ks}
+
+
+def recall_at(
+    queries: Tensor,
+    pool: Tensor,
+    group_of_query: Tensor,
+    group_of_pool: Tensor,
+    ks: Sequence[int],
+    c: float | None = None,
+    block: int = 2048,
+) -> dict[int, float]:
+    """k -> share of queries (n, d) with a row of their own group among the k most similar of the pool (m, d).
+
+    Args:
+        group_of_query, group_of_pool: (n,) and (m,) numbers; equal ones belong together.
+        c: curvature, where embeddings are points of the hyperboloid and compared by distance; else by cosine.
+        block: queries at once.
+    """
+    most = min(max(ks), len(pool))
+    near = [similarity(part, pool, c).topk(most).indices for part in queries.split(block)]
+    hits = group_of_pool[torch.cat(near)] == group_of_query[:, None]  # (n, most), the most similar first
+    return {k: float(hits[:, :k].any(1).double().mean()) for k in ks}
 
 
 def class_embeddings(
