@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ramify.errors import UserError
 from ramify.explore import vlm_charts
-from ramify.explore.vlm import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, radial_picture, svg_radial
+from ramify.explore.vlm import radial_picture
+from ramify.explore.vlm_radial import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, svg_radial
 from ramify.vlm.suites import Texts
 
 from .html import read

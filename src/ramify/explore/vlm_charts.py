@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramify.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
-from ramify.explore.vlm import level_colours
+from ramify.explore.vlm_radial import level_colours
 
 __all__ = ["STYLE", "dot_chart", "level_chart", "tau_chart"]
 

@@ -14,13 +14,13 @@ import numpy as np
 from ramify.errors import require
 from ramify.explore import vlm_tree
 from ramify.explore.disk import INK, INSIDE, RADIUS, RIM, branch_colors
-from ramify.explore.vlm import (
+from ramify.explore.vlm import RadialPicture
+from ramify.explore.vlm_radial import (
     FLOOR,
     HEIGHT,
     REACH,
     SOFT,
     WIDTH,
-    RadialPicture,
     X,
     Y,
     layout_of,
