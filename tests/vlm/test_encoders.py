@@ -255,6 +255,20 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def offline(*args: Any, **options: Any) -> None:
+        raise OSError("We couldn't connect to the hub.\nCheck your connection.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
+    with pytest.raises(
+        UserError, match=r"hf:runs/mine: no such folder, and no model of the hub \(We couldn't"
+    ) as error:
+        load_encoder("hf:runs/mine")
+    assert "\n" not in str(error.value)
+
+
 def test_a_checkpoint_with_holes_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -176,7 +176,8 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{spec}: no model here ({_why(error)}); give a folder of save_pretrained") from error
+            where = "no model here" if Path(source).is_dir() else "no such folder, and no model of the hub"
+            raise UserError(f"{spec}: {where} ({_why(error)}); give a folder of save_pretrained") from error
         tokenizer = _tokenizer(spec, source)
         if random_init:
             with seeded(seed):
