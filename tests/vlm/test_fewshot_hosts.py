@@ -191,7 +191,9 @@ def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encode
         for i in range(2):
             Image.new("RGB", (40, 30 + i), (100 * label, 50, 50)).save(tmp_path / "train" / name / f"{i}.png")
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no picture")
-    found = picture_features(encoders["hf"], FolderPictures(tmp_path, "train"))
+    pictures = FolderPictures(tmp_path, "train")
+    assert labels_of(pictures).tolist() == [0, 0, 0, 1, 1]  # the broken one is not opened for it
+    found = picture_features(encoders["hf"], pictures)
     assert found.num_bad == 1 and found.labels.tolist() == [0, 0, 1, 1] and found.classes == ("cat", "dog")
 
 
@@ -285,9 +287,9 @@ def test_the_command_trains_every_host(
     [
         (["--shots", "200"], "200 shots need 200 pictures of every class"),
         (["--data", "wrld"], "did you mean 'world'"),
-        (["--shift", "gray"], "no such folder or file"),
+        (["--shots", "1", "--shift", "gray"], "no such folder or file"),
         (["--epochs", "0"], "--epochs must be at least 1"),
-        (["--template", "a photo"], "no place for the class"),
+        (["--shots", "1", "--template", "a photo"], "no place for the class"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -296,6 +298,31 @@ def test_a_mistake_is_one_line(
     assert command(folder, tmp_path, "--seeds", "1", *options) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out" / "results.json").exists()  # nothing in the way of the next try
+
+
+def test_what_cannot_be_is_told_before_any_feature_is_made(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog", "Cat"):
+            (tmp_path / "twice" / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 40)).save(tmp_path / "twice" / split / name / "1.png")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("encoded")
+
+    monkeypatch.setattr(Encoder, "encode_images", refuse)
+    assert command(folder, tmp_path, "--data", str(tmp_path / "twice"), "--shots", "1") == 2
+    assert "are both called" in capsys.readouterr().err
+    (tmp_path / "twice/train/Cat").rename(tmp_path / "twice/train/cow")
+    assert command(folder, tmp_path, "--data", str(tmp_path / "twice"), "--shots", "1") == 2
+    capsys.readouterr()
+    (tmp_path / "twice/val/Cat").rename(tmp_path / "twice/val/cow")
+    assert command(folder, tmp_path, "--data", str(tmp_path / "twice"), "--shots", "1", "2") == 2
+    assert "2 shots need 2 pictures of every class, but cat has 1" in capsys.readouterr().err
 
 
 def test_text_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

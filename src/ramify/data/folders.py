@@ -51,6 +51,10 @@ class FolderPictures(Pictures):
         id = f"{self._root.name}/{name}"
         return Sample(decode_image(self._root / name, id), id, label=int(self._labels[i]))
 
+    def labels(self) -> np.ndarray:
+        """(n,) int64 class of every picture, without reading one."""
+        return self._labels[self._kept]
+
 
 def _class_folders(folder: Path, prefix: str = "") -> Iterator[str]:
     """Paths, relative to ``folder`` and with slashes, of the folders below that hold pictures themselves."""

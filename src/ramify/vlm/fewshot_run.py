@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from ramify.data import DataSettings, build_dataset
+from ramify.data.sample import PictureDataset
 from ramify.errors import UserError, as_user_error
 from ramify.files import full_disk_is_one_line, write_text
 from ramify.vlm.encoders import Encoder, load_encoder
-from ramify.vlm.features import SHIFTS, PixelSet, picture_features, text_features
+from ramify.vlm.features import SHIFTS, PixelSet, labels_of, picture_features, text_features
 from ramify.vlm.fewshot import (
     Pictures,
     build_head,
@@ -91,10 +92,14 @@ def prepare(job: FewShotJob) -> Bench:
     if encoder.image_tower is None:
         raise UserError(f"{job.model} reads text alone; few-shot learning needs a CLIP or SigLIP model")
     freeze(encoder.model)
-    train_set, test_set = (_pictures(job, encoder, job.data, split) for split in ("train", "val"))
-    names = class_names(train_set.classes)
-    if class_names(test_set.classes) != names:
-        raise UserError(f"{job.data}: the classes of train and val differ, {len(names)} and {len(test_set.classes)}")
+    # What cannot be is told here, before the features are made, which may take long.
+    datasets = {split: _dataset(job, job.data, split) for split in ("train", "val")}
+    names, test_names = (class_names(dataset.classes) for dataset in datasets.values())
+    if test_names != names:
+        raise UserError(f"{job.data}: the classes of train and val differ, {len(names)} and {len(test_names)}")
+    if hasattr(datasets["train"], "labels"):
+        sample_shots(labels_of(datasets["train"]), max(job.shots), job.seed, _base_new(job, len(names))[0], names)
+    train_set, test_set = (_pictures(job, encoder, job.data, split) for split in datasets)
     others: dict[str, tuple[Pictures, list[int]]] = {}
     for data in job.transfer:
         pictures = _pictures(job, encoder, data, "val")
@@ -112,7 +117,7 @@ def prepare(job: FewShotJob) -> Bench:
     return Bench(encoder, train_set, test_set, others, names)
 
 
-def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: str = "") -> Pictures:
+def _dataset(job: FewShotJob, data: str, split: str) -> PictureDataset:
     from ramify.data.build import read_data_flag
 
     # CIFAR-10 is an .npz file like others, but people call it by its name.
@@ -122,6 +127,11 @@ def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: s
     dataset = build_dataset(settings, split)
     if not dataset.classes:
         raise UserError(f"{data} has no class per picture; few-shot learning needs one, as pets or world have it")
+    return dataset
+
+
+def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: str = "") -> Pictures:
+    dataset = _dataset(job, data, split)
     change = SHIFTS[shift] if shift else None
     if job.host == "joint":
         return PixelSet(encoder, dataset, change)
@@ -162,7 +172,7 @@ def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], s
     """Train and test one variant; one row of the results. The head and what the host learned are kept in the folder."""
     started = time.perf_counter()
     count = len(bench.names)
-    base, new = split_base_new(count) if job.protocol == "base-to-new" else (list(range(count)), [])
+    base, new = _base_new(job, count)
     names = [bench.names[label] for label in base]
     host = build_host(job, bench.encoder, variant, seed)
     scale = float(bench.encoder.logit_scale.detach())
@@ -192,6 +202,11 @@ def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], s
         row[name] = evaluate(head, host, pictures, classes).top1
     row |= {"cosine only": score.cosine, "slope_ratio": score.slope_ratio, "losses": losses}
     return row | {"train_seconds": trained, "seconds": time.perf_counter() - started}
+
+
+def _base_new(job: FewShotJob, num_classes: int) -> tuple[list[int], list[int]]:
+    """Classes to train on, and those that are tested apart."""
+    return split_base_new(num_classes) if job.protocol == "base-to-new" else (list(range(num_classes)), [])
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
