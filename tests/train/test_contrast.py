@@ -135,6 +135,21 @@ def test_the_loss_is_the_sum_of_its_parts_and_falls(run: Path) -> None:
     assert {"r1", "i2t_r5", "zero_shot", "zero_shot_bare", "truth1", "tau_d", "tau_words", "radius4"} <= val.keys()
 
 
+def test_pictures_shall_lie_in_the_cones_of_their_own_captions_and_captions_in_those_of_more_general_ones() -> None:
+    task = Contrast(recipe("model.head={geometry: lorentz}"))
+    dataset = task.build_dataset("train")
+    model = task.build_model(task.describe(dataset)).eval()
+    batch = task.prepare_batch(next(iter(task.build_loader(dataset, True))), 0)
+    with torch.no_grad():
+        numbers = task.training_loss(model, batch)[1]
+        found = model(batch["image"], batch["tokens"].flatten(0, 1))
+        text, c = found["text"].unflatten(0, (16, 4)), found["c"]
+        entail = torch.stack([lorentz.cone_energy(text[:, k], found["image"], c) for k in range(4)])
+        chain = torch.stack([lorentz.cone_energy(text[:, k], text[:, k + 1], c) for k in range(3)])
+    torch.testing.assert_close(numbers["entail"], entail.mean())
+    torch.testing.assert_close(numbers["chain"], chain.mean())
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
