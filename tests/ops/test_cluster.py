@@ -24,6 +24,9 @@ CUTS = {  # map, windows, window, margin, centres, heads, dim, cells
     "overlapping centres": Cut(7, 7, 1, 1, 7, 7, 0, 0, 4, 4, 1, 20),
     "padding": Cut(5, 7, 2, 2, 3, 4, 0, 0, 2, 2, 3, 16),
     "shifted": Cut(7, 5, 3, 2, 4, 3, 2, 1, 3, 3, 1, 16),
+    "wide": Cut(14, 14, 1, 1, 14, 14, 0, 0, 7, 7, 1, 16, 1, 1),
+    "wide, parts": Cut(20, 24, 2, 2, 10, 12, 0, 0, 3, 7, 1, 8, 1, 2),
+    "wide, padding": Cut(11, 13, 1, 2, 11, 7, 0, 0, 5, 7, 1, 16),
     "oblong": Cut(6, 20, 2, 2, 3, 10, 0, 0, 3, 2, 1, 5, 1, 2),
 }
 
@@ -109,7 +112,7 @@ def test_a_short_vector_has_a_bounded_gradient(device: str, seed: int) -> None:
     leaves = patch_input(cut, 1, torch.float32, device, True)
     assert leaves[0] is not None
     leaves[0][0, 1, 2] = 0.0
-    made, grads, cotangents = outcome(lambda *x: cluster_patch(*x, cut, backend="triton"), leaves, None)
+    made, grads, _ = outcome(lambda *x: cluster_patch(*x, cut, backend="triton"), leaves, None)
     assert all(x.isfinite().all() for x in (*made, *grads))
 
 
@@ -244,8 +247,8 @@ def test_a_recorded_assignment_takes_the_plain_way(device: str, seed: int) -> No
 def test_unknown_backends_and_misfits_are_one_line() -> None:
     with pytest.raises(ValueError, match="backend 'tritn' is unknown; did you mean 'triton'"):
         ClusterMixer(6, 2, 8, (12, 12), backend="tritn")
-    cut = Cut(40, 40, 1, 1, 40, 40, 0, 0, 2, 2, 1, 8)
-    with pytest.raises(ValueError, match="windows of 1600 patches.*takes up to"):
+    cut = Cut(40, 40, 1, 1, 40, 40, 0, 0, 10, 10, 1, 8)
+    with pytest.raises(ValueError, match="100 centres of a window and heads of 8, the kernel takes up to 64 and 64"):
         cluster_patch(torch.zeros(1, 40, 40, 16), torch.ones(()), None, cut, backend="triton")
     with pytest.raises(ValueError, match="reach beyond the map"):
         cluster_window(torch.zeros(1, 4, 4, 96), None, None, CUTS["padding"], backend="triton")

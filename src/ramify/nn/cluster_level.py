@@ -199,7 +199,10 @@ class ClusterLevel(nn.Module):
         self.position: PositionBias | None = None
         is_trivial = is_single and not self.is_hard
         if geometry == "hyperbolic":
-            self.manifold = Lorentz(curvature, learnable=learnable_curvature and not is_trivial)
+            place = factory.get("device") or torch.get_default_device()
+            with torch.device("cpu"):  # the curvature is checked by its value, which a meta device does not have
+                self.manifold = Lorentz(curvature, learnable=learnable_curvature and not is_trivial)
+            self.manifold.to(place)
         if is_trivial:
             return
         self.alpha = nn.Parameter(torch.tensor(float(alpha), **factory))

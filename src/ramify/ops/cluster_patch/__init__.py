@@ -16,8 +16,8 @@ from .reference import Cut
 
 __all__ = ["Cut", "cluster_patch", "fits", "reference"]
 
-MAX_PAIRS, MAX_WINDOW, MAX_CENTRES, MAX_DIM = 4096, 256, 64, 64
-"""Pairs of a patch and a centre, patches and centres of a window, and width of a head that a kernel holds at once."""
+MAX_CENTRES, MAX_DIM = 64, 64
+"""Centres of a window and width of a head that a kernel holds at once."""
 
 
 def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
@@ -25,17 +25,10 @@ def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
     misfit = None
     if both.dtype not in KERNEL_DTYPES:
         misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
-    elif cut.window > MAX_WINDOW or cut.centres > MAX_CENTRES or cut.dim > MAX_DIM or pairs(cut) > MAX_PAIRS:
-        misfit = (
-            f"windows of {cut.window} patches, {cut.centres} centres and heads of {cut.dim}, the kernel takes up to "
-            f"{MAX_WINDOW}, {MAX_CENTRES} and {MAX_DIM}, and {MAX_PAIRS} pairs of a patch and a centre"
-        )
+    elif cut.centres > MAX_CENTRES or cut.dim > MAX_DIM:
+        given = f"{cut.centres} centres of a window and heads of {cut.dim}"
+        misfit = f"{given}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
     return choose(backend, both, misfit) == "triton"
-
-
-def pairs(cut: Cut) -> int:
-    """Pairs of a patch and a centre of a window, both counts rounded up as a kernel has to."""
-    return (1 << (cut.window - 1).bit_length()) * max(16, 1 << (cut.centres - 1).bit_length())
 
 
 def cluster_patch(

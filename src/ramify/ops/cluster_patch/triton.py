@@ -42,15 +42,15 @@ def product(a, b, WIDEN: tl.constexpr):
     """The product of two tiles, summed in float32; WIDEN is for Triton's interpreter, which cannot take bfloat16."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision="tf32x3")  # float32 in three products that have tensor cores
 
 
 @triton.jit
-def _patches(group, G: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr,
+def patches(group, first, G: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr,
              TOP: tl.constexpr, LEFT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
              BLOCK_N: tl.constexpr):  # fmt: skip
     """Of each patch in the tile: its window among those of the tile, its row and column there and in the map."""
-    lane = tl.arange(0, BLOCK_N)
+    lane = first + tl.arange(0, BLOCK_N)
     local = tl.minimum(lane // (WY * WX), G - 1)
     within = lane - local * (WY * WX)
     window = group * G + local
@@ -80,7 +80,7 @@ def _members(group, local, iy, ix, inside, G: tl.constexpr, S: tl.constexpr, WY:
 
 
 @triton.jit
-def _in_parts(group, local, y, x, inside, G: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr,
+def in_parts(group, local, y, x, inside, G: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr,
               CELL_Y: tl.constexpr, CELL_X: tl.constexpr):  # fmt: skip
     """(N, 16) which part of its window a patch is in, four for each window of the tile."""
     window = group * G + local
@@ -137,8 +137,8 @@ def _cluster_patch_kernel(both, alpha, bias, out, parts, moments, B, IMAGES, GRO
     INNER: tl.constexpr = HEADS * D
     M: tl.constexpr = MY * MX
     stored: tl.constexpr = both.dtype.element_ty
-    local, within, iy, ix, y, x, exists, inside = _patches(
-        group, G, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, BLOCK_N
+    local, within, iy, ix, y, x, exists, inside = patches(
+        group, 0, G, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, BLOCK_N
     )
     own, member, over_count = _members(group, local, iy, ix, inside, G, S, WY, WX, MY, MX, BLOCK_M)
     member = member.to(stored)
@@ -154,7 +154,7 @@ def _cluster_patch_kernel(both, alpha, bias, out, parts, moments, B, IMAGES, GRO
         at = ((group * G + local)[:, None] * HEADS + head) * (M * WY * WX) + (place % M)[None, :] * (WY * WX)
         added = tl.load(bias + at + within[:, None], mask=own & exists[:, None], other=0.0).to(tl.float32)
     if CELL_Y > 0:
-        chosen = _in_parts(group, local, y, x, inside, G, COLUMNS, WY, WX, CELL_Y, CELL_X)
+        chosen = in_parts(group, local, y, x, inside, G, COLUMNS, WY, WX, CELL_Y, CELL_X)
         chosen = tl.trans(chosen.to(stored))
         row = tl.arange(0, 16)
         part_mask = ((row < 4 * G) & (group * G * 4 + row < 4 * S))[:, None] & (column < D)[None, :]
@@ -200,8 +200,8 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
     M: tl.constexpr = MY * MX
     N: tl.constexpr = WY * WX
     stored: tl.constexpr = both.dtype.element_ty
-    local, within, iy, ix, y, x, exists, inside = _patches(
-        group, G, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, BLOCK_N
+    local, within, iy, ix, y, x, exists, inside = patches(
+        group, 0, G, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, BLOCK_N
     )
     own, member, over_count = _members(group, local, iy, ix, inside, G, S, WY, WX, MY, MX, BLOCK_M)
     member = member.to(stored)
@@ -219,7 +219,7 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
         added = tl.load(bias + at, mask=of_bias, other=0.0).to(tl.float32)
         sum_bias = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if CELL_Y > 0:
-        chosen = _in_parts(group, local, y, x, inside, G, COLUMNS, WY, WX, CELL_Y, CELL_X).to(stored)
+        chosen = in_parts(group, local, y, x, inside, G, COLUMNS, WY, WX, CELL_Y, CELL_X).to(stored)
         row = tl.arange(0, 16)
         part_mask = ((row < 4 * G) & (group * G * 4 + row < 4 * S))[:, None] & (column < D)[None, :]
         part_at = (group * G * 4 + row)[:, None] * (2 * INNER) + head * D + column[None, :]
@@ -290,12 +290,23 @@ PROGRAMS = 1584
 """Programs of a launch, about: twelve per multiprocessor of a Hopper GPU, so that the last ones do not wait long."""
 
 
+WIDE, TILE = 2048, 64
+"""Pairs of a patch and a centre that a program holds at once; with more, patches go by in tiles of this size."""
+
+
+def is_wide(cut: Cut) -> bool:
+    """Whether windows go by in tiles."""
+    sizes = (max(16, triton.next_power_of_2(n)) for n in (cut.window, cut.centres))
+    return next(sizes) * next(sizes) > WIDE
+
+
 @functools.cache
 def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
     group = 1
     while group < 4 and 2 * group * cut.window <= 64 and 2 * group * cut.centres <= 16 and group < cut.num_windows:
         group *= 2
-    sizes = {name: max(16, triton.next_power_of_2(n)) for name, n in blocks(cut, group).items()}
+    sizes = {"BLOCK_N": group * cut.window, "BLOCK_M": group * cut.centres, "BLOCK_D": cut.dim}
+    sizes = {name: max(16, triton.next_power_of_2(n)) for name, n in sizes.items()}
     return {
         "GROUPS": -(-cut.num_windows // group), "G": group, "S": cut.num_windows, "COLUMNS": cut.columns,
         "WY": cut.wy, "WX": cut.wx, "TOP": cut.top, "LEFT": cut.left, "HEIGHT": cut.height, "WIDTH": cut.width,
@@ -308,15 +319,15 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def blocks(cut: Cut, group: int) -> dict[str, int]:
-    """Sizes of the tiles of a program that has ``group`` windows."""
-    return {"BLOCK_N": group * cut.window, "BLOCK_M": group * cut.centres, "BLOCK_D": cut.dim}
+def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
+    settings = {**_settings(cut, has_bias, dtype), "BLOCK_N": TILE, "num_warps": 4, "num_stages": 1}
+    return {key: value for key, value in settings.items() if key not in ("GROUPS", "G", "FULL")}
 
 
-def _options(settings: dict[str, Any], stages: int, registers: int) -> dict[str, Any]:
-    if settings["BLOCK_N"] * settings["BLOCK_M"] > 2048:
-        return {"num_warps": 8, "num_stages": 1}
-    return {"num_warps": 4, "num_stages": stages, **({} if interpreted() else {"maxnreg": registers})}
+def _options(dtype: torch.dtype, stages: int, registers: int) -> dict[str, Any]:
+    """Three or four programs at a time on a multiprocessor are worth a few spilt registers in half precision."""
+    is_half = dtype != torch.float32 and not interpreted()
+    return {"num_warps": 4, "num_stages": stages, **({"maxnreg": registers} if is_half else {})}
 
 
 def _images(B: int, settings: dict[str, Any]) -> int:
@@ -333,10 +344,16 @@ def forward(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple
     parts = torch.empty(B, cut.num_windows, PARTS if cut.cells_y else 0, 2 * cut.inner, dtype=dtype, device=device)
     moments = torch.empty(B, settings["GROUPS"] * cut.num_heads, 2, dtype=torch.float32, device=device)
     if has_data(both) and B:
+        tensors = (both, alpha, alpha if bias is None else bias, out, parts, moments)
+        if is_wide(cut):
+            from .wide import wide_cluster_patch_kernel as kernel
+
+            grid = (cut.num_windows * cut.num_heads, B)
+            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, dtype))
+            return out, parts, moments.sum(1)
         images = _images(B, settings)
         grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))
-        tensors = (both, alpha, alpha if bias is None else bias, out, parts, moments)
-        launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(settings, 2, 128))
+        launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(dtype, 2, 128))
     return out, parts, moments.sum(1)
 
 
@@ -346,14 +363,21 @@ def backward(
     """Gradients of ``both``, of alpha () and of the bias (empty without one) in float32."""
     B, device = both.shape[0], both.device
     settings = _settings(cut, bias is not None, both.dtype)
-    images = _images(max(B, 1), settings)
+    images = 1 if is_wide(cut) else _images(max(B, 1), settings)
     grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))
     grad_both = torch.empty_like(both)
     part_alpha = torch.empty(grid[1], grid[0], dtype=torch.float32, device=device)
     shape = () if bias is None else bias.shape
-    part_bias = torch.empty(grid[1] if bias is not None else 0, *shape, dtype=torch.float32, device=device)
+    # one for each image of wide windows: half precision is enough for what is summed over all images in float32
+    held = both.dtype if is_wide(cut) else torch.float32
+    part_bias = torch.empty(grid[1] if bias is not None else 0, *shape, dtype=held, device=device)
     if has_data(both) and B:
         tensors = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments, grad_both, part_alpha,
                    part_bias)  # fmt: skip
-        launch(_cluster_patch_grad_kernel, grid, tensors, (B, images), settings | _options(settings, 1, 168))
-    return grad_both, part_alpha.sum(), part_bias.sum(0)
+        if is_wide(cut):
+            from .wide import wide_cluster_patch_grad_kernel as kernel
+
+            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, both.dtype))
+        else:
+            launch(_cluster_patch_grad_kernel, grid, tensors, (B, images), settings | _options(both.dtype, 1, 168))
+    return grad_both, part_alpha.sum(), part_bias.sum(0, dtype=torch.float32)

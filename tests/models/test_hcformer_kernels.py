@@ -1,0 +1,173 @@
+"""HCFormer with its kernels: one graph for a compiler, no waiting for the device, CUDA graphs, no copies of layout."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ramify.models
+from ramify.models.hcformer import HCFormer
+from ramify.nn import ClusterMixer
+from ramify.ops import backend as backends
+
+assert ramify.models.HCFormer is HCFormer
+
+
+def small(**options: object) -> HCFormer:
+    """Two kinds of stage: several windows with a window level, and one window that holds the map."""
+    sizes = {"img_size": 64, "dims": (16, 24, 32, 40), "depths": (1, 1, 1, 1), "num_heads": 2, "head_dim": 8}
+    sizes |= {"num_heads": (2, 2, 2, 2), "folds": (4, 2, 1, 1), "patch_centres": (2, 2, 2, 2), "num_classes": 5}
+    sizes |= {"window_centres": (2, 2, 1, 0), "mlp_ratios": (2, 2, 2, 2), "layer_scale": 1.0}
+    return HCFormer(**{**sizes, **options})  # type: ignore[arg-type]
+
+
+def test_graphs_hold_each_level_as_one_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing breaks the graph, and the compiler sees kernels in both directions."""
+    pytest.importorskip("triton")
+    if not backends.interpreted():
+        pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
+    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    mixer = ClusterMixer(6, 2, 8, (8, 8), 2, 2, 2)
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(1, 8, 8, 6, requires_grad=True)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    compiled = torch.compile(mixer, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    results = []
+    for run in (mixer, compiled):
+        out = run(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    found = {str(node.target) for graph in graphs for node in graph.graph.nodes if "ramify" in str(node.target)}
+    names = ("cluster_patch", "cluster_patch_grad", "cluster_window", "cluster_window_grad")
+    assert found == {f"ramify.{name}.default" for name in names}
+
+
+def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    torch.compiler.reset()
+    model = small()
+    explained = torch._dynamo.explain(model)(torch.randn(2, 3, 64, 64))
+    assert explained.graph_count == 1 and explained.graph_break_count == 0, explained.break_reasons
+
+
+class _Reads(TorchDispatchMode):
+    """Raises where a value leaves the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+        assert func.overloadpacket is not torch.ops.aten.nonzero
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("size", [64, 80])
+def test_no_value_is_read_on_the_way(size: int, seed: int) -> None:
+    model = small()
+    x = torch.randn(2, 3, size, size)
+    with _Reads():
+        model(x).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_network_of_shapes_alone() -> None:
+    """Built and run on the meta device: nothing is computed, every shape is known."""
+    with torch.device("meta"):
+        model = timm.create_model("hcformer_nano")
+        out = model(torch.empty(2, 3, 224, 224))
+    assert out.is_meta and out.shape == (2, 1000)
+    assert all(p.is_meta for p in model.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_change_nothing_but_rounding(dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = timm.create_model("hcformer_nano", num_classes=10, layer_scale=1.0).cuda()
+    x = torch.randn(4, 3, 224, 224, device="cuda")
+    results = []
+    for backend in ("torch", "auto"):
+        monkeypatch.setenv("RAMIFY_BACKEND", backend)
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = model(x).float()
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+    tolerance = 1e-3 if dtype == torch.float32 else 0.1
+    for one, other in zip(*results, strict=True):
+        if one.numel() > 1:
+            assert ((one - other).norm() / other.norm().clamp_min(1e-6)).item() < tolerance, one.shape
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device_and_a_graph_replays_it(seed: int) -> None:
+    model = timm.create_model("hcformer_nano", num_classes=10).cuda().eval()
+    static = torch.randn(4, 3, 224, 224, device="cuda")
+
+    def step() -> Tensor:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            return model(static)
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    static.copy_(torch.randn_like(static))
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.testing.assert_close(out, step(), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_a_training_step_replays_as_a_graph(seed: int) -> None:
+    model = timm.create_model("hcformer_nano", num_classes=10, layer_scale=1.0).cuda()
+    static = torch.randn(4, 3, 224, 224, device="cuda")
+    parameters = list(model.parameters())
+
+    def step() -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            loss = model(static).float().square().mean()
+        return list(torch.autograd.grad(loss, parameters))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = step()
+    static.copy_(torch.randn_like(static))
+    for grad in grads:
+        grad.fill_(float("nan"))
+    graph.replay()
+    for one, other in zip(grads, step(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_the_same_input_gives_the_same_bits(seed: int) -> None:
+    model = timm.create_model("hcformer_nano", num_classes=10, layer_scale=1.0).cuda()
+    x = torch.randn(4, 3, 224, 224, device="cuda")
+    biases = [p for name, p in model.named_parameters() if "position" in name or "alpha" in name]
+    runs = []
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            out = model(x).float()
+        runs.append([out, *torch.autograd.grad(out.square().sum(), biases)])
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
