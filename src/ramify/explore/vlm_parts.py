@@ -62,6 +62,7 @@ class Looked:
 
 
 def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: Texts, pairs: Sequence[WordPair]) -> str:
+    """The first numbers, each with its baseline below."""
     from ramify.vlm.order import length_baselines, order_of_levels
     from ramify.vlm.suites import graded_entailment
 
@@ -82,6 +83,7 @@ def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: T
 
 
 def levels_html(captions: Sequence[Sequence[str]], distance: np.ndarray) -> str:
+    """Distance by level, and tau of every chain."""
     from ramify.vlm.order import kendall_tau
 
     counts = np.array([[len(caption.split()) for caption in chain] for chain in captions], np.float64)
@@ -139,6 +141,7 @@ def _chain(captions: Sequence[str], distance: Any, highest: float, true: frozens
 
 
 def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Looked], encoder: Any) -> str:
+    """For each picture the chain of captions that widening the circle around the root finds."""
     import torch
 
     from ramify.vlm.retrieval import hierarchical_retrieval, score_chains
@@ -175,6 +178,7 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Loo
 
 
 def latent_html(latent: LatentTree) -> str:
+    """The tree class > attribute > image, as a dendrogram and on the disk."""
     disk, says = svg_tree_disk(latent)
     return (
         f"<p>{escape(latent.says)} {escape(dendrogram_says(latent))}</p>"
@@ -184,6 +188,7 @@ def latent_html(latent: LatentTree) -> str:
 
 
 def hyperlex_html(texts: Texts, pairs: Sequence[WordPair]) -> str:
+    """People's answers against the angle, and against the cosine."""
     from ramify.vlm.order import spearman
 
     words, general = [pair.word for pair in pairs], [pair.general for pair in pairs]

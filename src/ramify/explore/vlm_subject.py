@@ -60,8 +60,7 @@ def page_of_encoder(
         looked = world_looked(num_pictures)
     latent = None
     if head is not None:
-        shown = looked or world_looked(NUM_TREE)
-        latent = head_latent(encoder, head, shown)
+        latent = head_latent(encoder, head, looked if images else world_looked(NUM_TREE))
     elif sees and not images and not texts:
         latent = world_latent(encoder)
     says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
