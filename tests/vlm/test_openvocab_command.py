@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,21 @@ def test_flags_go_over_a_recipe() -> None:
     same = TrainScaleConfig(recipe=recipe, method="scale").settings()
     assert same.model.args["adapter"] == {"block_size": 64}
     assert set(METHODS) == {"frozen", "scale", "lora", "diagonal", "orthogonal", "full"}
+
+
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -> None:
+    """The command of the README: blocks of 128 would not divide its width."""
+    from ramify.vlm.openvocab.segmenter import attach_method
+    from ramify.vlm.world_clip import build_clip, preset
+
+    settings = OpenVocabSettings.read(TrainScaleConfig(method=method).settings().model.args)
+    assert settings.adapter == ({"block_size": 64} if method in (None, "scale", "orthogonal") else {})
+    with torch.device("meta"):
+        clip = build_clip(preset("clip-world"), 50)
+    assert (attach_method(clip, settings.method, settings.adapter) is None) == (method == "frozen")
+    wider = TrainScaleConfig(method="scale", block_size=96).settings().model.args
+    assert wider["adapter"] == {"block_size": 96}
 
 
 def test_methods_are_compared_at_equal_parameters() -> None:

@@ -20,7 +20,7 @@ class TrainScaleConfig:
     method: Literal["frozen", "scale", "lora", "diagonal", "orthogonal", "full"] | None = None
     """What is tuned in CLIP, beside the head. [scale]"""
     block_size: int | None = None
-    """Side of the blocks of scale and orthogonal; must divide the widths of the towers. [128]"""
+    """Side of the blocks of scale and orthogonal; must divide the widths of the towers. [64; 128 is the paper's]"""
     rank: int | None = None
     """Rank of lora. [the adapter's own]"""
     data: Literal["world", "camvid", "pets", "ade20k"] | None = None
@@ -105,7 +105,8 @@ class TrainScaleConfig:
 
         given = self.overrides()
         if self.recipe is None:
-            return load(Recipe, None, [*_DEFAULTS, *given])
+            blocks = [_BLOCKS] if self.method in (None, "scale", "orthogonal") else []
+            return load(Recipe, None, [*_DEFAULTS, *blocks, *given])
         if self.method is not None and self.method != _method(read_yaml(self.recipe)):
             given = ["model.args.adapter={}", *given]  # options of another method mean nothing to this one
         return load(Recipe, self.recipe, given)
@@ -122,6 +123,9 @@ _DEFAULTS = (
     "schedule.min_lr=0",
     "run.eval_every=0",
 )
+
+_BLOCKS = "model.args.adapter.block_size=64"
+"""Fits the default model, 192 wide, and those of open_clip."""
 
 
 def train_scale(config: TrainScaleConfig) -> int:
@@ -181,8 +185,8 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
     import json
 
     from ramify.errors import as_user_error
-    from ramify.files import write_text
     from ramify.evaluate.openvocab import evaluate_openvocab
+    from ramify.files import write_text
     from ramify.train.report import headline
 
     with as_user_error():
