@@ -168,6 +168,18 @@ def test_autocast(small: SmallModel):
     assert (merged.float() - adapted.float()).abs().max() < 0.1
 
 
+def test_merging_inside_autocast_writes_float32():
+    model = HF_CLIP()
+    handle = attach(model, ScaleAdapterConfig(16))
+    shake(handle)
+    weights = {site.name: group.computed(site) for group in handle._set.all_groups() for site in group.sites}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        handle.merge()
+    for group in handle._set.all_groups():
+        for site in group.sites:
+            torch.testing.assert_close(site.base, weights[site.name].detach(), rtol=1e-6, atol=1e-7)
+
+
 def test_autocast_leaves_the_words_of_open_clip_in_float32():
     """open_clip reads the dtype of its activations off a weight of the MLP, which must not follow autocast."""
     model, words, pictures = OPEN_CLIP(), tokens(), pixels()
