@@ -35,17 +35,21 @@ QUICK = {
     "mobilevit_xxs": (64, (2, 2), {}),
     "beit_base_patch16_224": (64, (4, 4), {"img_size": 64, "depth": 1, "embed_dim": 48, "num_heads": 3}),
     "eva02_tiny_patch14_224": (56, (4, 4), {"img_size": 56, "depth": 2}),
+    "densenet121": (64, (2, 2), {"block_config": (1, 1, 1, 1), "growth_rate": 8}),
+    "vgg11": (64, (2, 2), {"mlp_ratio": 0.02}),
+    "swinv2_tiny_window8_256": (
+        64,
+        (2, 2),
+        {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 3, 4)},
+    ),
+    "maxvit_pico_rw_256": (64, (2, 2), {"img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 64, 64)}),
+    "davit_tiny": (64, (2, 2), {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 48, 64), "num_heads": (1, 2, 3, 4)}),
+    "hiera_tiny_224": (128, (4, 4), {"img_size": (128, 128), "stages": (1, 1, 1, 1), "embed_dim": 16}),
     "hcformer_pico": (64, (2, 2), {}),
 }
 SLOW = {
     "efficientnet_lite0": (64, (2, 2), {}),
     "convnext_atto": (64, (2, 2), {}),
-    "densenet121": (64, (2, 2), {}),
-    "vgg11": (64, (2, 2), {}),
-    "swinv2_tiny_window8_256": (64, (2, 2), {"img_size": 64, "window_size": 8}),
-    "maxvit_pico_rw_256": (64, (2, 2), {"img_size": 64}),
-    "davit_tiny": (64, (2, 2), {}),
-    "hiera_tiny_224": (224, (7, 7), {}),
     "resnetv2_50": (64, (2, 2), {}),  # its classifier is a convolution
     "sequencer2d_s": (64, (4, 4), {"img_size": 64}),  # get_classifier gives the whole head
     "volo_d1_224": (224, (14, 14), {}),  # a second classifier on the patches
@@ -56,6 +60,28 @@ SLOW = {
 }
 FAMILIES = [pytest.param(name, id=name) for name in QUICK]
 FAMILIES += [pytest.param(name, id=name, marks=pytest.mark.slow) for name in SLOW]
+
+
+LISTED = (
+    *(
+        "resnet",
+        "efficientnet",
+        "mobilenetv3",
+        "convnext",
+        "regnet",
+        "densenet",
+        "vgg",
+        "deit",
+        "dinov2",
+        "siglip",
+        "swin",
+    ),
+    *("swinv2", "mixer", "pvt_v2", "maxvit", "cait", "xcit", "levit", "mobilevit", "beit", "eva02", "davit", "hiera"),
+)
+
+
+def test_every_listed_family_is_tried() -> None:
+    assert [family for family in LISTED if not any(family in name for name in QUICK)] == []
 
 
 def backbone_of(name: str) -> tuple[nn.Module, Tensor, tuple[int, int]]:
@@ -123,7 +149,8 @@ def test_maps_have_the_places_of_the_features() -> None:
 @pytest.mark.parametrize(
     "name",
     ["swin_tiny_patch4_window7_224", "mixer_s32_224", "cait_xxs24_224", "deit_tiny_patch16_224"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("hiera_tiny_224", "coat_lite_tiny", "volo_d1_224")],
+    + ["hiera_tiny_224"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("coat_lite_tiny", "volo_d1_224")],
 )
 @torch.no_grad()
 def test_tokens_stand_row_by_row(name: str) -> None:
