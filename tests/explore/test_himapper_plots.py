@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from ramify.explore import himapper
 from ramify.explore.himapper import (
     _painted,
     _under_map,
@@ -158,6 +159,18 @@ def test_maps_are_coloured_on_the_scale_of_their_level() -> None:
     assert (strong[0, 0] == weak[0, 0]).all() and np.ptp(strong[0, 0]) == 0  # where nobody looks: grey
     redness = [shown[middle, middle, 0] - shown[middle, middle, 2] for shown in (strong, weak)]
     assert redness[0] > 60 and strong[middle, middle].sum() < weak[middle, middle].sum()
+
+
+def test_each_level_fills_its_own_scale(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[np.ndarray] = []
+    real = himapper._under_map
+    monkeypatch.setattr(himapper, "_under_map", lambda *given: drawn.append(given[1]) or real(*given))
+    out = fake_output(seed)
+    quiet(plot_tree_maps, picture(seed), out)
+    maps = read_nodes(out, 0).need_maps()
+    assert [len(level) for level in maps] == [8, 4, 2] and len(drawn) == 14
+    for level, found in zip(maps, (drawn[:8], drawn[8:12], drawn[12:]), strict=True):
+        np.testing.assert_allclose(np.stack(found), level / level.max(), rtol=1e-5)
 
 
 def test_even_maps_are_warned_of_on_the_figure_and_aloud(seed: int) -> None:

@@ -99,7 +99,8 @@ def test_what_is_computed_when() -> None:
     assert model(x, compute_losses=False).losses is None and model(x, compute_losses=False).maps is None
     model.eval()
     assert model(x).losses is None and model(x).stats == {}
-    assert set(model(x, compute_losses=True).losses) == {"contrastive", "kl", "aux_total"}
+    losses = model(x, compute_losses=True).losses
+    assert set(losses) == {"contrastive", "kl", "aux_total"} and losses["kl"] == model.tree.kl() > 0
     assert set(model(x, return_maps=True).stats) == STATS | {"map_entropy"}
 
 
@@ -229,6 +230,8 @@ def test_parameter_groups() -> None:
         assert id(own[name]) in spared, name
     assert id(own["backbone.stem.bias"]) in spared
     assert id(own["space.proj.weight"]) not in spared and id(own["backbone.stem.weight"]) not in spared
+    model.backbone.no_weight_decay = lambda: {"stem.weight"}  # timm's way to say it
+    assert {"backbone.stem.weight", "tree.mu"} <= model.no_weight_decay()
     torch.optim.AdamW(groups)
 
 
