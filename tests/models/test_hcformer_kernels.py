@@ -62,6 +62,29 @@ def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPat
     assert explained.graph_count == 1 and explained.graph_break_count == 0, explained.break_reasons
 
 
+def test_only_the_mlps_may_be_computed_again(seed: int) -> None:
+    model = small(drop_path_rate=0.0)
+    x = torch.randn(2, 3, 64, 64)
+    kept, results = [], []
+    for how in (False, "mlp"):
+        model.set_grad_checkpointing(how)  # type: ignore[arg-type]
+        held: dict[int, int] = {}
+
+        def pack(t: Tensor, held: dict[int, int] = held) -> Tensor:
+            held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = model(x)
+        kept.append(sum(held.values()))
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert kept[1] < 0.8 * kept[0]
+    with pytest.raises(ValueError, match="True, False or 'mlp', got 'all'"):
+        model.set_grad_checkpointing("all")  # type: ignore[arg-type]
+
+
 class _Reads(TorchDispatchMode):
     """Raises where a value leaves the device."""
 

@@ -78,8 +78,17 @@ def compare(run: Any, leaves: list[Tensor | None], tolerance: float) -> None:
         assert error(one, other) < tolerance * (1 if other.dim() else 100), one.shape
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", CUTS)
+def cases(names: Any, half: tuple[str, ...]) -> list[Any]:
+    """Every cut in every precision; by default only some in half precision, as the interpreter is slow."""
+    found = []
+    for name in names:
+        for dtype in TOLERANCE:
+            is_quick = dtype == torch.float32 or (name in half and dtype == torch.bfloat16)
+            found.append(pytest.param(name, dtype, marks=() if is_quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("name", "dtype"), cases(CUTS, ("one window", "wide, padding")))
 def test_patches_equal_the_definition(name: str, dtype: torch.dtype, device: str, seed: int) -> None:
     cut = CUTS[name]
     leaves = patch_input(cut, 2, dtype, device, with_bias=name != "shifted")
@@ -149,8 +158,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("name", "dtype"), cases(WINDOWS, ("clipped",)))
 def test_windows_equal_the_definition(name: str, dtype: torch.dtype, device: str, seed: int) -> None:
     cut, c, clip = WINDOWS[name]
     leaves = window_input(cut, 2, dtype, device, with_bias=name != "flat")
@@ -183,7 +191,7 @@ def test_a_bad_window_spoils_its_image_and_head_alone(device: str, seed: int) ->
 # ------------------------------------------------------------------------------------------------------------ the layer
 
 MIXERS: dict[str, tuple[Any, ...]] = {  # size of the map, fold, centres of patches and of windows, options
-    "paper": ((12, 12), 3, 2, 2, {}),
+    "paper": ((8, 8), 4, 2, 2, {}),
     "no window level": ((6, 8), 2, 2, 0, {}),
     "one window": ((6, 6), 1, 2, 1, {}),
     "padding": ((7, 5), 2, 2, 1, {}),
@@ -202,7 +210,10 @@ def make(name: str, device: str) -> ClusterMixer:
     return mixer.to(device)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+QUICK = ("paper", "one window", "padding")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MIXERS])
 def test_the_layer_by_kernels_equals_the_plain_layer(
     name: str, device: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +240,7 @@ def test_the_layer_by_kernels_equals_the_plain_layer(
 def test_on_a_cpu_the_layer_is_the_plain_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
     mixer = make("paper", "cpu")
-    x = torch.randn(2, 12, 12, 6)
+    x = torch.randn(2, 8, 8, 6)
     auto = mixer(x)
     mixer.backend = "torch"
     assert torch.equal(auto, mixer(x))
@@ -238,7 +249,7 @@ def test_on_a_cpu_the_layer_is_the_plain_one(seed: int, monkeypatch: pytest.Monk
 def test_a_recorded_assignment_takes_the_plain_way(device: str, seed: int) -> None:
     mixer = make("paper", device)
     mixer.backend = "triton"
-    x = torch.randn(2, 12, 12, 6, device=device)
+    x = torch.randn(2, 8, 8, 6, device=device)
     record: list[Any] = []
     assert error(mixer(x), mixer(x, record)) < 1e-5
     assert len(record) == 1

@@ -393,7 +393,11 @@ class ClusterMixer(nn.Module):
         left, right = weight.split([shared.shape[-1], own.shape[-1]], 1)
         y = F.linear(own, right)
         of_window = torch.addcmul(shift, F.linear(shared, left), scale)  # (B, rows, columns, dim)
-        return add_to_windows(y * scale, of_window, windows).to(y.dtype)
+        if windows.is_padded:
+            return add_to_windows(y * scale, of_window, windows).to(y.dtype)
+        cut = y.unflatten(2, (windows.grid[1], -1)).unflatten(1, (windows.grid[0], -1))
+        mixed = torch.addcmul(of_window[:, :, None, :, None], cut, scale[..., None, None])
+        return mixed.to(y.dtype).flatten(3, 4).flatten(1, 2)
 
     def _project(self, shared: Tensor, own: Tensor, windows: Windows) -> Tensor:
         """``proj(norm([shared, own]))`` with the shared half computed once per window."""

@@ -60,6 +60,12 @@ def _lifted(vector, C: tl.constexpr, CLIP: tl.constexpr):
 
 
 @triton.jit
+def _excess(point, cosh, C: tl.constexpr):
+    """``cosh - 1`` without cancellation."""
+    return C * tl.sum(point * point, axis=1) / (1.0 + cosh)
+
+
+@triton.jit
 def _lowered(to_point, vector, cosh, z, sinhc, cut, is_over, square, C: tl.constexpr):
     """The gradient of a row before it was cut and lifted."""
     near = z < 0.5
@@ -79,9 +85,15 @@ def _assigned(points, centres, alpha, bias, exists, reachable, C: tl.constexpr, 
     """(S, M) distances and assignments."""
     point, cosh, z, _, _, _, _ = _lifted(points, C, CLIP)
     centre, centre_cosh, centre_z, _, _, _, _ = _lifted(centres, C, CLIP)
-    both = cosh[:, None] * centre_cosh[None, :] - C * _exact(point, tl.trans(centre))
-    both = tl.where(both < 1.0, 1.0, both)  # NaN stays
-    outer = tl.log(both + tl.sqrt((both - 1.0) * (both + 1.0)))
+    # cosh(d) - 1 = e + e' + e e' - c x.y with e = cosh - 1 of each point: what is lost is a part of the points' own
+    # distances from the origin, not of 1
+    excess, centre_excess = _excess(point, cosh, C), _excess(centre, centre_cosh, C)
+    beyond = excess[:, None] + centre_excess[None, :] + excess[:, None] * centre_excess[None, :]
+    beyond -= C * _exact(point, tl.trans(centre))
+    half = tl.sqrt(0.5 * tl.where(beyond < 0.0, 0.0, beyond))  # sinh(d/2); NaN stays
+    square = tl.where(half < 0.25, half * half, 0.0)
+    series = 1.0 - square * (1.0 / 6.0 - square * (3.0 / 40.0 - square * (5.0 / 112.0 - square * (35.0 / 1152.0))))
+    outer = 2.0 * tl.where(half < 0.25, half * series, tl.log(half + tl.sqrt(half * half + 1.0)))
     inner = tl.abs(z[:, None] - centre_z[None, :])
     is_origin = (z == 0.0)[:, None] | (centre_z == 0.0)[None, :]
     distance = tl.where(is_origin | (outer < inner), inner, outer) * C**-0.5
