@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ramify.data import DataSettings, build_dataset
 from ramify.errors import UserError
 from ramify.files import save_tensors
 from ramify.vlm.features import FeatureSet
 from ramify.vlm.fewshot import (
+    _rate,
     build_head,
     class_names,
     evaluate,
@@ -22,9 +24,10 @@ from ramify.vlm.fewshot import (
     split_base_new,
     train,
 )
-from ramify.vlm.fewshot_run import summarise, table
+from ramify.vlm.fewshot_run import Bench, run_one, summarise, table
 from ramify.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
 from ramify.vlm.head_file import load_head, save_head
+from ramify.vlm.lathadapter import LatentHierarchyHead
 from ramify.vlm.prompts import Host
 
 NAMES = tuple(f"class {i}" for i in range(8))
@@ -133,6 +136,58 @@ def test_a_head_of_base_classes_answers_about_new_ones(seed: int) -> None:
     train(head, subject.host, subject.train, index, base, names, settings, 0)
     score = evaluate(head, subject.host, subject.test, new)
     assert score.num_pictures == int((subject.test.labels >= 4).sum()) and 0 <= score.top1 <= 1
+
+
+class StubEncoder:
+    """What a row needs of an encoder: texts and a scale."""
+
+    name, width, pixels, device = "stub", 24, None, torch.device("cpu")
+
+    def __init__(self, subject: Subject):
+        self.model, self.encode_text, self.logit_scale = nn.Linear(1, 1), subject.encode, torch.tensor(30.0)
+
+
+def test_new_classes_are_seen_in_no_part_of_training(seed: int, tmp_path: Path) -> None:
+    subject = Subject(seed)
+    base, new = split_base_new(8)
+    subject.train.features[subject.train.labels >= 4] = torch.nan  # whoever looks at them fails
+    job = FewShotJob(
+        model="stub", data="-", protocol="base-to-new", epochs=1, attribute_lr=1e-8, lr=1e-8, template="{}",
+        shots=(4,), cache=tmp_path / "cache", out=tmp_path / "out",
+    )  # fmt: skip
+    bench = Bench(StubEncoder(subject), subject.train, subject.test, {}, NAMES)  # type: ignore[arg-type]
+    row = run_one(job, bench, "full", PARTS, 4, 3)
+    head, _, about = load_head(tmp_path / "out" / "heads" / "full-4-3.safetensors")
+    assert about["classes"] == list(NAMES[:4]) and head.logit_scale == 30
+    begun = LatentHierarchyHead.for_classes(subject.text[:4], seed=3)
+    torch.testing.assert_close(head.attributes.detach(), begun.attributes.detach(), rtol=0, atol=1e-6)
+    # Each half among its own classes, on the test pictures.
+    assert row["base"] == evaluate(head, subject.host, subject.test, base).top1
+    assert row["new"] == evaluate(head, subject.host, subject.test, new).top1
+    assert row["h"] == pytest.approx(harmonic_mean(row["base"], row["new"]))
+
+
+def test_rates_of_host_and_attributes(seed: int) -> None:
+    """The first epoch of prompts at 1e-5, then a cosine; attributes have a rate of their own."""
+    assert [_rate(2.0, epoch, 5, warm=True) for epoch in (0.0, 0.9, 1.0)] == [1e-5, 1e-5, 2.0]
+    assert _rate(2.0, 3.0, 5, warm=True) == pytest.approx(1.0) and _rate(1e-7, 0.0, 5, warm=True) == 1e-7
+    assert _rate(2.0, 0.0, 5, warm=False) == 2.0 and _rate(2.0, 2.5, 5, warm=False) == pytest.approx(1.0)
+
+    class Shifted(Host):
+        def __init__(self, encode: Callable[[list[str]], Tensor]) -> None:
+            super().__init__(encode, "{}")
+            self.shift = nn.Parameter(torch.zeros(24))
+
+        def text_features(self, names: Sequence[str]) -> Tensor:
+            return super().text_features(names) + self.shift
+
+    subject, settings = Subject(seed), FewShotSettings(epochs=1, lr=1e-12, attribute_lr=0.1)
+    host = Shifted(subject.encode)
+    head = build_head(host, NAMES, 20.0, settings, PARTS, 0)
+    before = head.attributes.detach().clone()
+    index = sample_shots(subject.train.labels, 4, 0, range(8), NAMES)
+    train(head, host, subject.train, index, range(8), NAMES, settings, 0)
+    assert host.shift.abs().max() < 1e-8 and (head.attributes - before).abs().max() > 1e-5
 
 
 def test_a_head_is_the_same_after_a_file(seed: int, tmp_path: Path) -> None:
