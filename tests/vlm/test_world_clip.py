@@ -283,8 +283,16 @@ def test_scores_of_embeddings_that_know_everything_and_of_noise(c: float | None,
     words = np.array([[len(text.split()) for text in true] for true, _ in rows])
     signs = [np.sign(words[:, j] - words[:, i]) for i in range(4) for j in range(i + 1, 4)]
     assert scores["tau_words"] == pytest.approx(np.mean(signs))
-    noise = score_embeddings(torch.randn(60, len(vocabulary)), captions, texts, embed, c=c)
+    random = torch.randn(60, len(vocabulary))
+    noise = score_embeddings(random, captions, texts, embed, c=c)
     assert noise["i2t_r1"] < 0.2 and noise["zero_shot"] < 0.3
+    for level in range(4):
+        true, wrong = (similarity(random, embed([row[part][level] for row in rows]), c).diagonal() for part in (0, 1))
+        assert noise[f"truth{level + 1}"] == pytest.approx((true > wrong).double().mean().item())
+    for name, coloured in (("zero_shot", True), ("zero_shot_bare", False)):
+        best = [similarity(random, embed(prompts), c).amax(1) for prompts in class_prompts(coloured)]
+        right = torch.stack(best, 1).argmax(1) == world.labels()
+        assert noise[name] == pytest.approx(right.double().mean().item())
 
 
 def test_equal_captions_of_two_pictures_both_count() -> None:
