@@ -67,6 +67,20 @@ def test_far_points_and_a_bad_row(device: str) -> None:
     torch.testing.assert_close(out[:4].double(), wanted[:4], rtol=1e-5, atol=1e-5)
 
 
+def test_second_derivatives_are_those_of_the_definition(device: str) -> None:
+    tensors = draw((4,), 3, 5, torch.float32, device)
+
+    def penalty(tensors: list[Tensor], backend: str) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        grads = torch.autograd.grad(mlr_logits(*leaves, 0.7, backend=backend).sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves))
+
+    wanted = penalty([t.double() for t in tensors], "torch")
+    for one, other in zip(penalty(tensors, "triton"), wanted, strict=True):
+        assert other.norm() > 1e-3
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
 def test_the_classifier_gives_the_same_with_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     c = torch.tensor(0.7, device=device).requires_grad_()
     x = lorentz.expmap0(torch.randn(3, 5, 6), 0.7).to(device).requires_grad_()

@@ -273,6 +273,32 @@ def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
     }
 
 
+@rooms
+@charts
+def test_second_derivatives_are_those_of_the_definition(room: ModuleType, tangent: bool, device: str) -> None:
+    x, y = (draw(room, size, 3, device=device, tangent=tangent) for size in (3, 2))
+
+    def penalty(x: Tensor, y: Tensor, name: str, backend: str) -> list[Tensor]:
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        out = getattr(room, name)(x, y, C, tangent=tangent, backend=backend)
+        grads = torch.autograd.grad(out[:, 0].sum(), (x, y), create_graph=True)
+        return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), (x, y)))
+
+    for name in ("pairwise_dist", "distance_softmax"):
+        found = penalty(x, y, name, "triton")
+        for one, other in zip(found, penalty(x.double(), y.double(), name, "torch"), strict=True):
+            assert other.norm() > 1e-3
+            torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+def test_transforms_of_functions_take_the_definition(device: str) -> None:
+    x, y = draw(pairwise_lorentz, 3, 4, 2, device=device), draw(pairwise_lorentz, 5, 2, device=device)
+    with pytest.raises(ValueError, match=r"transformed by torch\.func"):
+        torch.func.vmap(lambda x: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"))(x)
+    found = torch.func.vmap(lambda x: pairwise_lorentz.pairwise_dist(x, y, C))(x)
+    torch.testing.assert_close(found, pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), rtol=1e-5, atol=1e-5)
+
+
 def test_input_that_does_not_fit() -> None:
     x = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="x has 2 and y 3 components"):

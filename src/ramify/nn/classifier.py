@@ -42,18 +42,11 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
     # Laid out in memory, so that a compiler does not evaluate them again for every point.
     time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
-    if _takes_kernel(x, matrix):
+    # Compiled code makes the logits in one pass too.
+    if not torch.compiler.is_compiling() and fits(x, matrix.shape[0]):
         return mlr_logits(F.linear(x, matrix.to(x.dtype)), x, time_column, scale, c)
     logits: Tensor = _Scaled.apply(quick_asinh(affine(x, matrix.to(x.dtype), time_column, None, c)), scale)
     return logits
-
-
-def _takes_kernel(x: Tensor, matrix: Tensor) -> bool:
-    """Whether a kernel makes the logits: not in compiled code, which makes them in one pass too, nor below a transform
-    of ``torch.func``, which knows plain torch alone."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return fits(x, matrix.shape[0])
 
 
 class _Scaled(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Logits of Lorentz hyperplanes: what follows the matrix product of a classifier, in one pass, forward and backward.
 
-``mlr_logits`` is the operation, ``reference`` its definition, ``triton`` the kernels. First derivatives only.
+``mlr_logits`` is the operation, ``reference`` its definition, ``triton`` the kernels. Second derivatives are
+those of the definition.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...geometry.numerics import Scalar
 from ..backend import needs_operator, operator, rows_fit
+from ..derivatives import grads_with_graph, in_transform, wants_graph
 from ..rounding import wide
 from . import reference
 
@@ -24,7 +25,7 @@ MAX_CLASSES = 2**24
 
 def fits(x: Tensor, classes: int, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    return rows_fit(backend, x, classes, MAX_CLASSES)
+    return not in_transform() and rows_fit(backend, x, classes, MAX_CLASSES)
 
 
 def mlr_logits(
@@ -75,17 +76,23 @@ class _Logits(torch.autograd.Function):
     ) -> Tensor:
         run = _forward_operator if needs_operator(x) else _forward
         logits, times = run(product, x, time_column, scale, over_c, c)
-        ctx.save_for_backward(product, x, times, time_column, scale)
-        ctx.has_c = over_c is not None
+        ctx.save_for_backward(product, x, times, time_column, scale, over_c)
+        ctx.c = c
         return logits
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        product, x, times, time_column, scale = ctx.saved_tensors
+        product, x, times, time_column, scale, over_c = ctx.saved_tensors
+        if wants_graph():
+
+            def plain(product: Tensor, x: Tensor, time: Tensor, scale: Tensor, over_c: Tensor | None) -> Tensor:
+                return reference.mlr_logits(product, x, time, scale, ctx.c if over_c is None else 1 / over_c)
+
+            inputs = product, x, time_column, scale, over_c
+            return *grads_with_graph(plain, inputs, ctx.needs_input_grad[:5], grad), None
         run = _backward_operator if needs_operator(x) else _backward
         to_product, row_sums, column_sums = run(product, times, time_column, scale, grad.contiguous())
         slope = row_sums.sum(0) / times
         to_x = (slope.unsqueeze(-1) * wide(x)).to(x.dtype)
         to_time, to_scale = column_sums.sum(0).chunk(2)
-        return to_product, to_x, to_time, to_scale, (slope.sum().reshape(1) / 2 if ctx.has_c else None), None
+        return to_product, to_x, to_time, to_scale, (None if over_c is None else slope.sum().reshape(1) / 2), None

@@ -83,11 +83,16 @@ def _distance_kernel(x, y, stats_x, stats_y, out, RX, RY, N, M, n, UNIT: tl.cons
 @triton.jit
 def _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, is_col, RY, n, SAME: tl.constexpr,
              EXACT: tl.constexpr, BLUR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-             BK: tl.constexpr):  # fmt: skip
-    """``sinh^2(s d/2)`` of the rows ``a``, held whole, and a tile of columns."""
-    b = _load_rows(y, col, is_col, 0, n, BK)
+             BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns."""
+    product = tl.zeros((BM, BN), tl.float32)
+    if PIECE == BK:
+        product = multiply(a, tl.trans(_load_rows(y, col, is_col, 0, n, BK)), product, PRECISION)
+    else:
+        for start in range(0, n, PIECE):
+            part = _load_rows(x, row, is_row, start, n, PIECE)
+            product = multiply(part, tl.trans(_load_rows(y, col, is_col, start, n, PIECE)), product, PRECISION)
     grown_y, root_y, sinh_y, over_y = _load_stats(stats_y, col, is_col, RY)
-    product = multiply(a, tl.trans(b), tl.zeros((BM, BN), tl.float32), PRECISION)
     q = across(product, over_x, over_y)
     if SAME:
         q = tl.where(row[:, None] == col[None, :], 0.0, q)
@@ -104,7 +109,7 @@ def _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col
 @triton.jit
 def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE: tl.constexpr, SAME: tl.constexpr,
                     QUICK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                    BK: tl.constexpr):  # fmt: skip
+                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Two turns over the columns: one for the sum of each row, one that writes. Making a tile again is cheaper than
     reading it: its bytes would go through memory twice more."""
     blocks = tl.cdiv(N, BM)
@@ -114,14 +119,14 @@ def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE
     x += batch * N * n
     y += batch * M * n
     stats_y += batch * M
-    a = _load_rows(x, row, is_row, 0, n, BK)
+    a = _load_rows(x, row, is_row, 0, n, PIECE)
     grown_x, root_x, sinh_x, over_x = _load_stats(stats_x + batch * N, row, is_row, RX)
     top = tl.full((BM,), LOWEST, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          False, 0.0, PRECISION, BM, BN, BK)  # fmt: skip
+                          False, 0.0, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
         higher = tl.maximum(top, tl.max(score, axis=1))
         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
@@ -131,7 +136,7 @@ def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          False, 0.0, PRECISION, BM, BN, BK)  # fmt: skip
+                          False, 0.0, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
         at = batch * N * M + row[:, None].to(tl.int64) * M + col[None, :]
         tl.store(out + at, p, mask=is_row[:, None] & (col < M)[None, :])
@@ -140,7 +145,7 @@ def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE
 @triton.jit
 def _nearest_kernel(x, y, stats_x, stats_y, index, d, RX, RY, N, M, n, UNIT: tl.constexpr, SAME: tl.constexpr,
                     BLUR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                    BK: tl.constexpr):  # fmt: skip
+                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     row = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)
@@ -148,14 +153,14 @@ def _nearest_kernel(x, y, stats_x, stats_y, index, d, RX, RY, N, M, n, UNIT: tl.
     x += batch * N * n
     y += batch * M * n
     stats_y += batch * M
-    a = _load_rows(x, row, is_row, 0, n, BK)
+    a = _load_rows(x, row, is_row, 0, n, PIECE)
     grown_x, root_x, sinh_x, over_x = _load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          True, BLUR, PRECISION, BM, BN, BK)  # fmt: skip
+                          True, BLUR, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         square = tl.where((col < M)[None, :] & (square == square), square, float("inf"))
         best = tl.min(square, axis=1)
         place = tl.min(tl.where(square == best[:, None], col[None, :], 2147483647), axis=1)
@@ -188,17 +193,17 @@ def width(n: int) -> int:
 
 @functools.cache
 def _tile(N: int, M: int, n: int) -> dict[str, int]:
-    most = 128 if min(N, M) > 512 else 64
-    bm, bn = (max(16, min(most, triton.next_power_of_2(size))) for size in (N, M))
+    bm = max(16, min(128 if min(N, M) > 512 else 64, triton.next_power_of_2(N)))
+    bn = max(16, min(64, triton.next_power_of_2(M)))
     return {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 8 if bm * bn > 64 * 64 else 4, "num_stages": 3}
 
 
 @functools.cache
 def _strip(N: int, M: int, n: int, is_half: bool) -> dict[str, int]:
     bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
-    if not is_half and width(n) > 128:
-        bn = min(bn, 32)
-    return {"BM": bm, "BN": bn, "BK": width(n), "num_warps": 4, "num_stages": 2}
+    # Whole rows of float32 and their small parts would fill shared memory: one program on a multiprocessor.
+    piece = width(n) if is_half else min(32, width(n))
+    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": piece, "num_warps": 4, "num_stages": 2 if is_half else 3}
 
 
 def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Poincaré distances between all points of two sets: values, softmax, the nearest point; forward and backward.
 
 A point of the ball is a direction and a radius as every other, so the kernels are those of
-``ramify.ops.pairwise_lorentz`` with another way from a stored row to its radius. First derivatives only.
+``ramify.ops.pairwise_lorentz`` with another way from a stored row to its radius.
 """
 
 from __future__ import annotations

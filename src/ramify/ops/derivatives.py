@@ -1,0 +1,33 @@
+"""What kernels with a gradient of their own leave to the definition: second derivatives, transforms of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def in_transform() -> bool:
+    """Whether this is called below ``torch.func`` (vmap, jacrev, ...), which knows plain torch alone."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def wants_graph() -> bool:
+    """Whether a backward pass is itself recorded (``create_graph=True``); asked inside it."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def grads_with_graph(
+    definition: Callable[..., Tensor], inputs: Sequence[Tensor | None], needed: Sequence[bool], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``definition(*inputs)`` that can be differentiated again; None for inputs nobody asks about.
+
+    Args:
+        inputs: as autograd saved them, with their history.
+    """
+    wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed and x is not None]
+    found = iter(torch.autograd.grad(definition(*inputs), wanted, grad, create_graph=True))
+    return tuple(
+        next(found) if is_needed and x is not None else None for x, is_needed in zip(inputs, needed, strict=True)
+    )
