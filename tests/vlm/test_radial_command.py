@@ -194,6 +194,20 @@ def test_random_weights_only_when_asked_for(tmp_path, chains, capsys):
         assert main([*options, "--random-init", "--seed", seed, "--quiet"]) == 0
         numbers.append(json.loads(capsys.readouterr().out)["suites"])
     assert numbers[0] == numbers[1] != numbers[2]
+    kept = [
+        "--random-init",
+        "--geometry",
+        "lorentz",
+        "--curvature",
+        "0.5",
+        "--out",
+        str(tmp_path / "report"),
+        "--quiet",
+    ]
+    assert main([*options, *kept]) == 0
+    for other, message in ((["--seed", "1"], "seed = 0, now it is 1"), (["--curvature", "2"], "curvature = 0.5, now")):
+        assert main([*options, *kept, *other, "--resume"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_bad_captions_and_an_existing_run(clip, tmp_path, capsys):

@@ -173,7 +173,12 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
         from ramify.vlm.radial_trainer import load_trained
 
         load_trained(encoder, config.weights)
-    about = {"random_init": config.random_init, "weights": str(config.weights or ""), "limit": config.limit}
+    about = {
+        "random_init": config.random_init,
+        "seed": config.seed if config.random_init else None,
+        "weights": str(config.weights or ""),
+        "limit": config.limit,
+    }
     report: dict[str, Any] = {}
     kept = _kept(config, about) if config.resume else {}
     suite = list(config.suite)
@@ -256,6 +261,8 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
     wanted = {"encoder": config.model, **about}
     if config.geometry is not None:
         wanted["geometry"] = config.geometry
+    if config.curvature is not None and earlier.get("geometry") == "lorentz":
+        wanted["curvature"] = config.curvature
     for key, value in wanted.items():
         if earlier.get(key) != value:
             raise UserError(f"cannot resume {path}: it was made with {key} = {earlier.get(key)}, now it is {value}")
