@@ -85,19 +85,19 @@ def test_it_gives_what_transformers_itself_gives(family: str, tmp_path: Path, se
 
 @pytest.mark.parametrize("kind", ["open_clip", "clip"])
 def test_a_patch_is_embedded_as_the_class_token_is(kind: str, tmp_path: Path, open_clip_name: str) -> None:
-    # Where the class token stands in for a patch, the patch's embedding is the picture's: same norm, same projection.
+    """The last block's tokens through the norm and the projection: the first is the picture, the others the patches."""
     encoder = load(kind, tmp_path, open_clip_name)
-    norm = encoder.model.visual.ln_post if kind == "open_clip" else encoder.model.vision_model.post_layernorm
-    seen: list[Tensor] = []
-    norm.register_forward_hook(lambda module, given, found: seen.append(given[0]))
+    visual = encoder.model.visual if kind == "open_clip" else encoder.model.vision_model
+    block = visual.transformer.resblocks[-1] if kind == "open_clip" else visual.encoder.layers[-1]
+    norm, seen = visual.ln_post if kind == "open_clip" else visual.post_layernorm, []
+    block.register_forward_hook(lambda module, given, out: seen.append(out[0] if isinstance(out, tuple) else out))
+    project = visual.proj if kind == "open_clip" else encoder.model.visual_projection.weight.T
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         tokens, image = encoder.image_tokens(pixels), encoder.encode_images(pixels)
-        given = max(seen, key=lambda x: x.numel())
-        project = encoder.model.visual.proj if kind == "open_clip" else encoder.model.visual_projection.weight.T
-        plain = torch.nn.functional.layer_norm(given, given.shape[-1:], norm.weight, norm.bias, norm.eps) @ project
-    torch.testing.assert_close(plain[:, -16:], tokens, rtol=1e-4, atol=1e-5)
-    assert image.shape == tokens[:, 0].shape
+        whole = norm(seen[0]) @ project  # (2, 17, d)
+    torch.testing.assert_close(tokens, whole[:, 1:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(image, whole[:, 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["siglip", "siglip2"])
