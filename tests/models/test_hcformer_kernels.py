@@ -112,6 +112,20 @@ def test_a_network_of_shapes_alone() -> None:
     assert all(p.is_meta for p in model.parameters())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_maps_stay_channels_last(device: str, seed: int) -> None:
+    """Every block gets and gives a map that lies in memory as its shape says: no product copies it first."""
+    model = small().to(device)
+    maps: list[Tensor] = []
+    for stage in model.stages:
+        stage.downsample.register_forward_hook(lambda module, args, out: maps.append(out))
+        for block in stage.blocks:
+            block.mixer.register_forward_hook(lambda module, args, out: maps.extend([args[0], out]))
+            block.register_forward_hook(lambda module, args, out: maps.append(out))
+    model(torch.randn(2, 3, 64, 64, device=device))
+    assert len(maps) == 16 and all(x.is_contiguous() for x in maps)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_change_nothing_but_rounding(dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,23 @@
 
 A program has one head of one window, or of up to four small windows that lie side by side in its tiles with no weight
 between them, and goes through several images: position bias and places are found once, and the gradient of the bias is
-summed over its images before it is written. Similarities, assignments and centres stay on the chip.
+summed over its images before it is written. Similarities, assignments and centres stay on the chip. Windows with more
+than WIDE pairs of a patch and a centre are in ``wide``.
 
 Bytes at batch 128 and 224 px in bfloat16, and microseconds at 4.2 TB/s, forward and backward, per call:
 
     medium  stage 1  (56 x 56, 6 heads of 32)    482 and 790 MB   115 and 188 us
             stage 2  (28 x 28, 6 heads of 32)    135 and 212 MB    32 and  50 us
-            stage 3  (14 x 14, 12 heads of 32)    58 and  97 MB    14 and  23 us
+            stage 3  (14 x 14, 12 heads of 32)    58 and 156 MB    14 and  37 us  (the bias of each image counted)
             stage 4  (7 x 7, 12 heads of 32)      14 and  24 MB     4 and   6 us
     nano    stage 1  (56 x 56, 4 heads of 16)    160 and 263 MB    38 and  63 us
             stage 2  (28 x 28, 4 heads of 16)     45 and  70 MB    11 and  17 us
-            stage 3  (14 x 14, 8 heads of 16)     19 and  32 MB     5 and   8 us
+            stage 3  (14 x 14, 8 heads of 16)     19 and  71 MB     5 and  17 us
             stage 4  (7 x 7, 8 heads of 16)        5 and   8 MB     1 and   2 us
 
-The products are small: 0.02 to 0.1 TFLOP per call, 20 to 90 microseconds where they cannot hide behind the memory.
+A program waits for its own products, four forward and eleven backward, so what is left depends on how many are
+resident: 119 registers forward (four programs per multiprocessor), 168 backward (three, 104 bytes spilt) for 128
+threads; in tiles 176 and 255 (two). Expected: 1.5 to 2 times the floor, in tiles 3 to 4 times.
 Sums over images and heads are taken in a fixed order.
 """
 
