@@ -287,6 +287,24 @@ def test_export(run, tmp_path, capsys):
         assert main(["export", str(run), "--format", "onnx"]) == 0
 
 
+def test_a_picture_size_that_a_model_was_not_made_for_is_one_line(tmp_path, capsys):
+    arguments = [
+        "--model.name",
+        "deit_tiny_patch16_224",
+        "--data.size",
+        "48",
+        "--data.batch-size",
+        "4",
+        "--data.num-train",
+        "8",
+        "--data.num-val",
+        "4",
+    ]
+    assert main(["train", str(ROOT / "recipes/world_classify.yaml"), *arguments, "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert "made for pictures of 224 x 224 px, data.size is 48; set model.args.img_size 48" in err
+
+
 def test_models_lists_names_and_parameters(capsys):
     assert main(["models", "test_vit", "--json"]) == 0
     rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}

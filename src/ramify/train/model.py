@@ -48,6 +48,18 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
     return model
 
 
+def require_size(model: nn.Module, size: int) -> nn.Module:
+    """The model itself, if it takes pictures of this size; most do, many transformers of timm take one size only."""
+    embed = getattr(model, "patch_embed", None)
+    made_for = getattr(embed, "img_size", None)
+    if getattr(embed, "strict_img_size", False) and made_for is not None and tuple(made_for) != (size, size):
+        raise UserError(
+            f"{type(model).__name__} was made for pictures of {made_for[0]} x {made_for[1]} px, data.size is {size}; "
+            f"set model.args.img_size {size} or data.size"
+        )
+    return model
+
+
 def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
     """The model itself, patched to keep a share of its tokens; untouched when it keeps all.
 

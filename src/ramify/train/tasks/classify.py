@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ramify.data.sample import Sample
 from ramify.errors import UserError
 from ramify.evaluate.hierarchy import hierarchy_scores
-from ramify.train.model import create_model, reduce_tokens
+from ramify.train.model import create_model, reduce_tokens, require_size
 from ramify.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task
@@ -56,7 +56,8 @@ class Classify(Task):
 
             smoothing = self.recipe.loss.label_smoothing
             self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
-        model = reduce_tokens(create_model(self.recipe.model, num_classes=num_classes), self.recipe.tokens)
+        model = require_size(create_model(self.recipe.model, num_classes=num_classes), self.recipe.data.size)
+        model = reduce_tokens(model, self.recipe.tokens)
         return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
 
     def transform(self, train: bool) -> Callable[..., Any]:
