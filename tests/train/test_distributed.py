@@ -46,11 +46,12 @@ def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], 
     Path(f"{log}.{rank}").write_text(json.dumps({"printed": printed.getvalue(), "ended": ended}))
 
 
-def _opens_three_times(rank: int, port: int, log: str) -> None:
-    """Gathers among two processes, leaves them, and does both again."""
+def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
+    """Gathers among two processes, leaves them, and does both again; they meet at torchrun's store, which stays."""
     from ramify.train.distributed import Processes
 
-    _be_rank(rank, port)
+    _be_rank(rank, store)
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     found = []
     for i in range(3):
         processes = Processes("cpu")
@@ -85,7 +86,8 @@ def in_two(tmp_path: Path, target: Any, *args: Any) -> list[Any]:
 
 
 def test_processes_come_together_again_after_they_parted(tmp_path: Path) -> None:
-    assert in_two(tmp_path, _opens_three_times) == [[[0, 1], [10, 11], [20, 21]]] * 2
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert in_two(tmp_path, _opens_three_times, store.port) == [[[0, 1], [10, 11], [20, 21]]] * 2
 
 
 def weights(run: Path, name: str = "last/model.safetensors") -> dict[str, torch.Tensor]:

@@ -55,8 +55,21 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_train_scale_reports_before_and_after(
-    clip: str, tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+    clip: str,
+    tmp_path: Path,
+    tiny: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from ramify.train import openvocab_job
+
+    scored, numbers = [], openvocab_job._numbers
+
+    def watched(task: Any, dataset: Any, model: Any) -> Any:
+        scored.append(max(float(p.detach().abs().max()) for p in model.handle.parameters()))
+        return numbers(task, dataset, model)
+
+    monkeypatch.setattr(openvocab_job, "_numbers", watched)
     out = tmp_path / "run"
     flags = ["--model", clip, "--unseen", "bus", "dog", "--block-size", "8", "--out", str(out), *tiny]
     assert main(["vlm", "train-scale", *flags, "--json"]) == 0
@@ -65,6 +78,7 @@ def test_train_scale_reports_before_and_after(
     assert report["method"] == "scale" and report["classes"]["unseen"] == ["bus", "dog"]
     assert report["parameters"]["adapter"] == 2 * 3 * 2 * 32 * 8  # towers, q k v, layers, width, block
     assert set(report["rows"]) == {"cosine before", "cosine after", "head"}
+    assert scored[0] == 0  # "before" is of a fresh adapter
     assert report["radius"]["before"]["radius"]["mean"] != report["radius"]["after"]["radius"]["mean"]
 
     from ramify.vlm import AdapterHandle, load_encoder
