@@ -150,10 +150,12 @@ def _means_kernel(p, grad, means, R, M, ROWS: tl.constexpr, BLOCK: tl.constexpr)
 
 @functools.cache
 def _sizes(N: int, M: int, n: int) -> dict[str, int]:
-    bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
-    if width(n) > 64:  # registers: more columns would spill
-        bn = min(bn, 32)
-    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": min(32, width(n)), "num_warps": 4, "num_stages": 2}
+    """As many rows and columns as registers hold, and shared memory in float32."""
+    is_wide = width(n) > 128
+    bm = max(16, min(32 if is_wide else 64, triton.next_power_of_2(N)))
+    bn = max(16, min(32 if width(n) > 32 else 64, triton.next_power_of_2(M)))
+    stages = 1 if is_wide else 2
+    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": min(32, width(n)), "num_warps": 4, "num_stages": stages}
 
 
 def row_means(p: Tensor, grad: Tensor) -> Tensor:
