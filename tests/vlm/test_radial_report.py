@@ -341,6 +341,10 @@ def test_coarse_recall_by_hand():
     # Every chain begins with "animal", nearest the root; wine goes on with "food", the car with "food", "car".
     assert found["radial"] == {"R@1": pytest.approx(3 / 5), "R@2": pytest.approx(4 / 5)}
     assert found["chance"] == {"R@1": 1 / 3, "R@2": 2 / 3}
+    # The best leaf counts, not their mean: cats on the far side take nothing from a dog.
+    apart = radial_encoder(directions | {"dog": (0.9, 0.0), "cat": (0.9, math.pi), "red wine": (0.9, 0.8)})
+    found = coarse_recall(apart(["dog"]), [0], classes, apart, template="{}", ks=(1,))
+    assert found["leaves"]["R@1"] == 1
     with pytest.raises(UserError, match="no picture belongs"):
         coarse_recall(images[:1], [3], coarse_classes(family_tree(), 4, ["animal.n.01", "food.n.01"]), encode)
 
