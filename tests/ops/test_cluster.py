@@ -106,6 +106,16 @@ def test_several_images_of_a_program_and_none(device: str, seed: int, monkeypatc
         compare(lambda *x, backend: cluster_patch(*x, cut, backend=backend), leaves, 2e-6)
 
 
+def test_a_second_derivative_is_refused(device: str, seed: int) -> None:
+    cut = CUTS["one window"]
+    both, alpha, bias = patch_input(cut, 1, torch.float32, device, True)
+    assert both is not None and alpha is not None
+    out, _, _ = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    (grad,) = torch.autograd.grad(out.square().sum(), both, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
 def test_a_map_that_is_not_contiguous(device: str, seed: int) -> None:
     cut = CUTS["four windows in a tile"]
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
 from . import reference
@@ -70,6 +71,7 @@ class _ClusterPatch(torch.autograd.Function):
         return out, parts, moments
 
     @staticmethod
+    @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
     def backward(ctx: Any, grad: Tensor | None, grad_parts: Tensor | None, grad_moments: Tensor | None) -> Any:
         both, alpha, bias = ctx.saved_tensors
         cut: Cut = ctx.cut

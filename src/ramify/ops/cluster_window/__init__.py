@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
 from ..cluster_patch import Cut
@@ -77,6 +78,7 @@ class _ClusterWindow(torch.autograd.Function):
         return out, moments
 
     @staticmethod
+    @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
     def backward(ctx: Any, grad: Tensor | None, grad_moments: Tensor | None) -> Any:
         parts, alpha, bias = ctx.saved_tensors
         cut, c, clip = ctx.given
