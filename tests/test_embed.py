@@ -298,6 +298,15 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_files_are_open_to_those_the_umask_allows(tmp_path):
+    """Some writers make files for their owner alone; others must be able to read a run."""
+    (tmp_path / "plain").touch()
+    write_atomic(tmp_path / "made", lambda path: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)) or path.chmod(0o600))
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(2)})
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["made"] == modes["a.safetensors"] == modes["plain"]
+
+
 def test_a_damaged_checkpoint_is_one_line(tmp_path):
     save_tensors(tmp_path / "a.safetensors", {"x": torch.arange(3)}, {"epoch": 2, "value": 0.1})
     tensors, state = load_tensors(tmp_path / "a.safetensors")

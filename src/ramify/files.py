@@ -24,7 +24,10 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask allows; some writers (safetensors 0.8) shut others out
         write(temporary)
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
