@@ -1,5 +1,6 @@
 """The hierarchy report: an encoder whose hierarchy is known must be read as such; baselines beside; mistakes."""
 
+import dataclasses
 import json
 import math
 import os
@@ -49,6 +50,13 @@ DIRECTIONS = {
     "a bus": (0.8, 2),
 }
 DIRECTIONS |= {"cat": (0.35, 1.5), "dry cat": (0.65, 1.5), "a dry cat inside": (0.95, 1.5)}
+
+
+def test_chains_without_contradictions_are_compared_with_other_chains():
+    bare = [dataclasses.replace(chain, negatives=()) for chain in CHAINS]
+    texts = Texts(radial_encoder(DIRECTIONS), "geodesic")
+    angles, whole = chain_angles(texts, bare), chain_angles(texts, CHAINS)
+    assert "negative" not in angles and angles["other"] == whole["other"]
 
 
 def test_known_order_and_angles():

@@ -127,7 +127,7 @@ def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"num_chains": len(chains)}
     wrong_ones: dict[str, Callable[[int, int], str | None]] = {
-        "negative": lambda i, level: chains[i].negatives[level],
+        "negative": lambda i, level: chains[i].negatives[level] if chains[i].negatives else None,
         "other": lambda i, level: _caption_of_another(chains, i, level),
     }
     for name, choose in wrong_ones.items():
