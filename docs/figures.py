@@ -224,6 +224,44 @@ def himapper() -> None:
     Image.fromarray(coarse).save(FOLDER / "himapper.png", optimize=True)
 
 
+def vlm() -> None:
+    """Captions around the root and the latent tree of the run of recipes/clip_world_tiny.yaml, trained if need be."""
+    import io
+
+    from PIL import Image
+
+    from ramify.cli.config import load
+    from ramify.data.world import World
+    from ramify.explore.vlm import radial_picture
+    from ramify.explore.vlm_figures import plot_latent_tree, plot_radial
+    from ramify.explore.vlm_subject import world_latent
+    from ramify.train import Recipe, fit
+    from ramify.vlm.encoders import load_encoder
+    from ramify.vlm.suites import Texts
+    from ramify.vlm.world_text import captions_of
+
+    root = FOLDER.parents[1]
+    run = root / "runs" / "clip_world_tiny"
+    if not run.exists():
+        fit(load(Recipe, root / "recipes" / "clip_world_tiny.yaml"), run)
+    encoder = load_encoder(f"hf:{run}")
+    chains = [captions for captions, _ in captions_of(World("val", num_images=500))]
+    parts = []
+    for figure in (
+        plot_radial(radial_picture(Texts(encoder.encode_text), chains)),
+        plot_latent_tree(world_latent(encoder)),
+    ):
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=110)
+        parts.append(Image.open(drawn).convert("RGB"))
+    left, right = parts
+    right = right.resize((round(right.width * left.height / right.height), left.height), Image.Resampling.LANCZOS)
+    whole = Image.new("RGB", (left.width + right.width + 20, left.height), "white")
+    whole.paste(left, (0, 0))
+    whole.paste(right, (left.width + 20, 0))
+    whole.quantize(255, dither=Image.Dither.NONE).save(FOLDER / "vlm.png", optimize=True)
+
+
 FIGURES = {
     "disk": disk,
     "models": models,
@@ -232,6 +270,7 @@ FIGURES = {
     "world": world,
     "tokens": tokens,
     "himapper": himapper,
+    "vlm": vlm,
 }
 
 if __name__ == "__main__":

@@ -92,7 +92,10 @@ def test_mistakes_in_a_recipe_are_one_line(overrides, message):
         (["model.plugin.heads=3"], "width must be a multiple of heads"),
         (["task=language"], "the task language takes no model.plugin, got himapper; leave it out"),
         (["model.name=coat_tiny", "model.args={img_size: 32}"], "forward_features gives a .*expected one map"),
-        (["model.name=deit_tiny_patch16_224", "model.args={depth: 1}"], r"at 32 px: .*; set .*img_size"),
+        (
+            ["model.name=deit_tiny_patch16_224", "model.args={depth: 1}"],
+            r"for .* 224 px, data.size is 32; set .*img_size",
+        ),
     ],
 )
 def test_what_the_plugin_cannot_do_is_one_line_before_training(overrides, message):
