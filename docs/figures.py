@@ -202,7 +202,7 @@ def himapper() -> None:
     """Where the nodes of a Hi-Mapper look: the run of recipes/himapper_demo.yaml, trained first if it is not there."""
     from PIL import Image
 
-    from ramify.cli.config import load
+    from ramify.config import load
     from ramify.data import World
     from ramify.explore.himapper import plot_tree_maps
     from ramify.explore.himapper_page import look
@@ -230,7 +230,7 @@ def vlm() -> None:
 
     from PIL import Image
 
-    from ramify.cli.config import load
+    from ramify.config import load
     from ramify.data.world import World
     from ramify.explore.vlm import radial_picture
     from ramify.explore.vlm_figures import plot_latent_tree, plot_radial

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.errors import UserError
 
 pytest.importorskip("transformers")

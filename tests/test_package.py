@@ -120,7 +120,7 @@ def test_wheel_is_complete(tmp_path):
         assert "[console_scripts]\nramify = ramify.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
         metadata = archive.read(f"{info}/METADATA").decode()
         archive.extractall(tmp_path / "installed")
-    assert {"ramify/py.typed", "ramify/__init__.py", "ramify/cli/config.py", f"{info}/licenses/LICENSE"} <= set(names)
+    assert {"ramify/py.typed", "ramify/__init__.py", "ramify/config.py", f"{info}/licenses/LICENSE"} <= set(names)
     assert not [name for name in names if not name.startswith(("ramify/", info))]
     for extra in ("lm", "vlm", "plot", "eval", "onnx", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.train.loop import fit
 from ramify.train.recipe import Recipe
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.cli import config
+from ramify import config
 from ramify.data.sample import IGNORE, Sample
 from ramify.data.seeding import seeded
 from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.errors import UserError
 from ramify.evaluate import reduction_table as tables
 from ramify.evaluate.reduction_table import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown

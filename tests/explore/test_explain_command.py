@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ramify import cli
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.explore import demo
 from ramify.train.recipe import Recipe
 

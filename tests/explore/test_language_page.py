@@ -42,7 +42,7 @@ SHAPE = (
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A HELM with experts and its twin, hardly trained."""
-    from ramify.cli.config import load
+    from ramify.config import load
     from ramify.train import Recipe, fit
 
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.data.sample import Sample
 from ramify.errors import UserError
 from ramify.train import load_model

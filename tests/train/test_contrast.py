@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.data.world import World
 from ramify.errors import UserError
 from ramify.geometry import lorentz

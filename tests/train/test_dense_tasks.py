@@ -17,7 +17,7 @@ from torch import Tensor, nn
 pytest.importorskip("pycocotools", reason="install ramify[eval]")
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.data.sample import IGNORE, Sample
 from ramify.errors import UserError
 from ramify.train import evaluate_run, fit, load_model

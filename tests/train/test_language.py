@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.errors import UserError
 from ramify.train.evaluate import evaluate_run, load_model
 from ramify.train.folder import RunFolder

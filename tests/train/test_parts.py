@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.cli.config import load, to_yaml
+from ramify.config import load, to_yaml
 from ramify.errors import UserError
 from ramify.geometry import Lorentz, PointModule
 from ramify.optim import RiemannianAdamW

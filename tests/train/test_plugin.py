@@ -15,7 +15,7 @@ from torch import Tensor, nn
 pytest.importorskip("timm")
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.errors import UserError
 from ramify.models import HiMapper
 from ramify.models.heads import Segmenter, pyramid_backbone

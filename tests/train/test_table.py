@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ramify.cli.config import to_yaml
+from ramify.config import to_yaml
 from ramify.errors import UserError
 from ramify.train.table import (
     Outcome,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.cli import main
-from ramify.cli.config import load, read_yaml
+from ramify.config import load, read_yaml
 from ramify.errors import UserError
 from ramify.tokens.patch import handle_of
 from ramify.train import evaluate_run, load_model

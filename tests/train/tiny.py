@@ -135,7 +135,7 @@ TASKS["tiny"] = f"{__name__}:Tiny" if __name__ != "__main__" else "train.tiny:Ti
 
 def recipe(*overrides: str) -> Recipe:
     """Two epochs of six steps on a CPU."""
-    from ramify.cli.config import load
+    from ramify.config import load
 
     base = (
         "task=tiny",

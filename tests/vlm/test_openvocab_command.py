@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("transformers", reason="install ramify[vlm]")
 
 from ramify.cli import main
-from ramify.cli.config import load
 from ramify.cli.vlm_scale import TrainScaleConfig
+from ramify.config import load
 from ramify.train import load_model
 from ramify.train.recipe import Recipe
 from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings

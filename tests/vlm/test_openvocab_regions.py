@@ -15,7 +15,7 @@ pytest.importorskip("pycocotools", reason="install ramify[eval]")
 pytest.importorskip("transformers", reason="install ramify[vlm]")
 
 from ramify.cli import main
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.data.sample import IGNORE, BadSample, Sample
 from ramify.data.world import World
 from ramify.errors import UserError

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.cli.config import load
+from ramify.config import load
 from ramify.data.sample import IGNORE
 from ramify.errors import UserError
 from ramify.evaluate.openvocab_scores import split_scores

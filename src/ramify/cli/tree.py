@@ -106,7 +106,7 @@ def embed(config: EmbedConfig) -> None:
 
     Ctrl-C writes a checkpoint; the same command with --resume goes on bit for bit.
     """
-    from ramify.cli.config import to_yaml
+    from ramify.config import to_yaml
     from ramify.data.hierarchy import read_hierarchy
 
     out = config.out

@@ -101,7 +101,7 @@ class TrainScaleConfig:
 
     def settings(self) -> Recipe:
         """The recipe of the run."""
-        from ramify.cli.config import load, read_yaml
+        from ramify.config import load, read_yaml
 
         given = self.overrides()
         if self.recipe is None:

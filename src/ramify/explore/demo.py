@@ -39,7 +39,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         seed: of the weights, the order of the pictures and the pictures themselves.
         recipe: another recipe than the demo's own.
     """
-    from ramify.cli.config import load
+    from ramify.config import load
     from ramify.explore.report import clock, from_run, page_of_run
     from ramify.train import Recipe, fit
 

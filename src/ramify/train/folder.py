@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ramify.cli.config import load, to_yaml
+from ramify.config import load, to_yaml
 from ramify.errors import UserError
 from ramify.files import full_disk_is_one_line as full_disk_is_one_line  # the loop knows it from here
 from ramify.files import load_tensors, save_tensors, sync_folder, write_text

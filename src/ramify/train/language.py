@@ -122,7 +122,7 @@ def _require_language(folder: Any) -> None:
 
 def run(argv: Sequence[str], prog: str = "python -m ramify.train.language", about: str | None = __doc__) -> int:
     """Train what the arguments say, of any task; the same as ``ramify train``."""
-    from ramify.cli.config import load
+    from ramify.config import load
     from ramify.train.loop import fit
     from ramify.train.recipe import Recipe
     from ramify.train.report import headline

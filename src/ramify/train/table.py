@@ -102,7 +102,7 @@ def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings
     """
     import yaml
 
-    from ramify.cli.config import load
+    from ramify.config import load
 
     settings = load(TableSettings, path)
     for override in overrides:
@@ -118,7 +118,7 @@ def read_table(path: Path | str, overrides: Sequence[str] = ()) -> TableSettings
 
 def row_recipe(settings: TableSettings, row: str, seed: int, stretch: float = 1.0) -> Recipe:
     """The recipe of one run, its schedule ``stretch`` times as long (the warm-up stays)."""
-    from ramify.cli.config import load
+    from ramify.config import load
 
     changes = {**settings.overrides, **settings.rows[row], "run.seed": seed}
     changes.pop(TIME_OF, None)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         given = parser.parse_args(argv)
         if given.verb == "train":
-            from ramify.cli.config import load
+            from ramify.config import load
             from ramify.train.openvocab_job import report_lines, train_and_report
             from ramify.train.recipe import Recipe
 

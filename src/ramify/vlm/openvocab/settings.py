@@ -64,7 +64,7 @@ class OpenVocabSettings:
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> OpenVocabSettings:
         """From a recipe's ``model.args``; unknown keys and wrong types are one line."""
-        from ramify.cli.config import load
+        from ramify.config import load
 
         return load(cls, None, [f"{key}={json.dumps(value)}" for key, value in options.items()])
 
