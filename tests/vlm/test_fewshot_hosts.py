@@ -25,6 +25,7 @@ from ramify.vlm.features import (
     text_features,
 )
 from ramify.vlm.fewshot import freeze
+from ramify.vlm.fewshot_run import short_names
 from ramify.vlm.prompts import JointHost, PromptHost
 
 from .small_models import register_open_clip, save_bert, save_dual
@@ -328,6 +329,44 @@ def test_what_cannot_be_is_told_before_any_feature_is_made(
     assert "2 shots need 2 pictures of every class, but cat has 1" in capsys.readouterr().err
 
 
+def _pictures_of(folder: Path, classes: tuple[str, ...]) -> Path:
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for shade, name in enumerate(classes):
+            (folder / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 40), (80 * shade, 90, 10)).save(folder / split / name / "1.png")
+    return folder
+
+
+def test_data_of_the_same_name_have_columns_of_their_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = _pictures_of(tmp_path / "old" / "photos.v1", ("cat", "dog", "cow"))
+    one = _pictures_of(tmp_path / "new" / "photos.v1", ("cat",))
+    options = ["--shots", "1", "--epochs", "1", "--seeds", "1", "--num-val", "30", "--transfer", str(three), str(one)]
+    assert command(folder, tmp_path, *options) == 0
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert "transfer old/photos.v1" in heading and "transfer new/photos.v1" in heading
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]
+    assert row["transfer new/photos.v1"] == 1.0  # one class: always right
+    assert row["transfer old/photos.v1"] in [pytest.approx(i / 3) for i in range(4)]
+    assert command(folder, tmp_path, "--shots", "1", "--overwrite", "--transfer", str(one), f"{one}/") == 2
+    assert "--transfer names the same data twice" in capsys.readouterr().err
+
+
+def test_names_of_data_grow_until_they_differ() -> None:
+    names = short_names(["pets:a/x", "pets:b/x", "cifar10:c", "deep/a/x", "deep/b/x", "y.npz"], "--transfer")
+    assert list(names.values()) == ["pets:a/x", "pets:b/x", "cifar10", "a/x", "b/x", "y.npz"]
+
+
+def test_missing_transfer_data_is_told_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path / "no model", tmp_path, "--shots", "1", "--transfer", str(tmp_path / "nowhere")) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_text_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(save_bert(tmp_path / "bert", None), tmp_path) == 2
+    assert command(save_bert(tmp_path / "bert", None), tmp_path, "--shots", "1") == 2
     assert "reads text alone" in capsys.readouterr().err

@@ -232,13 +232,26 @@ def test_bad_captions_and_an_existing_run(clip, tmp_path, capsys):
     assert train(clip, path, tmp_path / "run", "--steps", "1", "--overwrite") == 0
 
 
-def test_evaluation_of_missing_things(clip, tmp_path, capsys):
+def test_evaluation_of_missing_things(tmp_path, capsys):
+    """Everything but the model itself is looked at before a model is loaded, so none is needed here."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "hyperlex").mkdir()
+    world = ["--suite", "world-text"]
     for options, message in (
         (["--suite", "hyperlx"], "did you mean 'hyperlex'?"),
         ([], "hierarcaps needs its files"),
         (["--data", str(tmp_path / "none")], "there is no folder"),
+        (["--data", str(empty)], "has no hierarcaps_test.csv"),
+        (["--data", str(tmp_path), "--suite", "hyperlex"], "has no hyperlex-all.txt"),
+        (["--data", str(empty), "--suite", "cifar10"], "holds no .npz file"),
+        (["--data", str(empty), "--suite", "tiny-imagenet"], "expected the folder tiny-imagenet-200"),
         (["--resume"], "--resume needs --out"),
-        (["--weights", str(tmp_path / "none")], "no such file"),
+        ([*world, "--limit", "0"], "limit must be 1 or more"),
+        ([*world, "--weights", str(tmp_path / "none")], "no such file or folder"),
+        ([*world, "--weights", str(empty)], "has that train-radial run ended?"),
+        (world, "no model"),
     ):
-        assert main(["vlm", "eval-hierarchy", "--model", clip, *options]) == 2
-        assert message in capsys.readouterr().err
+        assert main(["vlm", "eval-hierarchy", "--model", f"hf:{tmp_path / 'no model'}", *options]) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error and len(error.splitlines()) == 1

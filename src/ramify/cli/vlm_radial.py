@@ -161,9 +161,22 @@ def train_radial(config: TrainRadialConfig) -> None:
 
 def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     """Measure the hierarchy in an encoder: order, angles, HyperLex, retrieval, coarse classes, with their baselines."""
-    from ramify.vlm.report import SUITES, hierarchy_report
+    from ramify.vlm.report import SUITES, check_request, hierarchy_report
     from ramify.vlm.report_table import report_lines
 
+    about = {
+        "random_init": config.random_init,
+        "seed": config.seed if config.random_init else None,
+        "weights": str(config.weights or ""),
+        "limit": config.limit,
+    }
+    # Whatever is missing is told before a model is loaded.
+    kept = _kept(config, about) if config.resume else {}
+    suite = check_request(
+        config.suite or SUITES[:2], config.images, data=config.data, curvature=config.curvature, limit=config.limit
+    )
+    if config.weights is not None:
+        _check_weights(config.weights)
     encoder = _load(config.model, config.random_init, config.seed, config.device)
     if config.weights is not None and (config.weights / "adapter").is_dir():
         from ramify.vlm import AdapterHandle
@@ -173,18 +186,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
         from ramify.vlm.radial_trainer import load_trained
 
         load_trained(encoder, config.weights)
-    about = {
-        "random_init": config.random_init,
-        "seed": config.seed if config.random_init else None,
-        "weights": str(config.weights or ""),
-        "limit": config.limit,
-    }
     report: dict[str, Any] = {}
-    kept = _kept(config, about) if config.resume else {}
-    suite = list(config.suite)
-    if config.images is not None and "hierarcaps-images" not in suite:
-        suite.append("hierarcaps-images")
-    for name in suite or SUITES[:2]:
+    for name in suite:
         images = config.images if name == "hierarcaps-images" else None
         found = hierarchy_report(
             encoder,
@@ -211,6 +214,15 @@ def _load(model: str, random_init: bool, seed: int, device: str) -> Encoder:
     from ramify.vlm.encoders import load_encoder
 
     return load_encoder(model, random_init=random_init, seed=seed, device=find_device(device))
+
+
+def _check_weights(path: Path) -> None:
+    from ramify.vlm.radial_trainer import TRAINED
+
+    if not path.exists():
+        raise UserError(f"--weights {path}: no such file or folder; expected the folder of a train-radial run")
+    if path.is_dir() and not (path / "adapter").is_dir() and not (path / TRAINED).is_file():
+        raise UserError(f"--weights {path} holds neither {TRAINED} nor adapter/; has that train-radial run ended?")
 
 
 def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:

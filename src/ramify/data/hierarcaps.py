@@ -132,15 +132,30 @@ def read_retrieved(path: Path | str) -> dict[str, dict[str, list[str]]]:
 
 def read_images(path: Path | str, names: Sequence[str]) -> list[np.ndarray]:
     """(H, W, 3) uint8 pictures by file name, from an .npz file (jpeg, offsets, name) or a folder of picture files."""
-    from ramify.data.pictures import decode_image, open_npz, take, take_packed
+    from ramify.data.pictures import decode_image
     from ramify.data.sample import BadSample
+
+    sources = image_sources(path, names)
+    try:
+        return [decode_image(sources[name], name).permute(1, 2, 0).numpy() for name in names]
+    except BadSample as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | bytes]:
+    """Where each picture is, not decoded yet: a file, or its bytes.
+
+    Raises:
+        UserError: some picture is not there.
+    """
+    from ramify.data.pictures import open_npz, take, take_packed
 
     path = Path(path)
     sources: dict[str, Path | bytes] = {}
     if path.is_dir() and (path / "test_images_160.npz").is_file():
         path = path / "test_images_160.npz"
     if path.is_dir():
-        sources = {name: path / name for name in names}
+        sources = {name: path / name for name in names if (path / name).is_file()}
     elif not path.exists():
         raise UserError(f"there are no pictures at {path}; expected an .npz file or a folder")
     else:
@@ -150,10 +165,7 @@ def read_images(path: Path | str, names: Sequence[str]) -> list[np.ndarray]:
     missing = [name for name in names if name not in sources]
     if missing:
         raise UserError(f"{path}: {len(missing)} of {len(names)} pictures are not there, the first is {missing[0]}")
-    try:
-        return [decode_image(sources[name], name).permute(1, 2, 0).numpy() for name in names]
-    except BadSample as error:
-        raise UserError(f"{path}: {error}") from error
+    return sources
 
 
 # -------------------------------------------------------------------------------------------------------------- files

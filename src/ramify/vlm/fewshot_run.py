@@ -88,10 +88,6 @@ def prepare(job: FewShotJob) -> Bench:
     """The encoder, and the features of all pictures."""
     from ramify.devices import find_device
 
-    encoder = load_encoder(job.model, random_init=job.random_init, seed=job.seed, device=find_device(job.device))
-    if encoder.image_tower is None:
-        raise UserError(f"{job.model} reads text alone; few-shot learning needs a CLIP or SigLIP model")
-    freeze(encoder.model)
     # What cannot be is told here, before the features are made, which may take long.
     datasets = {split: _dataset(job, job.data, split) for split in ("train", "val")}
     names, test_names = (class_names(dataset.classes) for dataset in datasets.values())
@@ -99,22 +95,32 @@ def prepare(job: FewShotJob) -> Bench:
         raise UserError(f"{job.data}: the classes of train and val differ, {len(names)} and {len(test_names)}")
     if hasattr(datasets["train"], "labels"):
         sample_shots(labels_of(datasets["train"]), max(job.shots), job.seed, _base_new(job, len(names))[0], names)
+    others = _others(job, names)
+    encoder = load_encoder(job.model, random_init=job.random_init, seed=job.seed, device=find_device(job.device))
+    if encoder.image_tower is None:
+        raise UserError(f"{job.model} reads text alone; few-shot learning needs a CLIP or SigLIP model")
+    freeze(encoder.model)
     train_set, test_set = (_pictures(job, encoder, job.data, split) for split in datasets)
-    others: dict[str, tuple[Pictures, list[int]]] = {}
-    for data in job.transfer:
-        pictures = _pictures(job, encoder, data, "val")
-        class_names(pictures.classes)
-        others[f"transfer {_short(data)}"] = (pictures, list(range(len(pictures.classes))))
-    for data in job.shift:
-        if data in SHIFTS:
-            pictures = _pictures(job, encoder, job.data, "val", shift=data)
-        else:
-            pictures = _pictures(job, encoder, data, "val")
-        shared = [i for i, name in enumerate(class_names(pictures.classes)) if name in names]
+    tests = {
+        name: (_pictures(job, encoder, data, "val", shift), classes) for name, (data, shift, classes) in others.items()
+    }
+    return Bench(encoder, train_set, test_set, tests, names)
+
+
+def _others(job: FewShotJob, names: Sequence[str]) -> dict[str, tuple[str, str, list[int]]]:
+    """Other tests: the name of its column to the data, a shift of its pictures, and the classes tested on."""
+    found: dict[str, tuple[str, str, list[int]]] = {}
+    for data, short in short_names(job.transfer, "--transfer").items():
+        classes = class_names(_dataset(job, data, "val").classes)
+        found[f"transfer {short}"] = (data, "", list(range(len(classes))))
+    for data, short in short_names(job.shift, "--shift").items():
+        source, shift = (job.data, data) if data in SHIFTS else (data, "")
+        classes = class_names(_dataset(job, source, "val").classes)
+        shared = [i for i, name in enumerate(classes) if name in names]
         if not shared:
             raise UserError(f"--shift {data} has none of the {len(names)} classes of {job.data}; use --transfer")
-        others[f"shift {_short(data)}"] = (pictures, shared)
-    return Bench(encoder, train_set, test_set, others, names)
+        found[f"shift {short}"] = (source, shift, shared)
+    return found
 
 
 def _dataset(job: FewShotJob, data: str, split: str) -> PictureDataset:
@@ -149,10 +155,24 @@ def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: s
     return found
 
 
-def _short(data: str) -> str:
-    """``pets`` of ``pets:some/folder``, the last part of a path otherwise."""
-    name, colon, _ = data.partition(":")
-    return name if colon else data.rstrip("/").rsplit("/", 1)[-1]
+def _short(data: str, parts: int = 1) -> str:
+    """``pets`` of ``pets:some/folder``, the last part of a path otherwise; with more parts, more of the path."""
+    name, colon, root = data.partition(":")
+    path = (root if colon else data).rstrip("/").split("/")
+    if not colon:
+        return "/".join(path[-parts:])
+    return ":".join([name, "/".join(path[1 - parts :])]) if parts > 1 else name
+
+
+def short_names(datas: Sequence[str], flag: str) -> dict[str, str]:
+    """A short name for each of several data; where two have the same, as much more of the path as tells them apart."""
+    names = {data: _short(data) for data in datas}
+    if len({data.rstrip("/") for data in datas}) < len(datas):
+        raise UserError(f"{flag} names the same data twice: {' '.join(datas)}; give each once")
+    for parts in range(2, 2 + max((data.count("/") + 1 for data in datas), default=0)):
+        taken = list(names.values())
+        names = {data: _short(data, parts) if taken.count(name) > 1 else name for data, name in names.items()}
+    return names
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -235,12 +255,12 @@ def table(report: dict[str, Any]) -> list[str]:
     """Lines for people: accuracies in percent, mean and spread over seeds, and what to keep in mind about them."""
     from ramify.lab.table import show
 
-    rows = report["summary"]
+    names = measured(report["rows"][0])
+    # By number: a name may hold dots and colons, which mean something in a format.
     columns = {"variant": "{variant}", "shots": "{shots}", "seeds": "{seeds}"}
-    for name in measured(report["rows"][0]):
-        columns[name.replace("_", " ")] = "{" + name.replace(" ", "_").replace("-", "_") + "}"
+    columns |= {name.replace("_", " "): f"{{column{i}}}" for i, name in enumerate(names)}
     lines = show(
-        [{key.replace(" ", "_").replace("-", "_"): _said(key, value) for key, value in row.items()} for row in rows],
+        [row | {f"column{i}": _said(name, row[name]) for i, name in enumerate(names)} for row in report["summary"]],
         columns,
     )
     ratios = [row["slope_ratio"] for row in report["rows"] if row["slope_ratio"]]
@@ -254,9 +274,7 @@ def table(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _said(name: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
+def _said(name: str, value: dict[str, Any]) -> str:
     factor, digits = (1, 4) if name == "slope_ratio" else (100, 1)
     spread = "" if value["sd"] is None else f" ± {value['sd'] * factor:.{digits}f}"
     return f"{value['mean'] * factor:.{digits}f}{spread}"

@@ -17,6 +17,7 @@ from torch import Tensor
 from ramify.data.hierarcaps import (
     Chain,
     first_of_each_image,
+    image_sources,
     read_hierarcaps,
     read_images,
     without_images_of,
@@ -69,17 +70,7 @@ def hierarchy_report(
     Raises:
         UserError: an unknown suite, data that is not there, pictures for an encoder of text alone.
     """
-    suite = [suite] if isinstance(suite, str) else list(suite)
-    for name in suite:
-        if name not in SUITES:
-            hint = suggest(name, SUITES)
-            raise UserError(f"suite must be some of {', '.join(SUITES)}, got {name!r}; {hint}".rstrip("; "))
-    if limit is not None and limit < 1:
-        raise UserError(f"limit must be 1 or more, got {limit}; leave it out to measure everything")
-    if curvature is not None and not curvature > 0:
-        raise UserError(f"curvature must be positive (it means -c), got {curvature}")
-    if images is not None and "hierarcaps-images" not in suite:
-        suite.append("hierarcaps-images")
+    suite = check_request(suite, images, data=data, curvature=curvature, limit=limit)
     encode = getattr(encoder, "encode_text", encoder)
     own = getattr(encoder, "curvature", None)
     geometry = geometry or ("chord" if own is None else "lorentz")
@@ -101,6 +92,47 @@ def hierarchy_report(
             say(f"measuring {name}")
         report["suites"][name] = _without_nan(_MEASURES[name](texts, encoder, data, images, limit))
     return report
+
+
+def check_request(
+    suite: Sequence[str],
+    images: Any = None,
+    *,
+    data: Path | str | None = None,
+    curvature: float | None = None,
+    limit: int | None = None,
+) -> list[str]:
+    """The suites of a report, after a look at what they need; no encoder has to be loaded for that.
+
+    Raises:
+        UserError: an unknown suite, files that are not there, numbers that cannot be.
+    """
+    suite = [suite] if isinstance(suite, str) else list(suite)
+    for name in suite:
+        if name not in SUITES:
+            hint = suggest(name, SUITES)
+            raise UserError(f"suite must be some of {', '.join(SUITES)}, got {name!r}; {hint}".rstrip("; "))
+    if limit is not None and limit < 1:
+        raise UserError(f"limit must be 1 or more, got {limit}; leave it out to measure everything")
+    if curvature is not None and not curvature > 0:
+        raise UserError(f"curvature must be positive (it means -c), got {curvature}")
+    if images is not None and "hierarcaps-images" not in suite:
+        suite.append("hierarcaps-images")
+    # Everything is read again where it is measured: little beside an encoder, and mistakes in files show here.
+    if "hierarcaps-text" in suite:
+        read_hierarcaps(_folder(data, "hierarcaps"), "test")
+        read_hierarcaps(_folder(data, "hierarcaps"), "expanded")
+    if "hierarcaps-images" in suite:
+        test = read_hierarcaps(folder := _folder(data, "hierarcaps"), "test")[:limit]
+        if not isinstance(images, Tensor):
+            image_sources(folder if images is None else images, [chain.image for chain in test])
+    if "hyperlex" in suite:
+        read_hyperlex(_folder(data, "hyperlex"))
+    if "tiny-imagenet" in suite:
+        _tiny_imagenet_pictures(data)
+    if "cifar10" in suite:
+        _cifar10_pictures(data)
+    return suite
 
 
 def _without_nan(found: Any) -> Any:
@@ -158,17 +190,25 @@ def _world_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int
 
 
 def _tiny_imagenet(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    from ramify.data.tiny_imagenet import TinyImageNet
-
-    pictures = TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
+    pictures = _tiny_imagenet_pictures(data)
     known = set(pictures.tree.label or ()) if pictures.tree is not None else set()
     return _labelled(texts, encoder, pictures, [label for label in TINY_IMAGENET_CUT if label in known], limit)
 
 
+def _tiny_imagenet_pictures(data: Any) -> Any:
+    from ramify.data.tiny_imagenet import TinyImageNet
+
+    return TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
+
+
 def _cifar10(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
+    return _labelled(texts, encoder, _cifar10_pictures(data), 1, limit)
+
+
+def _cifar10_pictures(data: Any) -> Any:
     from ramify.data.arrays import ArrayPictures
 
-    return _labelled(texts, encoder, ArrayPictures(_folder(data, "cifar10"), "test"), 1, limit)
+    return ArrayPictures(_folder(data, "cifar10"), "test")
 
 
 def _labelled(texts: Texts, encoder: Any, pictures: Any, cut: int | list[str], limit: int | None) -> dict[str, Any]:
