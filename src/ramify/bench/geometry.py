@@ -13,9 +13,10 @@ from typing import TextIO
 
 import torch
 
+from ramify import machine
 from ramify.errors import UserError, exit_code, suggest
 
-from . import harness, machine, report
+from . import harness, report
 from .cases import COMPILED, KERNELS, OPERATIONS, OURS, C, Maker
 from .options import GeometryOptions, parse
 from .session import Emit, session

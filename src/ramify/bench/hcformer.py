@@ -78,7 +78,7 @@ class HCFormerOptions:
 
 def run(options: HCFormerOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if growth is beyond the limit or one of ours fails, else 0."""
-    from . import machine
+    from ramify import machine
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))

@@ -33,7 +33,7 @@ def run(options: HelmOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if one of ours fails, is wrong or misses a target of the GPU, else 0."""
     with session(options, stream) as emit:
         require("transformers", "lm").logging.set_verbosity_error()
-        from . import machine
+        from ramify import machine
 
         configs = list(_configs(options))
         head = machine.header(options.device, ("ramify", "torch", "transformers", "triton"))

@@ -100,7 +100,7 @@ class HiMapperOptions:
 
 def run(options: HiMapperOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if a limit is missed or a wrapped model is wrong, else 0."""
-    from . import machine
+    from ramify import machine
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))

@@ -79,7 +79,9 @@ class LabOptions:
 
 def run(options: LabOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if the engine is wrong or misses its target, else 0."""
-    from . import harness, machine
+    from ramify import machine
+
+    from . import harness
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch"))

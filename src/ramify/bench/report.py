@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ramify.machine import machine_lines
+
 from .cases import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, Case
 from .harness import Ratio, Result, ratio
-from .machine import machine_lines
 
 _CONTENDERS = (OURS, COMPILED, KERNELS, GEOOPT, HYPLL)
 _WIDTHS = {

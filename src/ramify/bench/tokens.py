@@ -28,7 +28,7 @@ _RULE = "| --- "
 
 def run(options: TokensOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if an answer of ours is wrong or a target is missed, else 0."""
-    from . import machine
+    from ramify import machine
 
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
 

@@ -88,7 +88,9 @@ class VlmOptions:
 def run(options: VlmOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if an answer is wrong or, on CUDA, a limit is missed."""
     require("transformers", "vlm")
-    from . import harness, machine
+    from ramify import machine
+
+    from . import harness
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "transformers", "triton"))

@@ -71,7 +71,7 @@ def wanted_rows(settings: ReduceSettings) -> list[tuple[str, str, float]]:
 
 def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
     """All rows, those of an earlier call read instead of measured; each is kept as soon as it is there."""
-    from ramify.bench.machine import describe
+    from ramify.machine import describe
 
     about = subject.about(settings)
     path = settings.out / "results.json"

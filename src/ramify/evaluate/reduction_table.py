@@ -258,7 +258,7 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
 
 def table(settings: Settings, results: Path | None = None, name: str = "reduction") -> str:
     """Measure what is missing, and give the table; on request also between the marks ``name`` of a page."""
-    from ramify.bench.machine import describe
+    from ramify.machine import describe
     from ramify.train.table import write_between_marks
 
     runs = measure(settings, lambda line: print(line, flush=True))

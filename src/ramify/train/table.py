@@ -332,7 +332,7 @@ def compare(
     overrides: Sequence[str] = (),
 ) -> str:
     """Everything that ``ramify compare`` does: train, print, and write the table into a page; gives the Markdown."""
-    from ramify.bench.machine import describe
+    from ramify.machine import describe
 
     settings = read_table(path, overrides)
     out = out or Path("runs") / path.stem

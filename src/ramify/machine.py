@@ -62,7 +62,7 @@ def _version(name: str) -> str | None:
 
 def _commit() -> str | None:
     """Commit of the checkout that this file belongs to, with a + if the package has changes; None outside one."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
         run = subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True)
