@@ -136,7 +136,7 @@ class Kept:
             key = (extra, *((p.data_ptr(), p._version) for p in parameters))
             if self._key != key:
                 self._key, self._value = key, make()
-                _mark_static(self._value)
+                mark_static(self._value)
         made: Made = self._value
         return made
 
@@ -147,8 +147,10 @@ class Kept:
         return Kept, ()
 
 
-def _mark_static(value: Any) -> None:
-    """Tell CUDA graphs that tensors stay where they are, as parameters do; they would be copied before each replay."""
+def mark_static(value: Any) -> None:
+    """Tell CUDA graphs that tensors stay where they are, as parameters do. Others are copied before each replay, and
+    where the code writes into others there is no graph at all.
+    """
     for tensor in value if isinstance(value, tuple) else (value,):
         if isinstance(tensor, Tensor) and tensor.is_cuda:
             torch._dynamo.mark_static_address(tensor)

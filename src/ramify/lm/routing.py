@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..nn.common import wide
+from .ambient import mark_static
 
 GATES = ("sigmoid", "softmax", "softmax_raw")
 RULES = ("sign", "proportional")
@@ -127,6 +128,7 @@ class Gate(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, in_features, device=device, dtype=dtype))
         self.register_buffer("balance_bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
         self.counts = self._no_counts()
+        mark_static(self.counts)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -172,6 +174,7 @@ class Gate(nn.Module):
             self.balance_bias = bias.to(self.balance_bias.device)
         if self.counts.device != self.balance_bias.device:
             self.counts = self._no_counts()
+            mark_static(self.counts)
         return self
 
     def extra_repr(self) -> str:

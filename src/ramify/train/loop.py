@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ramify.errors import UserError
+from ramify.train.compiled import Compiled
 from ramify.train.determinism import deterministic, seed_all
 from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
@@ -152,8 +153,9 @@ class Trainer:
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
-        if run.compile:
-            model.compile()  # in place: the names in the checkpoint stay what they are
+        self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
+        if self.compiled.note is not None:
+            self.notes.append(self.compiled.note)
         return model
 
     # --------------------------------------------------------------------------------------------------- the story
@@ -214,12 +216,15 @@ class Trainer:
         for part in range(parts):
             batch = self.task.to_device(next(batches), self.processes.device)
             batch = self.task.prepare_batch(batch, step * parts + part)
+            self.compiled.begin_pass()
             with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
                 with self._autocast():
                     loss, numbers = self.task.training_loss(self.wrapped, batch)
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
                 totals[name] = totals.get(name, 0.0) + value.float() / parts
+            if part == 0 and parts > 1:
+                self.compiled.keep_gradients()
         self.processes.sync_rest(self.model)
         totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
         if recipe.run.max_skipped_steps:
@@ -258,11 +263,7 @@ class Trainer:
         self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
         began = time.perf_counter()
         weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
-        run = self.recipe.run
-        # Compiling the model once more, for evaluation, pays off only if it is evaluated again and again.
-        once = run.compile and run.eval_every == 0
-        eager = torch.compiler.set_stance("force_eager") if once else contextlib.nullcontext()
-        with weights, eager, self.processes.evaluating(self.model):
+        with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
             found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
         self._numbers = found

@@ -197,8 +197,9 @@ class RunSettings:
     """Decay of the running average of the weights, e.g. 0.999; that average is then evaluated and kept as best."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: bool | Literal["graphs"] = False
+    """Compile the model with torch.compile. graphs: and record the training step as a CUDA graph, for small models
+    that otherwise wait for the host; training batches must have one shape."""
     channels_last: bool = False
     """Keep images and kernels in channels-last order."""
     device: str = "auto"
@@ -230,6 +231,10 @@ class RunSettings:
             raise ValueError("eval_every and save_every must be at least 0 epochs")
         if self.max_skipped_steps < 0:
             raise ValueError(f"max_skipped_steps must be at least 0, got {self.max_skipped_steps}")
+        if self.compile == "graphs" and self.parallel == "fsdp2":
+            raise ValueError(
+                "compile graphs needs weights that stay in their place, and parallel fsdp2 moves them; use ddp"
+            )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
 

@@ -1,0 +1,190 @@
+"""``run.compile``: what is compiled and how, and that a run stays the run it is without."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ramify.config import load
+from ramify.errors import UserError
+from ramify.train import loop
+from ramify.train.compiled import Compiled
+from ramify.train.folder import RunFolder
+from ramify.train.loop import fit
+from ramify.train.recipe import Recipe
+
+from . import tiny
+from .test_resume import assert_same_run, dying_before_step, tensors
+
+GRAPHS = {"mode": "reduce-overhead", "dynamic": False}
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[dict[str, Any]]:
+    """What ``nn.Module.compile`` was asked for, which is not done."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: found.append(options))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "expected", "note"),
+    [
+        (False, "cuda", [], None),
+        (True, "cuda", [{}], None),
+        ("graphs", "cuda", [GRAPHS], None),
+        ("graphs", "cpu", [{}], "run.compile graphs: cpu has no CUDA graphs, so the model is compiled without them"),
+    ],
+)
+def test_the_mode_reaches_torch(asked, kind, device, expected, note):
+    compiled = Compiled(nn.Linear(2, 2), kind, torch.device(device))
+    assert asked == expected and compiled.note == note
+    with compiled.evaluating():
+        pass
+    # Evaluation has batches of other sizes: no graphs there, and graphs again afterwards.
+    assert asked == (expected + [{}, GRAPHS] if expected == [GRAPHS] else expected)
+
+
+def test_graphs_come_back_after_an_evaluation_that_failed(asked):
+    compiled = Compiled(nn.Linear(2, 2), "graphs", CUDA)
+    with pytest.raises(RuntimeError), compiled.evaluating():
+        raise RuntimeError
+    assert asked[-1] == GRAPHS
+
+
+def test_gradients_are_kept_from_what_the_graph_overwrites(asked):
+    model = nn.Linear(2, 1)
+    memory = torch.tensor([[1.0, 2.0]])  # where a graph leaves its gradients
+    model.weight.grad = memory
+    Compiled(model, "graphs", CUDA).keep_gradients()
+    memory.fill_(float("nan"))
+    assert model.weight.grad.tolist() == [[1.0, 2.0]] and model.bias.grad is None
+
+
+@pytest.fixture
+def pretended(monkeypatch) -> dict[str, int]:
+    """CUDA graphs on a CPU: the loop believes in them, two backends stand for the two modes. Gives what was called."""
+    calls = {"graphs": 0, "plain": 0, "passes": 0}
+    compile_module = nn.Module.compile
+
+    def backend(kind: str, graph: Any, inputs: Any) -> Any:
+        calls[kind] += 1
+        return graph.forward
+
+    backends = {kind: partial(backend, kind) for kind in ("graphs", "plain")}
+
+    def compile_as_told(self: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:
+        compile_module(self, backend=backends["graphs" if mode == "reduce-overhead" else "plain"], dynamic=dynamic)
+
+    def begin() -> None:
+        calls["passes"] += 1
+
+    monkeypatch.setattr(nn.Module, "compile", compile_as_told)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin)
+    monkeypatch.setattr(loop, "Compiled", lambda model, kind, device, **rest: Compiled(model, kind, CUDA, **rest))
+    torch.compiler.reset()
+    yield calls
+    torch.compiler.reset()
+
+
+OPTIONS = ("run.accumulate=2", "run.save_steps=4", "optim.clip=0.5", "schedule.epochs=3", "data.eval_batch_size=32")
+
+
+def test_a_run_with_graphs_is_the_run_without(tmp_path, pretended):
+    """Accumulation, clipping, averages, evaluation with a last batch of nine: the same bits under the same names."""
+    fit(tiny.recipe(*OPTIONS), tmp_path / "eager", quiet=True)
+    assert pretended == {"graphs": 0, "plain": 0, "passes": 0}
+    fit(tiny.recipe(*OPTIONS, "run.compile=graphs"), tmp_path / "graphs", quiet=True)
+    assert_same_run(tmp_path / "eager", tmp_path / "graphs")
+    assert pretended["passes"] == 36  # 18 steps of two parts
+    assert pretended["graphs"] == 1  # three evaluations between them made nobody compile the step again
+    assert pretended["plain"] in (1, 2)  # for any number of samples, perhaps after one for 32
+
+
+def test_a_run_with_graphs_resumes(tmp_path, pretended):
+    given = tiny.recipe(*OPTIONS, "run.compile=graphs")
+    fit(given, tmp_path / "whole", quiet=True)
+    with dying_before_step(7):
+        fit(given, tmp_path / "parts", quiet=True)
+    fit(given, tmp_path / "parts", resume=True, quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_without_a_gpu_graphs_are_plain_and_the_log_says_so(tmp_path, asked):
+    fit(tiny.recipe("run.compile=graphs", "schedule.epochs=1"), tmp_path / "run", quiet=True)
+    assert asked == [{}]
+    assert "compiled without them" in (tmp_path / "run/log.txt").read_text()
+    assert RunFolder(tmp_path / "run").recipe().run.compile == "graphs"
+    assert not [key for key in tensors(tmp_path / "run") if "_orig_mod" in key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["run.compile=graph"], "run.compile must be true or false or graphs, got 'graph'"),
+        (["run.compile=1"], "run.compile must be true or false or graphs, got 1"),
+        (
+            ["run.compile=graphs", "run.parallel=fsdp2"],
+            "compile graphs needs weights that stay in their place.*use ddp",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(overrides, message):
+    with pytest.raises(UserError, match=message):
+        load(Recipe, None, overrides)
+
+
+LANGUAGE = (
+    "task=language",
+    "text.num_documents=30",
+    "text.vocab_size=320",
+    "text.block_length=64",
+    "data.batch_size=8",
+    "data.eval_batch_size=5",
+    "optim.lr=1e-3",
+    "schedule.steps=5",
+    "run.accumulate=2",
+    "run.eval_every=0.05",
+    "run.log_steps=1",
+    "run.tensorboard=false",
+)
+
+
+def losses(out: Path, *overrides: str) -> list[float]:
+    """Of the steps and evaluations of a short run."""
+    fit(load(Recipe, None, [*LANGUAGE, *overrides]), out, quiet=True)
+    return [line["loss"] for line in RunFolder(out).read_metrics()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
+def test_compiled_language_models_train_as_eager_ones(tmp_path, name):
+    pytest.importorskip("transformers")
+    given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cpu")
+    eager = losses(tmp_path / "eager", *given)
+    graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")  # which a CPU compiles plainly
+    assert len(eager) > 5
+    torch.testing.assert_close(torch.tensor(graphs), torch.tensor(eager), rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
+def test_graphs_train_as_plainly_compiled_models_do(tmp_path, name, precision):
+    """Five steps of two parts with evaluations between them. Nothing was too hard for a graph."""
+    pytest.importorskip("transformers")
+    from torch._dynamo.utils import counters
+
+    given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cuda", f"run.precision={precision}")
+    plain = losses(tmp_path / "plain", *given, "run.compile=true")
+    counters.clear()
+    graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    assert len(graphs) > 5
+    torch.testing.assert_close(torch.tensor(graphs), torch.tensor(plain), rtol=1e-5, atol=0)
