@@ -52,6 +52,21 @@ def test_trains_every_row_with_every_seed_and_keeps_what_is_finished(table, tmp_
     assert weights == {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*.safetensors")}
 
 
+def test_a_value_may_hold_the_seed(table):
+    settings = read_table(table, ["model.weights=runs/first/seed{seed}/best.safetensors"])
+    for seed in settings.seeds:
+        assert row_recipe(settings, "base", seed).model.weights == Path(f"runs/first/seed{seed}/best.safetensors")
+
+
+def test_shows_which_run_is_trained_where_asked(table, tmp_path, capsys):
+    settings = read_table(table)
+    make_table(settings, tmp_path / "runs")
+    assert capsys.readouterr().out == ""
+    make_table(settings, tmp_path / "more", quiet=False)
+    said = capsys.readouterr().out
+    assert "[2/4] no smoothing, hot, seed 3 ..." in said and "parameters" in said
+
+
 def test_writes_the_table_into_a_page_between_its_marks(table, tmp_path):
     page = tmp_path / "RESULTS.md"
     page.write_text("# Results\n\nbefore\n\n<!-- small -->\nold\n<!-- /small -->\n\nafter\n")
@@ -112,8 +127,8 @@ def test_a_row_is_trained_for_the_time_of_another(table, tmp_path, monkeypatch):
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "rows": rows}))
     real = module.train_one
 
-    def timed(settings, row, seed, out, stretch=1.0):
-        outcome = real(settings, row, seed, out, stretch)
+    def timed(settings, row, seed, out, stretch=1.0, quiet=True):
+        outcome = real(settings, row, seed, out, stretch, quiet)
         pace = 3.0 if row == "slow" else 1.0
         return Outcome(*(row, seed, outcome.numbers, 1), 5 + pace * outcome.steps, outcome.steps, pace)
 

@@ -1,7 +1,8 @@
 """Tables of results: variants of one recipe over several seeds, trained alike, written as Markdown.
 
 A YAML file names the recipe, the rows as overrides of it, and the seeds. Runs that are finished are not run again, and
-one that was interrupted is resumed, so the same command goes on after any stop. A row with ``time_of: ROW`` beside its
+one that was interrupted is resumed, so the same command goes on after any stop. ``{seed}`` in a value is the seed of
+the run: so a row can start from the run of another table with the same seed. A row with ``time_of: ROW`` beside its
 overrides is trained for as long, on the clock, as that row took: its schedule is stretched by what the row without
 ``time_of`` and otherwise equal took for a step. ``python -m ramify.train.table FILE``
 does what ``ramify compare FILE`` does where only torch, timm and accelerate are installed.
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import re
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ from ramify.train.recipe import Recipe
 
 TIME_OF = "time_of"
 """Key of a row that names another one, whose training time is its own."""
+SEED = "{seed}"
+"""In a value of a row: the seed of the run."""
 ABSENT = "–"
 """In a cell for which the evaluation of a row has no number."""
 
@@ -39,7 +43,7 @@ class TableSettings:
     """Name of a row, and the dotted keys of the recipe that it changes, e.g. {model.args.assignment: hard}; with
     time_of: another row, it is trained for as long as that one took (and needs a row that is equal but for this)."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Dotted keys that all rows change."""
+    """Dotted keys that all rows change; {seed} in a value of these or of a row is the seed of the run."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Every row is trained once with each seed."""
     metrics: list[str] = field(default_factory=lambda: ["top1"])
@@ -122,7 +126,8 @@ def row_recipe(settings: TableSettings, row: str, seed: int, stretch: float = 1.
 
     changes = {**settings.overrides, **settings.rows[row], "run.seed": seed}
     changes.pop(TIME_OF, None)
-    recipe = load(Recipe, settings.recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    words = [f"{key}={json.dumps(value)}".replace(SEED, str(seed)) for key, value in changes.items()]
+    recipe = load(Recipe, settings.recipe, words)
     if stretch != 1:
         schedule = recipe.schedule
         steps = None if schedule.steps is None else max(1, round(schedule.steps * stretch))
@@ -147,6 +152,7 @@ def make_table(
     *,
     jobs: int = 1,
     say: Callable[[str], None] = lambda line: None,
+    quiet: bool = True,
 ) -> list[Outcome]:
     """Train what is missing and give the outcome of every row and seed, in the order of the table.
 
@@ -157,6 +163,7 @@ def make_table(
         out: folder for the runs, one below it for each.
         jobs: runs at the same time, each in a process of its own.
         say: takes one line for each run that ends.
+        quiet: with one job, whether the run that is trained now shows nothing; else its name and its progress.
     """
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {jobs}")
@@ -176,7 +183,9 @@ def make_table(
 
     if jobs == 1:
         for row, seed in work:
-            take(train_one(settings, row, seed, out, stretch(row, seed)))
+            if not quiet:
+                print(f"[{len(found) + 1}/{len(work)}] {row}, seed {seed} ...", flush=True)
+            take(train_one(settings, row, seed, out, stretch(row, seed), quiet))
     else:
         from concurrent.futures import ProcessPoolExecutor, as_completed
         from multiprocessing import get_context
@@ -198,7 +207,9 @@ def make_table(
     return [found[row, seed] for row in settings.rows for seed in settings.seeds]
 
 
-def train_one(settings: TableSettings, row: str, seed: int, out: Path, stretch: float = 1.0) -> Outcome:
+def train_one(
+    settings: TableSettings, row: str, seed: int, out: Path, stretch: float = 1.0, quiet: bool = True
+) -> Outcome:
     """One run, resumed if it was interrupted and only read if it is finished."""
     from ramify.train.evaluate import load_model
     from ramify.train.folder import RunFolder
@@ -206,7 +217,7 @@ def train_one(settings: TableSettings, row: str, seed: int, out: Path, stretch: 
 
     folder = out / slug(row) / f"seed{seed}"
     try:
-        result = fit(row_recipe(settings, row, seed, stretch), folder, resume=True, quiet=True)
+        result = fit(row_recipe(settings, row, seed, stretch), folder, resume=True, quiet=quiet)
     except UserError as error:
         raise UserError(f"row {row!r}, seed {seed}: {error}") from None
     model, _ = load_model(folder)
@@ -336,10 +347,13 @@ def compare(
 
     settings = read_table(path, overrides)
     out = out or Path("runs") / path.stem
-    outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True))
+    # On a terminal people want to see that it moves; in a file one line per run is enough.
+    shows = jobs == 1 and sys.stdout.isatty()
+    outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True), quiet=not shows)
     # Where somebody keeps data and weights is nobody else's business.
     given = [word for word in overrides if not word.startswith(("data.root=", "data.cache=", "model.weights="))]
-    command = " ".join(["ramify compare", path.name, *(["--overrides", *given] if given else [])])
+    name = f"recipes/{path.name}" if path.parent.name == "recipes" else path.name
+    command = " ".join(["ramify compare", name, *(["--overrides", *given] if given else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
     from ramify.train.checkpoint import write_text
 
