@@ -65,6 +65,24 @@ def test_one_curvature_can_be_shared():
     assert len(list(torch.nn.ModuleList([a, b]).parameters())) == 1
 
 
+@pytest.mark.parametrize("space", [Lorentz, Poincare, Sphere])
+def test_manifolds_are_built_on_the_meta_device_and_come_back(space):
+    """As large models are: shapes first, values where they are needed. The value given is not forgotten."""
+    with torch.device("meta"):
+        learned, fixed = space(c=0.5, learnable=True, min=0.1, max=2.0), space(c=0.5)
+        assert learned.dist0(torch.empty(3, 4)).shape == (3,)
+        assert repr(fixed.curvature) == "Curvature(c=0.5)" and repr(learned.curvature) == "Curvature(c=(), learnable)"
+    assert learned.curvature.raw.is_meta and fixed.c == 0.5
+    learned.to_empty(device="cpu").curvature.reset_parameters()
+    assert learned.c.item() == pytest.approx(0.5, rel=1e-5) and learned.curvature.raw.requires_grad
+    with torch.no_grad():
+        learned.curvature.raw.add_(1.0)
+    learned.curvature.reset_parameters()  # the value it started with, not one that shares its memory
+    assert learned.c.item() == pytest.approx(0.5, rel=1e-5)
+    with torch.device("meta"), pytest.raises(ValueError, match="positive"):
+        space(c=-0.5, learnable=True)
+
+
 def test_per_head_curvature_is_a_buffer():
     c = torch.tensor([0.5, 1.0, 2.0]).view(3, 1, 1)
     manifold = Lorentz(c)
@@ -344,8 +362,9 @@ def test_product_is_the_sum_of_its_parts():
     squares = sum(m.dist(a, b) ** 2 for (m, _), a, b in pairs)
     torch.testing.assert_close(product.dist(x, y) ** 2, squares)
     torch.testing.assert_close(product.sqdist(x, y), squares)
-    with pytest.raises(ValueError, match="at least one"):
-        Product([])
+    for wrong in ([], Lorentz(), [Lorentz(), Lorentz()], [(3, Lorentz())], [(Lorentz(), 0)]):
+        with pytest.raises(ValueError, match=r"expected pairs of a manifold and its number of coordinates.*, got .+$"):
+            Product(wrong)
 
 
 @pytest.mark.parametrize("c", [0.5, 1.0, torch.tensor(1.7)])

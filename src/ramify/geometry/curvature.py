@@ -48,19 +48,26 @@ class Curvature(nn.Module):
     ):
         super().__init__()
         check_curvature(init)
-        values = torch.as_tensor(init, dtype=torch.float64)
-        if not bool((values > 0).all() & torch.isfinite(values).all()):
+        if isinstance(init, Tensor):
+            values, device = init.detach().double(), init.device
+        else:  # on the CPU even inside `torch.device("meta")`: what cannot be read cannot be kept
+            values, device = torch.tensor(float(init), dtype=torch.float64, device="cpu"), torch.get_default_device()
+        can_read = not values.is_meta
+        if can_read and not bool((values > 0).all() & torch.isfinite(values).all()):
             raise ValueError(f"curvature: c must be positive and finite (the sectional curvature is -c), got {init}")
         if (min is None) != (max is None):
             raise ValueError(
                 "curvature: give both bounds or none; to leave one side open use a very small or large one"
             )
-        if min is not None and max is not None and not bool(((values > min) & (values < max)).all() and min > 0):
-            raise ValueError(f"curvature: expected 0 < min < c < max, got min={min}, c={init}, max={max}")
+        if min is not None and max is not None:
+            is_inside = not can_read or bool(((values > min) & (values < max)).all())
+            if not (is_inside and 0 < min < max):
+                raise ValueError(f"curvature: expected 0 < min < c < max, got min={min}, c={init}, max={max}")
         self.learnable, self.min, self.max = learnable, min, max
         self.shape = values.shape
         if learnable:  # a single number as (1,): fully_shard takes no parameter without an axis
-            self.raw = nn.Parameter(self._inverse(values).float().reshape(values.shape or (1,)))
+            self._start = self._inverse(values).float().reshape(values.shape or (1,))
+            self.raw = nn.Parameter(self._start.to(device, copy=True))
         elif isinstance(init, Tensor):
             self.register_buffer("value", init.detach().clone().float())
         else:
@@ -71,6 +78,12 @@ class Curvature(nn.Module):
             return c.log()
         low, high = math.log(self.min), math.log(self.max)
         return torch.logit((c.log() - low) / (high - low))
+
+    def reset_parameters(self) -> None:
+        """Gives a learned curvature its first value again: after ``to_empty`` of a model built on the meta device."""
+        if self.learnable:
+            with torch.no_grad():
+                self.raw.copy_(self._start)
 
     def forward(self) -> Tensor | float:
         if not self.learnable:
@@ -124,8 +137,10 @@ class Curvature(nn.Module):
         if self.learnable and hasattr(self.raw, "full_tensor"):
             return "learnable, sharded"  # one process must not wait for the others to print itself
         c = self()
-        value = c.detach() if isinstance(c, Tensor) else torch.tensor(c)
-        shown = f"{value.item():.4g}" if value.numel() == 1 else f"{tuple(value.shape)}"
+        if isinstance(c, Tensor) and (c.numel() != 1 or c.is_meta):
+            shown = f"{tuple(c.shape)}"
+        else:
+            shown = f"{c.item() if isinstance(c, Tensor) else c:.4g}"
         return f"c={shown}" + (", learnable" if self.learnable else "")
 
 

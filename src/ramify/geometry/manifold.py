@@ -233,6 +233,12 @@ class Sphere(_Curved):
         return ((root(self.c) * safe_norm(x) - 1).abs() > 1e-3).squeeze(-1)
 
 
+def _is_part(part: object) -> bool:
+    if not isinstance(part, Sequence) or len(part) != 2:
+        return False
+    return isinstance(part[0], Manifold) and isinstance(part[1], int) and part[1] > 0
+
+
 class Product(Manifold):
     """A product of spaces on consecutive parts of the last axis.
 
@@ -242,8 +248,11 @@ class Product(Manifold):
 
     def __init__(self, parts: Sequence[tuple[Manifold, int]]):
         super().__init__()
-        if not parts:
-            raise ValueError("Product: expected at least one (manifold, size) pair")
+        if not isinstance(parts, Sequence) or not parts or not all(_is_part(part) for part in parts):
+            raise ValueError(
+                f"Product: expected pairs of a manifold and its number of coordinates, as in "
+                f"Product([(Lorentz(), 8), (Euclidean(), 4)]), got {' '.join(repr(parts).split())}"
+            )
         self.factors = nn.ModuleList([manifold for manifold, _ in parts])
         self.sizes = [int(size) for _, size in parts]
 
