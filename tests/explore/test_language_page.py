@@ -26,6 +26,7 @@ from ramify.evaluate.tokens_geometry import (
     space_of,
     stream_radii,
 )
+from ramify.explore.curvatures import curvature_section
 from ramify.explore.language import language_sections, main, report, scatter
 
 from .html import read
@@ -231,6 +232,28 @@ def test_counts_and_curvatures(seed):
     assert curvatures(rows) == {"01.0": {"step": [5, 10], "value": [0.1, 0.2]}}
 
 
+def test_curves_of_curvatures_are_what_was_logged():
+    """Nine layers of ten experts: six layers and eight lines in a chart, those that moved most; all in the table."""
+    steps, rng = [5, 10, 15], np.random.default_rng(0)
+    moved = {f"{i:02}.{j}": (i + 1) * (j + 1) / 100 for i in range(9) for j in range(10)}
+    found = {name: {"step": steps, "value": [1.0, 1 + by / 2, 1 + by]} for name, by in moved.items()}
+    keys = list(found)
+    rng.shuffle(keys)  # the order in a log says nothing
+    html = curvature_section({key: found[key] for key in keys})
+    assert html == curvature_section(found)
+    labels = [v for tag, k, v in read(html).attributes if tag == "svg" and k == "aria-label"]
+    mean = 1 + np.mean(list(moved.values()))
+    assert labels[0] == f"All experts: largest K ends at 1.900, mean ends at {mean:.3f}, smallest ends at 1.010"
+    assert [label.partition(":")[0] for label in labels[1:]] == [f"Layer {i}" for i in range(3, 9)]
+    assert [label.count("ends at") for label in labels[1:]] == [8] * 6
+    assert "expert 9 ends at +90.00" in labels[-1] and "expert 1 " not in labels[-1]
+    text = " ".join(read(html).text)
+    assert "the other 3 are in the table" in text
+    assert all(f"layer {i}, expert {j}" in text for i in range(9) for j in range(10)) and "+1.00%" in text
+    (only,) = [{"step": [3], "value": [0.5]}]
+    assert "the other" not in curvature_section({"01.0": only})
+
+
 def test_too_little_text(runs):
     model, tokenizer = load(runs["helm"])
     with pytest.raises(UserError, match="0 tokens that occur 5 times or more"):
@@ -255,7 +278,7 @@ def test_page_says_what_the_numbers_say(runs, wordnet, tmp_path):
         assert f"{numbers['gromov']['relative']:.3f}" in text and numbers["nouns"]
     assert {noun["word"] for noun in helm["nouns"]} <= set(read_depths(wordnet))
     assert "Curvature of experts over training" in text and f"{helm['curvatures']['01.3']['value'][-1]:.4f}" in text
-    assert html.count("<svg") == 2 * 3 + 1
+    assert html.count("<svg") == 2 * 3 + 2
     assert not re.search(r'(src|href)="(?!data:)', html) and "http" not in html  # needs nothing from elsewhere
     again = report(runs["helm"], runs["twin"], out=tmp_path / "again.html", wordnet=wordnet, num_blocks=8)
     assert again.read_text(encoding="utf-8").replace("again.json", "page.json") == html

@@ -305,10 +305,11 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
     loads = {key: value for key, value in found.items() if key.startswith("load/")}
     assert ("clamped" in found) == (not name.startswith("twin:"))
     if name != "helm-mice-pico":
-        assert not loads
+        assert not loads and not [key for key in found if key.startswith("curvature")]
         return
     assert sum(loads.values()) == pytest.approx(1) and len(loads) == 4  # the second of two layers has experts
     assert [found[f"curvature/01.{i}"] for i in range(4)] == pytest.approx([0.1, 0.1 + 1.9 / 3, 0.1 + 3.8 / 3, 2.0])
+    assert [found[f"curvature_{which}"] for which in ("min", "mean", "max")] == pytest.approx([0.1, 1.05, 2.0])
 
 
 def test_bounds_are_counted():

@@ -20,7 +20,8 @@ def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     * ``stream/00``, ...: mean norm of the tokens after each layer (of their space components, for HELM);
     * ``clamped``: share of the numbers that a lower bound of the geometry had to lift (residuals, centroids of HELM):
       rounding where it is small, trouble where it grows;
-    * ``load/02.1``: share of the choices that went to expert 1 of layer 2; ``curvature/02.1``: its K, curvature -K.
+    * ``load/02.1``: share of the choices that went to expert 1 of layer 2; ``curvature/02.1``: its K, curvature -K;
+    * ``curvature_min``, ``curvature_mean``, ``curvature_max``: over all experts of all layers.
 
     Args:
         model: a causal language model of transformers' kind, uncompiled, in eval mode.
@@ -48,6 +49,9 @@ def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
         found["clamped"] = hit / total
     for name, values in (("load", loads), ("curvature", curvatures)):
         found |= {f"{name}/{i:02}.{j}": value for i, row in values.items() for j, value in enumerate(row)}
+    if curvatures:
+        every = torch.cat([row.flatten() for row in curvatures.values()]).double()
+        found |= {"curvature_min": every.min(), "curvature_mean": every.mean(), "curvature_max": every.max()}
     if not found:
         return {}
     numbers = torch.stack([value.detach().double() for value in found.values()]).tolist()  # one wait for the device

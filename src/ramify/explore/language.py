@@ -21,7 +21,8 @@ import numpy as np
 
 from ramify import __version__
 from ramify.errors import UserError, exit_code, one_line_parser
-from ramify.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Line, _ticks, line_chart, read_metrics
+from ramify.explore.curvatures import curvature_section
+from ramify.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks, read_metrics
 from ramify.explore.page import Section, page, table
 from ramify.files import full_disk_is_one_line, write_atomic, write_text
 
@@ -107,7 +108,7 @@ def language_sections(*models: Numbers) -> list[Section]:
         Section("How tree-like are the embeddings?", _gromov(models)),
     ]
     if models[0].get("curvatures"):
-        sections.append(Section("Curvature of experts over training", _curvatures(models[0]["curvatures"])))
+        sections.append(Section("Curvature of experts over training", curvature_section(models[0]["curvatures"])))
     return sections
 
 
@@ -246,29 +247,6 @@ def _gromov(models: Sequence[Numbers]) -> str:
         "to the diameter it is between 0 and 1 and can be compared between spaces. The last column has random "
         "directions at the same distances from the origin: what differs from it is due to learned directions.</p>"
         f'<div class="card">{table(head, lines)}</div>'
-    )
-
-
-def _curvatures(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    layers: dict[str, dict[str, Mapping[str, Sequence[float]]]] = {}
-    for name, line in sorted(found.items()):
-        layer, _, expert = name.partition(".")
-        layers.setdefault(layer, {})[expert] = line
-    charts = []
-    for layer, experts in layers.items():
-        lines = [Line(f"expert {name}", line["step"], line["value"]) for name, line in list(experts.items())[:8]]
-        charts.append(_card(f"Layer {int(layer)}", line_chart(f"layer {int(layer)}", lines, ".3f", "step"), 0))
-    rows = [
-        [f"layer {int(layer)}, expert {name}", f"{start:.4f}", f"{end:.4f}", f"{end / start - 1:+.2%}"]
-        for layer, experts in layers.items()
-        for name, line in experts.items()
-        for start, end in [(line["value"][0], line["value"][-1])]
-    ]
-    return (
-        "<p>Every routed expert works on a hyperboloid of its own, of curvature -K. K starts between the ends of the "
-        "configured range and is learned at a tenth of the learning rate.</p>"
-        f'<div class="pairs">{"".join(charts)}</div>'
-        f'<div class="card">{table(["", "K, first logged", "K, last", "change"], rows)}</div>'
     )
 
 
