@@ -7,23 +7,38 @@ it is used.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-_WHERE = {
-    "Grid": "ramify.lab.grid",
-    "Model": "ramify.lab.grid",
-    "PRESETS": "ramify.lab.presets",
-    "preset": "ramify.lab.presets",
-    "frequencies": "ramify.lab.frequencies",
-    "Engine": "ramify.lab.engine",
-    "sweep": "ramify.lab.runner",
-    "fit": "ramify.lab.fits",
-    "fit_power": "ramify.lab.fits",
-    "fit_shared": "ramify.lab.shared_exponent",
-    "measure": "ramify.lab.metrics",
-    "overlap": "ramify.lab.head_overlap",
-    "plot": "ramify.lab.drawing",
-    "read_runs": "ramify.lab.table",
+from ramify.lazy import lazy
+
+if TYPE_CHECKING:
+    from ramify.lab.drawing import plot
+    from ramify.lab.engine import Engine
+    from ramify.lab.fits import fit, fit_power
+    from ramify.lab.frequencies import frequencies
+    from ramify.lab.grid import Grid, Model
+    from ramify.lab.head_overlap import overlap
+    from ramify.lab.metrics import measure
+    from ramify.lab.presets import PRESETS, preset
+    from ramify.lab.runner import sweep
+    from ramify.lab.shared_exponent import fit_shared
+    from ramify.lab.table import read_runs
+
+_HOMES = {
+    "Engine": "engine",
+    "Grid": "grid",
+    "Model": "grid",
+    "PRESETS": "presets",
+    "fit": "fits",
+    "fit_power": "fits",
+    "fit_shared": "shared_exponent",
+    "frequencies": "frequencies",
+    "measure": "metrics",
+    "overlap": "head_overlap",
+    "plot": "drawing",
+    "preset": "presets",
+    "read_runs": "table",
+    "sweep": "runner",
 }
 
 __all__ = [
@@ -43,10 +58,4 @@ __all__ = [
     "sweep",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        from importlib import import_module
-
-        return getattr(import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-_WHERE = {
-    "Recipe": "ramify.train.recipe",
-    "fit": "ramify.train.loop",
-    "load_model": "ramify.train.evaluate",
-    "evaluate_run": "ramify.train.evaluate",
+from ramify.lazy import lazy
+
+if TYPE_CHECKING:
+    from ramify.train.evaluate import evaluate_run, load_model
+    from ramify.train.loop import fit
+    from ramify.train.recipe import Recipe
+
+_HOMES = {
+    "Recipe": "recipe",
+    "evaluate_run": "evaluate",
+    "fit": "loop",
+    "load_model": "evaluate",
 }
 
 __all__ = ["Recipe", "evaluate_run", "fit", "load_model"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        from importlib import import_module
-
-        return getattr(import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -12,7 +12,9 @@ would hide it here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ramify.lazy import lazy
 
 if TYPE_CHECKING:
     from ramify.vlm.adapters.base import AdapterConfig
@@ -77,14 +79,4 @@ __all__ = [
     "reference_mobius",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _HOMES)

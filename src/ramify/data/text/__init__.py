@@ -5,7 +5,9 @@ Nothing is imported until it is asked for: reading the settings costs no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ramify.lazy import lazy
 
 if TYPE_CHECKING:
     from ramify.data.text.build import build_text, build_text_loader, build_tokenizer
@@ -62,14 +64,4 @@ __all__ = [
     "train_tokenizer",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _HOMES)
