@@ -13,7 +13,8 @@ from ramify.lab.engine import Engine
 from ramify.lab.grid import Grid
 from ramify.lab.runner import sweep
 from ramify.lab.sample import Sampler
-from ramify.lab.table import read_runs, to_csv
+from ramify.lab.table import read_runs
+from ramify.tables import to_csv
 
 pytestmark = pytest.mark.gpu
 

@@ -25,8 +25,9 @@ from ramify.lab.metrics import lorentz_overlap, overlap
 from ramify.lab.presets import preset
 from ramify.lab.runner import sweep
 from ramify.lab.sample import Sampler
-from ramify.lab.table import read_runs, to_csv
+from ramify.lab.table import read_runs
 from ramify.lab.theory import curved_floor, curved_threshold, matched_curvature
+from ramify.tables import to_csv
 from ramify.train.checkpoint import load_tensors, save_tensors
 
 from .test_engine import dense_batches, run, trained

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from ramify.cli import main
-from ramify.lab.table import to_csv
+from ramify.tables import to_csv
 
 from .test_plot import RUNS
 

@@ -23,8 +23,9 @@ from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.grid import Grid
 from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS, read_runs, to_csv, write_runs
+from ramify.lab.table import COLUMNS, read_runs, write_runs
 from ramify.lab.theory import finite_exponent, strong_exponent
+from ramify.tables import to_csv
 
 from .test_plot import RUNS, WIDTHS, frequencies, run
 

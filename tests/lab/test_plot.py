@@ -19,8 +19,9 @@ from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
 from ramify.lab.panels import Panel, Series, means, to_rows
 from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS, to_csv
+from ramify.lab.table import COLUMNS
 from ramify.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
+from ramify.tables import to_csv
 
 WIDTHS = (4, 8, 16)
 

@@ -24,8 +24,9 @@ from ramify.lab.frequencies import frequencies
 from ramify.lab.grid import Grid
 from ramify.lab.presets import PRESETS, preset
 from ramify.lab.runner import Progress, sweep
-from ramify.lab.table import COLUMNS, read_runs, to_csv
+from ramify.lab.table import COLUMNS, read_runs
 from ramify.lab.theory import unlearned_loss
+from ramify.tables import to_csv
 from ramify.train.checkpoint import load_tensors
 
 GRID = Grid(name="a", n=30, m=(3, 5, 8), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), batch=32, steps=60, eval_samples=128)

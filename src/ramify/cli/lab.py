@@ -198,7 +198,8 @@ def fit(config: FitConfig) -> None:
     """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
     from ramify.lab.drawing import require_apart
     from ramify.lab.fits import best_curvatures, fit_runs
-    from ramify.lab.table import read_runs, to_csv
+    from ramify.lab.table import read_runs
+    from ramify.tables import to_csv
 
     folder = config.runs if config.runs.is_dir() else config.runs.parent
     out = config.out or folder / "fits.csv"
@@ -231,8 +232,8 @@ def plot(config: PlotConfig) -> None:
 def theory(config: TheoryConfig) -> None:
     """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
     from ramify.lab.frequencies import frequencies
-    from ramify.lab.table import show
     from ramify.lab.theory import curved_floor, finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+    from ramify.tables import show
 
     curvature = config.curvature or (0.0,)
     grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,), curvature=curvature)  # checks

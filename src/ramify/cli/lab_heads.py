@@ -96,7 +96,7 @@ def overlap(config: OverlapConfig) -> None:
         raise UserError("name at least one checkpoint: ramify lab overlap PATH")
     from ramify.lab import head_overlap
     from ramify.lab.drawing import figure_files, require_apart
-    from ramify.lab.table import show, to_csv
+    from ramify.tables import show, to_csv
 
     drawn = figure_files(config.plot) if config.plot is not None else []
     tables = [config.csv] if config.csv is not None else []

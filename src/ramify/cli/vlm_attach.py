@@ -111,7 +111,7 @@ def attach_info(config: AttachInfoConfig) -> None:
         }
         for line in lines
     ]
-    from ramify.lab.table import show
+    from ramify.tables import show
 
     print("\n".join(show(shown, {name: f"{{{name}}}" for name in shown[0]})))
     share = f"{100 * count / base:.2f} % of the {base:,} of {config.model}"

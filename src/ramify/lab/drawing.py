@@ -16,7 +16,8 @@ from ramify.files import full_disk_is_one_line, load_tensors, write_atomic, writ
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.panels import Panel, to_rows
-from ramify.lab.table import read_runs, to_csv
+from ramify.lab.table import read_runs
+from ramify.tables import to_csv
 
 _SIZE = (5.2, 4.0)
 _ENDINGS = (".png", ".svg", ".csv")

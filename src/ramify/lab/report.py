@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ramify.lab.table import show
+from ramify.tables import show
 
 if TYPE_CHECKING:
     from ramify.lab.runner import Progress

@@ -33,9 +33,10 @@ from ramify.lab.grid import Grid, Model
 from ramify.lab.metrics import measure
 from ramify.lab.presets import preset
 from ramify.lab.ranks import processes
-from ramify.lab.table import COLUMNS, completed, to_csv, write_runs
+from ramify.lab.table import COLUMNS, completed, write_runs
 from ramify.lab.theory import unlearned_loss
 from ramify.signals import stop_signals
+from ramify.tables import to_csv
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the losses for the line of progress."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import Any
 
 from ramify.errors import UserError
 from ramify.files import write_atomic, write_text
+from ramify.tables import to_csv
 
 COLUMNS: dict[str, type] = {
     "part": str,
@@ -53,16 +53,6 @@ def completed(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a table that may have been written before there was a curvature, with all columns."""
     flat = {"curvature": 0.0, "mso_lorentz": row["mso_all"], "mso_positive": math.nan}
     return {name: {**flat, **row}[name] for name in COLUMNS}
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV; numbers in full, so that they come back as they were."""
-    stream = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return stream.getvalue()
 
 
 def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -121,21 +111,3 @@ def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: line {number}: {name} must be a {kind.__name__}, got {text!r}") from error
     return typed
-
-
-def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """Rows as aligned lines for people.
-
-    Args:
-        columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
-    """
-    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-
-
-def _fill(form: str, row: Mapping[str, Any]) -> str:
-    """A format filled; a dash where its number is missing."""
-    first = form.partition("{")[2].partition(":")[0].partition("}")[0]
-    value = row.get(first)
-    return "-" if isinstance(value, float) and math.isnan(value) else form.format(**row)

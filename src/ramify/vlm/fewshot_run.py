@@ -253,7 +253,7 @@ def measured(row: dict[str, Any]) -> list[str]:
 
 def table(report: dict[str, Any]) -> list[str]:
     """Lines for people: accuracies in percent, mean and spread over seeds, and what to keep in mind about them."""
-    from ramify.lab.table import show
+    from ramify.tables import show
 
     names = measured(report["rows"][0])
     # By number: a name may hold dots and colons, which mean something in a format.

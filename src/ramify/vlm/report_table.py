@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ramify.lab import table
+from ramify.tables import show
 
 ORDER_COLUMNS = {
     "order along chains": "{name}",
@@ -91,4 +91,4 @@ def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def _show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
     """Aligned lines; a dash for what has no value, which is None in a report and NaN to a format."""
-    return table.show([{k: math.nan if v is None else v for k, v in row.items()} for row in rows], columns)
+    return show([{k: math.nan if v is None else v for k, v in row.items()} for row in rows], columns)
