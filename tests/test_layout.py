@@ -1,0 +1,153 @@
+"""The house as docs/CONTRIBUTING.md draws it: arrows point one way, and the map names what is there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "ramify"
+PAGE = (ROOT / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+ENTRY_POINTS = {"__init__.py", "__main__.py", "vlm/openvocab/__main__.py"}
+"""Commands: they may call whatever they start."""
+
+EXCEPTIONS = {
+    ("vlm/world_clip.py", "train"),  # a run of `ramify train` is loaded as an encoder
+    ("vlm/openvocab/detector.py", "models"),  # boxes are brought to another size by the one function that does it
+}
+
+
+def steps() -> list[list[str]]:
+    """The line of arrows in the page: the rooms of each step, the lowest first."""
+    (line,) = re.findall(r"^    (errors <- .*(?:\n    .*)*)", PAGE, re.MULTILINE)
+    return [re.split(r",\s*", step.strip()) for step in line.split("<-")]
+
+
+def imported(code: str, package: tuple[str, ...]) -> Iterator[str]:
+    """Rooms that a module of ``package`` imports from, at its top or in a function."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first == "ramify" and not rest.startswith("__"):
+                yield rest.partition(".")[0]
+
+
+def wrong_arrows(path: str, code: str) -> list[str]:
+    """Rooms above or beside its own that the file at ``path`` (within the package) imports from."""
+    order = steps()
+    rank = {room: number for number, step in enumerate(order) for room in step}
+    beside = set(order[rank["train"]])  # these three use each other
+    parts = ("ramify", *Path(path).with_suffix("").parts)
+    room = parts[1]
+    return [
+        f"{path} imports from {other}"
+        for other in sorted(set(imported(code, parts[:-1])) - {room})
+        if rank[other] >= rank[room] and not {room, other} <= beside and (path, other) not in EXCEPTIONS
+    ]
+
+
+def files() -> dict[str, str]:
+    return {p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8") for p in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_arrows_point_one_way():
+    wrong = [arrow for path, code in files().items() if path not in ENTRY_POINTS for arrow in wrong_arrows(path, code)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "room"),
+    [
+        ("geometry/lorentz.py", "from ramify.nn import linear", "nn"),
+        ("geometry/lorentz.py", "from ..ops.backend import choose", "ops"),
+        ("ops/merge/triton.py", "def f():\n    from ...nn.common import x", "nn"),
+        ("train/loop.py", "import ramify.cli.config", "cli"),
+        ("lm/loss.py", "from ramify import vlm", "vlm"),
+        ("files.py", "from ramify import geometry", "geometry"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(path: str, code: str, room: str):
+    assert wrong_arrows(path, code) == [f"{path} imports from {room}"]
+
+
+def test_exceptions_are_needed():
+    code = files()
+    for path, room in EXCEPTIONS:
+        package = ("ramify", *Path(path).with_suffix("").parts)[:-1]
+        assert room in set(imported(code[path], package))
+
+
+def test_every_room_has_its_place_in_the_arrows():
+    rooms = {path.partition("/")[0].removesuffix(".py") for path in files()} - {"__init__", "__main__"}
+    named = [room for step in steps() for room in step]
+    assert len(named) == len(set(named))
+    assert set(named) == rooms
+
+
+def test_the_map_names_what_is_there():
+    """Every file that the map names is in the room it is listed under, or beside the rooms."""
+    (block,) = re.findall(r"^    src/ramify/\n((?:      .*\n)+)", PAGE, re.MULTILINE)
+    entries = re.findall(r"^      (?! )(\S+)((?:.*\n(?:       .*\n)*))", block, re.MULTILINE)
+    rooms = {name.rstrip("/"): text for name, text in entries}
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {name for name in rooms if not name.endswith(".py")}
+    for name, text in rooms.items():
+        folder = PACKAGE / name if (PACKAGE / name).is_dir() else PACKAGE
+        for file in re.findall(r"(?<![\w/.*])([\w*/]+\.py)\b", text):
+            found = [*folder.rglob(file), *PACKAGE.glob(file)]
+            assert found, f"{name}: {file}"
+
+
+ALONE = """
+import sys
+for name in {blocked!r}.split():
+    sys.modules[name] = None  # importing it fails
+import warnings
+warnings.simplefilter("ignore")  # torch says that it found no numpy
+import torch
+from ramify import geometry
+space = geometry.Lorentz(1.0)
+x = space.expmap0(torch.tensor([[0.5, 0.0]])).requires_grad_()
+space.dist(x, space.expmap0(torch.tensor([[-0.5, 0.0]]))).sum().backward()
+print(space.dist0(x).item(), x.grad.isfinite().all().item())
+"""
+
+
+def test_geometry_needs_torch_alone():
+    """Not even numpy. Only what torch itself imports (sympy, networkx) may be there."""
+    blocked = (
+        "numpy scipy sklearn skimage matplotlib PIL yaml tyro rich safetensors accelerate torchvision timm "
+        "transformers tokenizers open_clip diffusers triton fastcluster pyarrow"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    code = ALONE.format(blocked=blocked)
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    radius, finite = out.stdout.split()
+    assert float(radius) == pytest.approx(0.5) and finite == "True"
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_every_exported_name_is_there(room: str):
+    module = import_module(f"ramify.{room}")
+    names = list(getattr(module, "__all__", []))
+    assert len(names) == len(set(names))
+    assert set(getattr(module, "_HOMES", names)) == set(names)
+    for name in names:
+        assert getattr(module, name) is not None and name in dir(module)
