@@ -6,7 +6,9 @@ import io
 import itertools
 import json
 import math
+import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -358,6 +360,37 @@ def test_bad_input_is_one_line(entry: str, flags: list[str], words: list[str], c
     assert captured.err.count("\n") == 1 and captured.err.startswith("ramify: error: ")
     for word in words:
         assert word in captured.err
+
+
+CHURN = """
+import resource, sys
+from ramify.bench.options import GeometryOptions
+from ramify.bench.session import session
+import torch
+
+def churn():
+    return [torch.ones(2**21) for _ in range(6)]  # 48 MiB, freed at once
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    churn()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+churn()
+bare = min(faults() for _ in range(3))
+with session(GeometryOptions(device="cpu", threads=1)):
+    churn()
+    print(bare, min(faults() for _ in range(3)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc")
+def test_no_contender_pays_for_fresh_pages():
+    """Six tensors freed at once are more than twice the largest one: before the session each call touches new pages."""
+    run = subprocess.run([sys.executable, "-c", CHURN], capture_output=True, text=True, check=True)
+    bare, settled = map(int, run.stdout.split())
+    assert bare > 5000, bare
+    assert settled < 100, settled
 
 
 def test_no_cuda_device(monkeypatch: pytest.MonkeyPatch):
