@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ramify.bench.helm_options import HelmOptions
@@ -37,9 +36,8 @@ def run(options: HelmOptions, stream: TextIO | None = None) -> int:
 
         configs = list(_configs(options))
         head = machine.header(options.device, ("ramify", "torch", "transformers", "triton"))
-        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         about = f"{options.dtype}, {options.clock} clock, medians of {options.repeats} interleaved rounds"
-        emit({"kind": "header", **head, **settings}, [*machine.machine_lines(head), f"measured  {about}"])
+        emit({"kind": "header", **head, **options.settings()}, [*machine.machine_lines(head), f"measured  {about}"])
         tables = {"step": _steps, "decode": _decoding}
         return max([tables[section](options, configs, emit) for section in options.sections], default=0)
 

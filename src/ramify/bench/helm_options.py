@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from ramify.bench.options import BenchOptions
 from ramify.errors import UserError
-
-_CHOICES = {
-    "device": ("cpu", "cuda"),
-    "dtype": ("bf16", "autocast", "float32"),
-    "clock": ("wall", "cpu", "device"),
-    "twin_experts": ("auto", "grouped_mm", "ramify"),
-}
 
 
 @dataclass
-class HelmOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class HelmOptions(BenchOptions):
     sections: tuple[Literal["step", "decode"], ...] = ("step", "decode")
     """What to measure."""
     presets: tuple[str, ...] = ("helm-d-pico", "helm-mice-pico")
@@ -41,36 +32,22 @@ class HelmOptions:
     twin_experts: Literal["auto", "grouped_mm", "ramify"] = "auto"
     """Who runs the twin's experts: transformers (grouped_mm, compiles in bf16 only) or ours; auto takes what runs."""
     repeats: int = 10
-    """Rounds; in each round every contender is timed once."""
-    clock: Literal["wall", "cpu", "device"] = "wall"
+    clock: Literal["wall", "cpu", "device"] = "wall"  # type: ignore[assignment]
     """cpu counts CPU time, for a machine that others use as well; device counts the kernels of a GPU alone."""
     profile: bool = False
     """Print the kernels of ours and of the twin, by time."""
     top: int = 20
     """How many of them."""
-    threads: int = 0
-    """CPU threads; 0 for all cores."""
-    json: bool = False
-    """Print JSON lines instead of tables."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name, known in (("sections", ("step", "decode")), ("modes", ("eager", "compiled", "graphs"))):
-            if unknown := set(getattr(self, name)) - set(known):
-                raise UserError(f"{name} are {', '.join(known)}, got {', '.join(sorted(unknown))}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
+        super().__post_init__()
         for name, least in (("batch", 1), ("decode_batch", 1), ("length", 0), ("context", 0), ("top", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} must be {least} or more, got {getattr(self, name)}")
         if self.length == 1 or min(self.vocab) < 0:
             raise UserError("length must be 2 or more, so that a token has a next one, and vocab 0 or more")
-        if (self.clock == "cpu") == (self.device == "cuda") and self.clock != "wall":
-            raise UserError(f"clock {self.clock} does not belong to device {self.device}; use --clock wall")
+        if self.clock == "device" and self.device == "cpu":
+            raise UserError("clock device does not belong to device cpu; use --clock wall")
         if self.device == "cpu" and "graphs" in self.modes:
             raise UserError("mode graphs needs CUDA; use --modes eager compiled with --device cpu")
         on_gpu = self.device == "cuda"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code
 
@@ -40,9 +40,7 @@ IDENTITY = 1e-3
 
 
 @dataclass
-class HiMapperOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class HiMapperOptions(BenchOptions):
     tables: tuple[Literal["cost", "speed"], ...] = ("cost", "speed")
     """What to measure."""
     models: tuple[str, ...] = ("deit_small_patch16_224", "resnet50")
@@ -66,33 +64,11 @@ class HiMapperOptions:
     channels_last: bool = False
     """Keep pictures and kernels in channels-last order."""
     repeats: int = 9
-    """Rounds; in each round every contender is timed once."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
-    threads: int = 0
-    """CPU threads; 0 for all cores."""
-    json: bool = False
-    """Print JSON lines instead of tables."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("device", self.device, ("cpu", "cuda")),
-            ("dtype", self.dtype, ("auto", "float32", "bfloat16")),
-            ("mode", self.mode, ("default", "reduce-overhead", "max-autotune-no-cudagraphs")),
-            ("clock", self.clock, ("wall", "cpu")),
-        ):
-            if value not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if unknown := set(self.tables) - {"cost", "speed"}:
-            raise UserError(f"tables are cost and speed, got {', '.join(sorted(unknown))}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
+        super().__post_init__()
         if self.batch < 0 or self.size < 32:
             raise UserError(f"batch must be 0 or more and size 32 or more, got {self.batch} and {self.size}")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
         if self.dtype == "auto":
             self.dtype = "bfloat16" if self.device == "cuda" else "float32"
         self.batch = self.batch or (128 if self.device == "cuda" else 8)
@@ -104,9 +80,8 @@ def run(options: HiMapperOptions, stream: TextIO | None = None) -> int:
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))
-        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         about = f"measured  {options.dtype}, {options.clock} clock, {options.repeats} rounds"
-        emit({"kind": "header", **head, **settings}, [*machine.machine_lines(head), about])
+        emit({"kind": "header", **head, **options.settings()}, [*machine.machine_lines(head), about])
         code = 0
         for table in options.tables:
             code |= (_cost if table == "cost" else _speed)(options, emit)

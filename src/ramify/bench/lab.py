@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
-from ramify.errors import UserError, exit_code
+from ramify.errors import exit_code
 
 if TYPE_CHECKING:
     from ramify.lab.engine import Engine
@@ -28,9 +28,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass
-class LabOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class LabOptions(BenchOptions):
     n: int = 256
     """Features."""
     batch: int = 256
@@ -45,27 +43,10 @@ class LabOptions:
     """Starts per setting; with the defaults 140 models."""
     compared_steps: int = 5
     """Steps after which engine and loop must agree."""
-    repeats: int = 5
-    """Rounds; in each round both are timed once."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
     threads: int = 1
-    """CPU threads; 0 for all cores."""
-    json: bool = False
-    """Print JSON lines instead of a table."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("device", self.device, ("cpu", "cuda")), ("clock", self.clock, ("wall", "cpu"))):
-            if value not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
-        if self.threads < 0:
-            raise UserError(f"threads must be 0 (all cores) or more, got {self.threads}")
+        super().__post_init__()
         self.grid()
 
     def grid(self) -> Grid:
@@ -85,13 +66,12 @@ def run(options: LabOptions, stream: TextIO | None = None) -> int:
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch"))
-        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         grid = options.grid()
         count = len(grid.models())
         about = f"{count} models, n {grid.n}, batch {grid.batch}, m {', '.join(map(str, grid.m))}, float32"
         timing = f"{options.clock} clock, {options.repeats} interleaved rounds after {harness.WARMUP} warm-up calls"
         emit(
-            {"kind": "header", **head, **settings, "num_models": count},
+            {"kind": "header", **head, **options.settings(), "num_models": count},
             [*machine.machine_lines(head), f"measured  {about}; {timing}"],
         )
         return _measure(options, grid, emit)

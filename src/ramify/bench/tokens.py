@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ramify.bench.session import Emit, session
@@ -34,9 +33,8 @@ def run(options: TokensOptions, stream: TextIO | None = None) -> int:
 
     with session(options, stream) as emit:
         head = machine.header(options.device, PACKAGES)
-        settings = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "out"}
         emit(
-            {"kind": "header", **head, **settings, "seed": seed, "command": options.command()},
+            {"kind": "header", **head, **options.settings(), "seed": seed, "command": options.command()},
             [*machine.machine_lines(head), *_about(options, seed)],
         )
         measured: list[dict[str, Any]] = []

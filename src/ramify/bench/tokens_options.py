@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
+from ramify.bench.options import BenchOptions
 from ramify.bench.session import parse_options
 from ramify.errors import UserError
 
@@ -63,9 +63,7 @@ TARGETS = (
 
 
 @dataclass
-class TokensOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class TokensOptions(BenchOptions):
     tables: tuple[Table, ...] = TABLES
     """clustering: from distances or features to labels. models: images per second of whole models."""
     batches: tuple[int, ...] = (1, 32, 256)
@@ -85,33 +83,13 @@ class TokensOptions:
     limit: float = 0.0
     """Seconds that one call may take, else it is skipped; 0 for 2 on cpu, 0.5 on cuda, ten times that for models."""
     repeats: int = 7
-    """Rounds; in each round every contender is timed once."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well; best with one thread. Not for cuda."""
-    threads: int = 0
-    """CPU threads; 0 for all cores."""
     quick: bool = False
     """Few tokens and a small model, to see that everything works; the times mean little."""
-    json: bool = False
-    """Print JSON lines instead of tables."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
     seed: int | None = None
     """Seed of features, pictures and weights; a fresh one by default, which the header shows."""
 
     def __post_init__(self) -> None:
-        choices = {
-            "device": ("cpu", "cuda"),
-            "precision": ("autocast", "bf16"),
-            "clock": ("wall", "cpu"),
-            "tables": TABLES,
-            "linkages": LINKAGES,
-        }
-        for name, allowed in choices.items():
-            given = getattr(self, name)
-            for value in given if isinstance(given, tuple) else (given,):
-                if value not in allowed:
-                    raise UserError(f"{name} must be of {', '.join(allowed)}, got {value!r}")
+        super().__post_init__()
         for name in ("tables", "batches", "tokens", "linkages", "keeps"):
             if not getattr(self, name):
                 raise UserError(f"{name} is empty; give at least one, or leave it out")
@@ -123,12 +101,8 @@ class TokensOptions:
         for keep in self.keeps:
             if not 0 < keep < 1:
                 raise UserError(f"keeps must be between 0 and 1, got {keep:g}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
-        if self.limit < 0 or self.threads < 0:
-            raise UserError(f"limit and threads must be 0 or more, got {self.limit:g} and {self.threads}")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+        if self.limit < 0:
+            raise UserError(f"limit must be 0 or more, got {self.limit:g}")
         if self.quick:
             self.batches, self.tokens, self.keeps = (1, 2), (16, 49), (0.5,)
             self.model, self.repeats = "deit_tiny_patch16_224", 2
@@ -139,17 +113,8 @@ class TokensOptions:
 
     def command(self) -> str:
         """The command line that asks for this again."""
-        words = ["ramify", "bench", "tokens"]
-        hidden = {"out", *(("batches", "tokens", "keeps", "model", "repeats") if self.quick else ())}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value == field.default or field.name in hidden:
-                continue
-            if isinstance(value, bool):
-                words.append(f"--{field.name}" if value else f"--no-{field.name}")
-            else:
-                words += [f"--{field.name}", *map(str, value if isinstance(value, tuple) else (value,))]
-        return shlex.join(words)
+        fixed = ("batches", "tokens", "keeps", "model", "repeats") if self.quick else ()
+        return shlex.join(["ramify", "bench", "tokens", *self.flags(without=("out", *fixed))])
 
 
 def parse(argv: Sequence[str]) -> TokensOptions:

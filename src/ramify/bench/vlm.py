@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code, require
 
@@ -42,9 +42,7 @@ STEPS = ("trained", "frozen", "q,k,v", "scale", "diagonal", "lora", "lora, layer
 
 
 @dataclass
-class VlmOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class VlmOptions(BenchOptions):
     size: Literal["tiny", "base"] = "base"
     """base is CLIP ViT-B/16; tiny shows that everything works, its times mean little."""
     steps: tuple[str, ...] = STEPS
@@ -58,31 +56,11 @@ class VlmOptions:
     compile: bool = False
     """Run the models through torch.compile."""
     repeats: int = 20
-    """Rounds; in each round every step is timed once."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
-    threads: int = 0
-    """CPU threads; 0 for all cores."""
-    json: bool = False
-    """Print JSON lines instead of a table."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("device", self.device, ("cpu", "cuda")),
-            ("size", self.size, ("tiny", "base")),
-            ("dtype", self.dtype, ("float32", "bfloat16")),
-            ("clock", self.clock, ("wall", "cpu")),
-        ):
-            if value not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        super().__post_init__()
         if unknown := [step for step in self.steps if step not in STEPS]:
             raise UserError(f"steps are {'; '.join(STEPS)}, got {unknown[0]!r}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
 
 
 def run(options: VlmOptions, stream: TextIO | None = None) -> int:
@@ -94,14 +72,13 @@ def run(options: VlmOptions, stream: TextIO | None = None) -> int:
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "transformers", "triton"))
-        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         where = ", ".join(f"{key} {value}" for key, value in head["machine"].items() if key != "threads")
         versions = ", ".join(f"{key} {value}" for key, value in head["versions"].items() if value)
         batch = options.batch or (128 if options.device == "cuda" else 2)
         way = "compiled" if options.compile else "eager"
         about = f"CLIP {options.size}, batch {batch}, {options.dtype}, {way}, {options.repeats} rounds"
         emit(
-            {"kind": "header", **head, **settings, "batch": batch},
+            {"kind": "header", **head, **options.settings(), "batch": batch},
             [f"machine   {where}", f"versions  {versions}, commit {head['commit']}", f"measured  {about}"],
         )
         clocks: dict[str, harness.Sample] = {"cpu": harness.cpu_sample, "wall": harness.wall_sample}
