@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import ramify
 from ramify import cli
 from ramify.cli import config as configs
+from ramify.config import recipe_folder
 from ramify.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -455,3 +456,17 @@ def test_one_line_takes_the_message_out_of_the_box(box):
 def test_one_line_keeps_what_it_does_not_know():
     assert configs._one_line("Something else\nentirely") == "something else entirely"
     assert configs._one_line("") == "wrong arguments"
+
+
+def test_recipes_of_ramify_are_known_from_any_folder(tmp_path, monkeypatch, capsys):
+    shown = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("world_classify", "recipes/world_classify.yaml", str(recipe_folder() / "world_classify.yaml")):
+        assert cli.main(["train", name, "--print-config"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] and shown[0] == shown[1] == shown[2]
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "world_classify.yaml").write_text("run: {seed: 7}\n", encoding="utf-8")
+    assert configs.read_yaml("recipes/world_classify.yaml") == {"run": {"seed": 7}}  # a file that is there comes first
+    with pytest.raises(UserError, match=r"elsewhere/world_classify\.yaml: No such file"):
+        configs.read_yaml("elsewhere/world_classify.yaml")

@@ -40,10 +40,39 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
 
 
+def recipe_folder() -> Path | None:
+    """The recipes that come with ramify: in the package when it was installed from a wheel, else in the checkout."""
+    package = Path(__file__).resolve().parent
+    folders = (package / "recipes", package.parents[1] / "recipes")
+    return next((folder for folder in folders if (folder / "demo.yaml").is_file()), None)
+
+
+def find_yaml(path: Path | str) -> Path:
+    """``path``; where there is no such file, the recipe of ramify it names.
+
+    So ``recipes/world_classify.yaml``, and ``world_classify`` for short, mean the same from any folder.
+
+    Raises:
+        UserError: neither is there; with the nearest name beside it, or of a recipe.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    own = recipe_folder()
+    if own is not None and path.parent in (Path(), Path("recipes")):
+        for name in (path.name, f"{path.name}.yaml"):
+            if (own / name).is_file():
+                return own / name
+    beside = [str(file) for file in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    shipped = [f"recipes/{file.name}" for file in sorted(own.glob("*.yaml"))] if own is not None else []
+    hint = suggest(str(path), beside) or suggest(f"recipes/{path.stem}.yaml", shipped)
+    raise UserError(f"cannot read {path}: No such file or directory{hint and f'; {hint}'}")
+
+
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping, a key given twice is an error."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = find_yaml(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_drawn(
 
     for name, command in (
         ("ramify.lab.drawing.write_atomic", "plot"),
-        ("ramify.explore.lab_page.page", "plot"),
+        ("ramify.files._write_text", "plot"),  # the page
         ("ramify.cli.lab.write_text", "fit"),
     ):
         capsys.readouterr()

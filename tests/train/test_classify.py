@@ -221,6 +221,8 @@ def test_a_run_folder_is_a_recipe_too(run, capsys):
         (["train", "RUN", "--out"], "--out needs a folder"),
         (["train"], "ramify train needs one RECIPE, got none"),
         (["train", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
+        (["train", "recipes/world_clasify.yaml"], "did you mean 'recipes/world_classify.yaml'?"),
+        (["train", "runs/nowhere", "--resume"], "runs/nowhere: no such folder to go on in"),
         (["train", "RUN", "--out", "x", "--data.name", "folder", "--data.root", "/nowhere"], "/nowhere"),
         (["train", "RUN", "--out", "x", "--data.num_classes", "7"], "7"),
         (

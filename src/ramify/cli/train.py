@@ -22,7 +22,8 @@ class TrainHelp(Recipe):
     """What ``ramify train --help`` shows: the flags beside the recipe's own keys."""
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """YAML file, or the folder of a run to take its recipe (with --resume: to go on with it)."""
+    """YAML file, or the name of one of ramify's own such as world_classify, or the folder of a run to take its recipe
+    (with --resume: to go on with it)."""
     out: Path | None = None
     """Folder for the run; by default runs/ and the name of the recipe."""
     resume: bool = False
@@ -58,6 +59,8 @@ class TrainConfig:
         if source.is_dir():
             out = Path(own["out"]) if "out" in own else source
             source = source / "recipe.yaml"
+        elif "resume" in own and not source.suffix and not source.exists() and source.parent != Path():
+            raise UserError(f"{source}: no such folder to go on in; give the one that {prog} --out wrote")
         if "strict" in own:
             overrides.append("data.strict=true")
         return cls(configs.load(Recipe, source, overrides), out, "resume" in own)

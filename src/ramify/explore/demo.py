@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from ramify.errors import UserError
+from ramify.files import write_text
 
 __all__ = ["demo_recipe", "run"]
 
@@ -23,12 +24,13 @@ _OWN_FOLDERS = ("checkpoints", "tensorboard")
 
 
 def demo_recipe() -> Path:
-    """The demo's recipe: in the package when it was installed from a wheel, else in the checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "recipes", package.parents[1] / "recipes"):
-        if (folder / "demo.yaml").is_file():
-            return folder / "demo.yaml"
-    raise UserError("recipes/demo.yaml is missing; run the demo from a checkout of ramify, or install ramify again")
+    """The demo's recipe, wherever ramify is run from."""
+    from ramify.config import recipe_folder
+
+    folder = recipe_folder()
+    if folder is None:
+        raise UserError("recipes/demo.yaml is missing; run the demo from a checkout of ramify, or install ramify again")
+    return folder / "demo.yaml"
 
 
 def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
@@ -65,7 +67,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     )
     done = time.perf_counter()
     numbers |= {"training seconds": round(trained - began, 1), "page seconds": round(done - trained, 1)}
-    (out / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
     _say("")
     for name, value in numbers.items():
         if name.endswith("accuracy"):

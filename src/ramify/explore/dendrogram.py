@@ -26,9 +26,9 @@ STYLE = """
 .merge figcaption { grid-column: 1 / -1; }
 svg.dendrogram { width: 100%; height: auto; } svg.dendrogram path { fill: none; stroke-width: 1.1; }
 svg.dendrogram path.hit { stroke: transparent; stroke-width: 7; cursor: pointer; }
-svg.dendrogram g.on path { stroke: #111; stroke-width: 2; } svg.dendrogram g.on path.hit { stroke: transparent; }
+svg.dendrogram g.on path { stroke: var(--ink); stroke-width: 2; } svg.dendrogram g.on path.hit { stroke: transparent; }
 svg.dendrogram text { font-size: 10px; fill: var(--soft); }
-svg.dendrogram .cut { stroke: #c0392b; stroke-dasharray: 5 4; }
+svg.dendrogram .cut { stroke: var(--bad); stroke-dasharray: 5 4; }
 @media (max-width: 46rem) { .merge { grid-template-columns: 1fr; } }
 """
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from ramify import __version__
 from ramify.explore.page import STYLE, Section, image, page, table
-from ramify.files import full_disk_is_one_line, write_atomic
 from ramify.lab.fits import fit_runs
 from ramify.lab.table import read_runs
 
@@ -65,9 +64,9 @@ main { max-width: 76rem; }
 .tall table { font-size: .82rem; }
 .tall td { white-space: nowrap; }
 .tall th, .tall td { padding: .3rem; }
-.tall th { position: sticky; top: 0; background: #fff; font-size: inherit; vertical-align: bottom; }
+.tall th { position: sticky; top: 0; background: var(--ground); font-size: inherit; vertical-align: bottom; }
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
-td.yes { color: #23733f; } td.no { color: #a8432f; }
+td.yes { color: var(--good); } td.no { color: var(--bad); }
 figure img { border: 1px solid var(--line); border-radius: 6px; }
 """
 )
@@ -95,14 +94,7 @@ def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | N
     out = Path(path) if path is not None else folder / "index.html"
     sections = lab_sections(rows, figures, _config(folder))
     footer = f"ramify {__version__}. The numbers are in runs.csv and fits.csv, those of a figure in the CSV beside it."
-
-    def write(temporary: Path) -> None:
-        page(temporary, "Superposition lab", _lead(rows), sections, style=_STYLE, footer=footer)
-
-    with full_disk_is_one_line(out.parent, "draw again"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, write)
-    return out
+    return page(out, "Superposition lab", _lead(rows), sections, style=_STYLE, footer=footer)
 
 
 def lab_sections(

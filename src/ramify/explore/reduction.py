@@ -16,6 +16,7 @@ from ramify.errors import require
 from ramify.explore import dendrogram, reduced_pictures
 from ramify.explore.page import STYLE, Section, image, page, table
 from ramify.explore.reduced_pictures import Shown, picture_html, strip
+from ramify.files import write_text
 
 if TYPE_CHECKING:
     from ramify.evaluate.reduction_rows import Results, Row
@@ -145,7 +146,7 @@ def _top1(row: Row) -> float:
 
 def write_report(results: Results, shown: Sequence[Shown], out: Path) -> Path:
     """Writes results.csv, pareto.png, a PNG for each picture, and index.html; gives the page."""
-    (out / "results.csv").write_text(to_csv(results), encoding="utf-8")
+    write_text(out / "results.csv", to_csv(results))
     for k, one in enumerate(shown, 1):
         strip(one).save(out / f"picture{k}.png")
     plot = None

@@ -15,6 +15,7 @@ import numpy as np
 
 from ramify.explore.disk import draw_disk, move_script, svg_disk
 from ramify.explore.page import Section, page, table
+from ramify.files import write_text
 from ramify.tree import Tree
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def run(out: Path, seed: int = 0) -> None:
         "scores": [asdict(row) for row in scores],
         "points": dict(zip(tree.label or [], disk.tolist(), strict=True)),
     }
-    (out / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
     written = _write_page(out / "index.html", tree, disk, flat.numpy(), scores, seed)
     console.print(f"Done in {time.perf_counter() - began:.0f} s. The picture is {out / 'disk.png'}; open this page:")
     console.print(str(written), soft_wrap=True)

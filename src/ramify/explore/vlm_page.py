@@ -23,7 +23,6 @@ from ramify.explore.vlm import radial_picture, same_levels
 from ramify.explore.vlm_parts import STYLE, Looked
 from ramify.explore.vlm_radial import svg_radial
 from ramify.explore.vlm_tree import LatentTree
-from ramify.files import full_disk_is_one_line, write_atomic
 
 if TYPE_CHECKING:
     from ramify.data.hyperlex import WordPair
@@ -89,20 +88,13 @@ def write(
         f"of the empty text, and specific ones straight behind them. {says}"
     )
     here, path = Path(__file__).parent, Path(out)
-
-    def save(temporary: Path) -> None:
-        page(
-            *(temporary, "The hierarchy in an encoder", lead.strip(), found),
-            script=(here / "explorer.js").read_text(encoding="utf-8"),
-            style=(here / "explorer.css").read_text(encoding="utf-8") + STYLE,
-            top='<button class="theme" type="button" data-theme-button>light / dark</button>',
-            footer=f"ramify {__version__}. Written by ramify explain.",
-        )
-
-    with full_disk_is_one_line(path.parent, "write the page again"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, save)
-    return path
+    return page(
+        *(path, "The hierarchy in an encoder", lead.strip(), found),
+        script=(here / "explorer.js").read_text(encoding="utf-8"),
+        style=(here / "explorer.css").read_text(encoding="utf-8") + STYLE,
+        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
+        footer=f"ramify {__version__}. Written by ramify explain.",
+    )
 
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""The page every other page is made with: one file, whole or not there, for light and for dark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ramify import files
+from ramify.errors import UserError
+from ramify.explore.page import STYLE, Section, page, table
+
+
+def test_a_page_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = page(tmp_path / "deep" / "index.html", "A < B", "first & only", [Section("x > y", "<p>as it is</p>")])
+    first = path.read_text(encoding="utf-8")
+    assert "<h1>A &lt; B</h1>" in first and "first &amp; only" in first and "<h2>x &gt; y</h2><p>as it is</p>" in first
+
+    def full(temporary: Path, text: str) -> None:
+        temporary.write_text(text[: len(text) // 2], encoding="utf-8")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_write_text", full)
+    with pytest.raises(UserError, match=r"disk of .* is full.*write the page again"):
+        page(path, "second", "", [])
+    assert path.read_text(encoding="utf-8") == first
+    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
+
+
+def test_the_plain_style_has_every_colour_in_light_and_in_dark() -> None:
+    light, dark = re.findall(r":root {([^}]*)}", STYLE)[:2]
+    names = set(re.findall(r"(--[a-z]+):", light))
+    assert names and names == set(re.findall(r"(--[a-z]+):", dark))
+    assert set(re.findall(r"var\((--[a-z]+)\)", STYLE)) <= names
+    rest = STYLE.replace(light, "").replace(dark, "")
+    assert set(re.findall(r"#[0-9a-f]{3,6}", rest)) == {"#fff"}, "a colour that does not turn with the others"
+
+
+def test_tables_scroll_by_themselves_and_escape() -> None:
+    html = table(["a", "b"], [["<1>", "2"]], best=0)
+    assert html.startswith('<div class="wide">') and "&lt;1&gt;" in html and '<tr class="best">' in html
