@@ -71,9 +71,9 @@ def session(options: SessionOptions, stream: TextIO | None = None) -> Iterator[E
 def settle_allocator() -> None:
     """Bring glibc's allocator into the state that it has in any program which once freed a large tensor.
 
-    It gives freed memory back to the system above a threshold, which is twice the largest block freed so far, up to
-    64 MiB. Below that, who frees more than two tensors at once pays for fresh pages in every call, and whether a benchmark
-    pays depended on what had run before it: the same function took 1.2 or 1.45 times its twin.
+    It gives freed memory back to the system above a threshold, twice the largest block freed so far and at most 64 MiB.
+    While the threshold is low, who frees more than two tensors at once pays for fresh pages in every call. Whether a
+    contender pays would depend on what ran before it: the same function took 1.2 or 1.45 times its twin.
     """
     import torch
 
