@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ramify.errors import UserError, one_line_parser
-
-DEVICES = ("cpu", "cuda")
-CLOCKS = ("wall", "cpu")
-DTYPES = ("float32", "float64", "bfloat16")
+from ramify.bench.session import parse_options
+from ramify.errors import UserError
 
 
 @dataclass
@@ -92,17 +88,4 @@ def parse(argv: Sequence[str]) -> GeometryOptions:
     Raises:
         UserError: an unknown flag or a value out of range.
     """
-    parser = one_line_parser("python -m ramify.bench.geometry", "Time and check the geometry.")
-    parser.add_argument("--device", choices=DEVICES, default="cpu")
-    parser.add_argument("--ops", nargs="+", default=(), metavar="NAME", help="operations, or words in their names")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for all cores")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, for a shared machine")
-    parser.add_argument("--repeats", type=int, default=20, help="rounds in which every contender is timed once")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
-    parser.add_argument("--out", type=Path, help="file the JSON lines are appended to")
-    parser.add_argument("--seed", type=int, help="seed of the inputs; fresh by default")
-    values = vars(parser.parse_args(list(argv)))
-    return GeometryOptions(**{**values, "ops": tuple(values["ops"])})
+    return parse_options(GeometryOptions, "python -m ramify.bench.geometry", "Time and check the geometry.", argv)

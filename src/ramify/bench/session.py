@@ -83,7 +83,7 @@ def settle_allocator() -> None:
 def parse_options(options: type[Options], prog: str, about: str | None, argv: Sequence[str]) -> Options:
     """The dataclass filled from ``--name value ...`` by the standard library alone; each field has a default.
 
-    A field whose default is None is a file, but for ``seed``, which is a number.
+    A field whose default is None is a file, but for ``seed``, which is a number; an empty tuple is one of words.
     """
     import argparse
 
@@ -94,7 +94,7 @@ def parse_options(options: type[Options], prog: str, about: str | None, argv: Se
         if isinstance(default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
         elif isinstance(default, tuple):
-            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
+            parser.add_argument(flag, nargs="+", type=type(default[0]) if default else str, default=default)
         else:
             unset = int if field.name == "seed" else Path
             parser.add_argument(flag, type=unset if default is None else type(default), default=default)
