@@ -5,6 +5,7 @@ from __future__ import annotations
 from ramify.bench.hcformer import HCFormerOptions
 from ramify.bench.helm_options import HelmOptions
 from ramify.bench.himapper import HiMapperOptions
+from ramify.bench.kernel_options import KernelOptions
 from ramify.bench.lab import LabOptions
 from ramify.bench.options import GeometryOptions
 from ramify.bench.tokens_options import TokensOptions
@@ -82,8 +83,20 @@ def himapper(config: HiMapperOptions) -> int:
     return bench.run(config)
 
 
+def kernels(config: KernelOptions) -> int:
+    """Check every kernel against its definition, and time it beside that, compiled too, and the floor.
+
+    One line per kernel, shape and pass; a kernel that is not faster than its compiled definition brings nothing. Exit
+    code 1 if a kernel is wrong or fails.
+    """
+    from ramify.bench import kernels as bench
+
+    return bench.run(config)
+
+
 SUBVERBS = {
     "geometry": geometry,
+    "kernels": kernels,
     "hcformer": hcformer,
     "tokens": tokens,
     "lab": lab,
