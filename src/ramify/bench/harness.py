@@ -101,8 +101,14 @@ Sample = Callable[[Run, int], float]
 """Seconds per call, measured over the given number of calls."""
 
 
-def compare(contenders: Sequence[Contender], sample: Sample, repeats: int, tolerance: float) -> list[Result]:
-    """Build and check all contenders, then time the right ones in ``repeats`` rounds."""
+def compare(
+    contenders: Sequence[Contender], sample: Sample, repeats: int, tolerance: float, deadline: float | None = None
+) -> list[Result]:
+    """Build and check all contenders, then time the right ones in ``repeats`` rounds.
+
+    Args:
+        deadline: no round after the first starts later than this, in seconds of ``time.monotonic()``.
+    """
     results, running = [], []
     for contender in contenders:
         result = Result(contender.name)
@@ -131,6 +137,8 @@ def compare(contenders: Sequence[Contender], sample: Sample, repeats: int, toler
     gc.disable()
     try:
         for i in range(repeats):
+            if i and deadline is not None and time.monotonic() > deadline:
+                break
             for k in range(len(running)):
                 result, run, number, rounds = running[(i + k) % len(running)]
                 if i < rounds:
