@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,25 @@ def test_folder_is_one_of_transformers(run, exported):
     ids = AutoTokenizer.from_pretrained(exported)("if x is", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         assert torch.equal(ours(ids).logits, theirs(ids).logits)
+
+
+def test_a_fresh_process_can_read_the_folder(run, exported):
+    """transformers reads config.json beside the tokenizer: what is a helm must be known by then."""
+    if json.loads((exported / "config.json").read_text())["model_type"] != "helm":
+        return  # the twin is one of transformers' own
+    command = [
+        sys.executable,
+        "-m",
+        "ramify",
+        "generate",
+        str(exported),
+        "The class",
+        "--greedy",
+        "--max-new-tokens",
+        "3",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("The class")
 
 
 def test_text_comes_in_whole_pieces_and_leaves_the_generators_alone(run):

@@ -7,6 +7,7 @@ encoded, to the last character. ``tokenizer(text)`` begins with ``<bos>``, as th
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -82,10 +83,21 @@ def load_tokenizer(folder: Path | str) -> Any:
     require("transformers", "lm")
     from transformers import AutoTokenizer
 
+    if _model_type(folder) == "helm":  # transformers reads the model's config.json, too, and must know its type
+        import ramify.lm  # noqa: F401
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises all sorts of things for damaged files
         raise UserError(f"cannot read the tokenizer in {folder}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _model_type(folder: Path) -> str | None:
+    """What the model beside a tokenizer says it is; None where there is none, or nothing that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
 
 
 def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
