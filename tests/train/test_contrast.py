@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,18 @@ def test_resumed_run_equals_the_uninterrupted_one(overrides: tuple[str, ...], tm
 
 
 # -------------------------------------------------------------------------------------------------------------- after
+
+
+def test_weights_of_a_run_that_may_not_be_finished_are_not_used_silently(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    load_encoder(f"hf:{copy}")
+    assert "finished" not in capsys.readouterr().err
+    shutil.rmtree(copy / "checkpoints" / "best")  # as it is before the first evaluation
+    load_encoder(f"hf:{copy}")
+    assert "its newest weights are used, and it may not be finished" in capsys.readouterr().err
 
 
 def test_the_export_loads_back_with_equal_embeddings(run: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ hyperbolic one in MERU's manner: features are tangent vectors at the origin, sca
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -186,7 +187,7 @@ def as_encoder(model: WorldClip, tokenizer: Any, pixels: PixelFormat, name: str 
 def load_run(run: Path | str) -> Encoder:
     """The encoder with the best weights of a run of the task contrast."""
     from ramify.train.evaluate import load_model
-    from ramify.train.folder import RunFolder
+    from ramify.train.folder import BEST, RunFolder
     from ramify.train.language import unpack_tokenizer
 
     folder = RunFolder(run)
@@ -195,6 +196,8 @@ def load_run(run: Path | str) -> Encoder:
         raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
     model, recipe = load_model(run)
     assert isinstance(model, WorldClip)
+    if not (folder.checkpoints / BEST).is_dir():
+        print(f"{run} was not evaluated yet: its newest weights are used, and it may not be finished", file=sys.stderr)
     pixels = PixelFormat(recipe.data.size, recipe.data.mean, recipe.data.std)
     return as_encoder(model, unpack_tokenizer(folder.dataset()["tokenizer"]), pixels, f"hf:{run}")
 
