@@ -16,8 +16,8 @@ from ramify.cli import main
 from ramify.data.hierarchy import make_hierarchy, read_hierarchy
 from ramify.errors import UserError
 from ramify.evaluate.embedding import disk_points, load_embedding, measure
+from ramify.files import load_tensors, save_tensors, write_atomic, write_text
 from ramify.geometry import Euclidean, Lorentz, Poincare
-from ramify.train.checkpoint import load_tensors, save_tensors, write_atomic, write_text
 from ramify.train.embed import CHECKPOINT, Batches, Embedder, embed
 from ramify.train.objectives import cone_loss, distance_loss, log_proximity, log_proximity_reference
 from ramify.train.settings import EmbedSettings

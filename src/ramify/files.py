@@ -55,6 +55,27 @@ def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def read_log(path: Path, key: str) -> list[dict[str, Any]]:
+    """The lines of a log of JSON objects with ``key`` in them, up to one that a kill cut short; none without a file."""
+    lines: list[dict[str, Any]] = []
+    if path.is_file():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(line, dict) or key not in line:
+                break
+            lines.append(line)
+    return lines
+
+
+def cut_log(path: Path, key: str, last: int) -> None:
+    """Drop the lines beyond ``last``, which the checkpoint does not have: what they tell of will be run again."""
+    if path.is_file():
+        write_text(path, "".join(json.dumps(line) + "\n" for line in read_log(path, key) if line[key] <= last))
+
+
 def save_tensors(path: Path | str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> None:
     """Write tensors and a JSON-able state into one safetensors file, atomically.
 

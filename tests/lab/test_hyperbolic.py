@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ramify.cli import main
 from ramify.errors import UserError
+from ramify.files import load_tensors, save_tensors
 from ramify.geometry import lorentz
 from ramify.lab import definition
 from ramify.lab.engine import Engine, build_index, gradients
@@ -28,7 +29,6 @@ from ramify.lab.sample import Sampler
 from ramify.lab.table import read_runs
 from ramify.lab.theory import curved_floor, curved_threshold, matched_curvature
 from ramify.tables import to_csv
-from ramify.train.checkpoint import load_tensors, save_tensors
 
 from .test_engine import dense_batches, run, trained
 from .test_sweep import TINY, Killed, at_step, kill

@@ -17,6 +17,7 @@ import torch
 
 from ramify.cli import main
 from ramify.errors import UserError
+from ramify.files import load_tensors
 from ramify.lab import runner
 from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
@@ -27,7 +28,6 @@ from ramify.lab.runner import Progress, sweep
 from ramify.lab.table import COLUMNS, read_runs
 from ramify.lab.theory import unlearned_loss
 from ramify.tables import to_csv
-from ramify.train.checkpoint import load_tensors
 
 GRID = Grid(name="a", n=30, m=(3, 5, 8), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), batch=32, steps=60, eval_samples=128)
 OTHER = Grid(name="b", n=20, m=(2, 4), dist="linear", gamma=(-1.0,), batch=32, steps=10, eval_samples=64)

@@ -20,8 +20,8 @@ from ramify.cli import main
 from ramify.config import load
 from ramify.data.sample import IGNORE, Sample
 from ramify.errors import UserError
+from ramify.files import save_tensors
 from ramify.train import evaluate_run, fit, load_model
-from ramify.train.checkpoint import save_tensors
 from ramify.train.model import load_weights
 from ramify.train.recipe import Recipe
 from ramify.train.task import Task

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from ramify import files
 from ramify.errors import UserError
-from ramify.train import checkpoint as files
 from ramify.train import load_model
 from ramify.train.evaluate import evaluate_run
 from ramify.train.folder import RunFolder, damage

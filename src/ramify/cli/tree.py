@@ -121,7 +121,7 @@ def embed(config: EmbedConfig) -> None:
         raise UserError(f"--out {out} is a file, expected a folder")
     hierarchy = read_hierarchy(config.edges, closure=config.closure, header=config.header)
 
-    from ramify.train.checkpoint import write_text
+    from ramify.files import write_text
     from ramify.train.embed import embed as train
     from ramify.train.embed import measure_run
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ramify.data.sample import IGNORE, Sample
 from ramify.data.seeding import seeded
-from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings
+from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
 from ramify.data.steps import (
     FIELDS,
     Fit,
@@ -62,6 +62,13 @@ def eval_transform(
     To segment, the picture is padded below and on the right to a square; padded pixels are ``IGNORE``.
     """
     return Transform(size, task, mean, std, crop_pct=crop_pct)
+
+
+def transform_of(data: DataSettings, task: TaskName, train: bool) -> Transform:
+    """The transform of pictures that these settings ask for."""
+    if train:
+        return train_transform(data.augment, data.size, task, mean=data.mean, std=data.std)
+    return eval_transform(data.size, task, mean=data.mean, std=data.std, crop_pct=data.crop_pct)
 
 
 class Transform:

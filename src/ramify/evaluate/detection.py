@@ -118,7 +118,7 @@ class CocoScorer:
 
     def write(self, path: Path | str) -> None:
         """Write ``results`` as JSON, atomically."""
-        from ramify.train.checkpoint import write_text
+        from ramify.files import write_text
 
         write_text(path, json.dumps(self.results()))
 

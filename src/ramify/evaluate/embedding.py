@@ -41,7 +41,7 @@ def make_manifold(name: str, curvature: float) -> Manifold:
 
 def load_embedding(folder: Path | str) -> Embedding:
     """The embedding that ``ramify tree embed`` left in a run folder."""
-    from ramify.train.checkpoint import load_tensors
+    from ramify.files import load_tensors
 
     folder = Path(folder)
     if not folder.is_dir():

@@ -70,7 +70,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """As JSON, at once or not at all."""
-        from ramify.train.checkpoint import write_text
+        from ramify.files import write_text
 
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 

@@ -105,7 +105,7 @@ def cell(way: str, keep: float) -> str:
 def measure_run(settings: Settings, run: Path, say: Callable[[str], None] = lambda line: None) -> Measured:
     """The accuracy of one run in every way at every keep rate; only what its folder lacks is measured."""
     from ramify.evaluate.reduction_subject import load_subject
-    from ramify.train.checkpoint import write_text
+    from ramify.files import write_text
     from ramify.train.settings import ReduceSettings
 
     subject = load_subject(

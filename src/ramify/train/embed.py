@@ -15,10 +15,10 @@ import torch
 
 from ramify.data.hierarchy import Hierarchy
 from ramify.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
-from ramify.train.checkpoint import save_tensors, write_text
+from ramify.files import cut_log, save_tensors, write_text
+from ramify.signals import stop_signals
 from ramify.train.embedder import Batches, Embedder
 from ramify.train.settings import EmbedSettings
-from ramify.train.signals import stop_signals
 
 __all__ = [
     "CHECKPOINT",
@@ -75,7 +75,7 @@ def embed(
     embedder = Embedder(hierarchy, settings)
     if resume:
         embedder.load(out / CHECKPOINT)
-        _cut_log(out / "metrics.jsonl", embedder.epoch)
+        cut_log(out / "metrics.jsonl", "epoch", embedder.epoch)
     else:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / NAMES, "".join(f"{name}\n" for name in hierarchy.names))
@@ -171,20 +171,6 @@ def measure_run(embedder: Embedder, num_samples: int | None = None) -> dict[str,
     """The numbers that go into metrics.json."""
     found = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
     return found | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
-
-
-def _cut_log(path: Path, epoch: int) -> None:
-    """Drop the lines of epochs that the checkpoint does not have: they will be run again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["epoch"] <= epoch:
-                kept.append(line)
-        except (json.JSONDecodeError, KeyError):  # the kill came while this line was written
-            break
-    write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from ramify.devices import find_device
 from ramify.errors import UserError
 from ramify.evaluate.embedding import Embedding, make_manifold
 from ramify.evaluate.reconstruction import ragged
+from ramify.files import load_tensors, save_tensors
 from ramify.geometry import Manifold, mark_manifold
 from ramify.optim import RiemannianAdam, RiemannianSGD
-from ramify.train.checkpoint import load_tensors, save_tensors
 from ramify.train.objectives import cone_loss, distance_loss
 from ramify.train.settings import EmbedSettings
 

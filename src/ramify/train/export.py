@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ramify.errors import UserError, require
-from ramify.train.checkpoint import save_tensors, write_atomic
+from ramify.files import save_tensors, write_atomic
 from ramify.train.evaluate import load_model
 from ramify.train.folder import RunFolder
 from ramify.train.plugin import LogitsOnly

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from ramify.config import load, to_yaml
 from ramify.errors import UserError
-from ramify.files import full_disk_is_one_line as full_disk_is_one_line  # the loop knows it from here
-from ramify.files import load_tensors, save_tensors, sync_folder, write_text
+from ramify.files import cut_log, load_tensors, read_log, save_tensors, sync_folder, write_text
 from ramify.train.recipe import Recipe
 
 MANIFEST = "manifest.json"
@@ -164,23 +163,11 @@ class RunFolder:
         for folder in (self.path, self.checkpoints / BEST):
             for leftover in folder.glob(".*.tmp"):
                 leftover.unlink()
-        if self.metrics.is_file():
-            kept = [json.dumps(line) + "\n" for line in self.read_metrics() if line["step"] <= step]
-            write_text(self.metrics, "".join(kept))
+        cut_log(self.metrics, "step", step)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
-        lines: list[dict[str, Any]] = []
-        if self.metrics.is_file():
-            for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    line = json.loads(text)
-                except json.JSONDecodeError:
-                    break
-                if not isinstance(line, dict) or "step" not in line:
-                    break
-                lines.append(line)
-        return lines
+        return read_log(self.metrics, "step")
 
 
 def best_weights(run: Path | str) -> dict[str, Tensor]:

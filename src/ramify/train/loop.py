@@ -19,17 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from ramify.errors import UserError
+from ramify.files import full_disk_is_one_line
+from ramify.signals import stop_signals
 from ramify.train.compiled import Compiled
 from ramify.train.determinism import deterministic, seed_all
 from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
-from ramify.train.folder import Checkpoint, RunFolder, full_disk_is_one_line
+from ramify.train.folder import Checkpoint, RunFolder
 from ramify.train.model import load_weights
 from ramify.train.optimizer import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
 from ramify.train.recipe import Recipe, check_resumable
 from ramify.train.report import Reporter
 from ramify.train.schedule import Schedule
-from ramify.train.signals import stop_signals
 from ramify.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from ramify.train.tasks import build_task
 

@@ -94,8 +94,8 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
     Raises:
         UserError: no such file, or nothing in it fits.
     """
+    from ramify.files import load_tensors
     from ramify.models.heads import adopt_backbone
-    from ramify.train.checkpoint import load_tensors
     from ramify.train.folder import best_weights
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]

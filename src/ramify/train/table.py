@@ -300,7 +300,7 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
 
 def write_between_marks(path: Path, name: str, text: str) -> None:
     """Put ``text`` between ``<!-- name -->`` and ``<!-- /name -->`` in a page, which gets both if it has none."""
-    from ramify.train.checkpoint import write_text
+    from ramify.files import write_text
 
     start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
@@ -355,7 +355,7 @@ def compare(
     name = f"recipes/{path.name}" if path.parent.name == "recipes" else path.name
     command = " ".join(["ramify compare", name, *(["--overrides", *given] if given else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
-    from ramify.train.checkpoint import write_text
+    from ramify.files import write_text
 
     write_text(out / "table.md", text)
     write_text(out / "table.json", json.dumps([outcome.__dict__ for outcome in outcomes], indent=1))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ramify.data.hierarcaps import Chain, distinct_texts
 from ramify.errors import UserError, as_user_error
-from ramify.files import full_disk_is_one_line, load_tensors, save_tensors, write_text
+from ramify.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
 from ramify.geometry import lorentz
 from ramify.signals import stop_signals
 from ramify.vlm.radial import ConeLoss, RadialLoss, RadialTerms
@@ -261,7 +261,7 @@ def train(
         trainer.remember(out / FIRST)
         if resume:
             trainer.load(out / CHECKPOINT)
-            _cut_log(out / METRICS, trainer.step)
+            cut_log(out / METRICS, "step", trainer.step)
         else:
             for stale in (CHECKPOINT, METRICS, TRAINED):
                 (out / stale).unlink(missing_ok=True)
@@ -328,17 +328,3 @@ def _check_chains(chains: Sequence[Chain]) -> None:
             raise UserError(f"chain {i} has {len(chain.negatives)} negatives, expected {levels}, one for each caption")
         if not all(text.strip() for text in chain.texts):
             raise UserError(f"chain {i} has an empty caption; the empty text is the root: write it or drop the chain")
-
-
-def _cut_log(path: Path, step: int) -> None:
-    """Drop the lines of steps that the checkpoint does not have: they will be run again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (json.JSONDecodeError, KeyError):  # the kill came while this line was written
-            break
-    write_text(path, "".join(f"{line}\n" for line in kept))

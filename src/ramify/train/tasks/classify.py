@@ -61,12 +61,9 @@ class Classify(Task):
         return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
 
     def transform(self, train: bool) -> Callable[..., Any]:
-        from ramify.data.transforms import eval_transform, train_transform
+        from ramify.data.transforms import transform_of
 
-        data = self.recipe.data
-        if train:
-            return train_transform(data.augment, data.size, "classify", mean=data.mean, std=data.std)
-        return eval_transform(data.size, "classify", mean=data.mean, std=data.std, crop_pct=data.crop_pct)
+        return transform_of(self.recipe.data, "classify", train)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
         labels = [-1 if sample.label is None else sample.label for sample in samples]

@@ -146,12 +146,9 @@ class Contrast(Task):
         return WorldClip(build_clip(self.shape, data["vocab_size"]), settings.geometry, settings.curvature)
 
     def transform(self, train: bool) -> Callable[..., Any]:
-        from ramify.data.transforms import eval_transform, train_transform
+        from ramify.data.transforms import transform_of
 
-        data = self.recipe.data
-        if train:
-            return train_transform(data.augment, data.size, "classify", mean=data.mean, std=data.std)
-        return eval_transform(data.size, "classify", mean=data.mean, std=data.std, crop_pct=data.crop_pct)
+        return transform_of(self.recipe.data, "classify", train)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
         return self.pack(torch.stack([s.image for s in samples]), torch.tensor([s.label for s in samples]))

@@ -62,12 +62,10 @@ class Detect(Task):
         return build_dense(mask_rcnn, self.recipe, len(self._classes), has_masks=self._has_masks)
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from ramify.data.transforms import eval_transform, train_transform
+        from ramify.data.transforms import transform_of
 
-        data = self.recipe.data
-        if train:
-            return train_transform(data.augment, data.size, "detect", mean=data.mean, std=data.std)
-        return KeepBoxes(eval_transform(data.size, "detect", mean=data.mean, std=data.std))
+        made = transform_of(self.recipe.data, "detect", train)
+        return made if train else KeepBoxes(made)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
         """Lists, because pictures differ in shape: ``image`` (3, h, w), and ``target`` or what scoring needs."""

@@ -36,12 +36,10 @@ class Segment(Task):
         return build_dense(Segmenter, self.recipe, len(self._classes))
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from ramify.data.transforms import eval_transform, train_transform
+        from ramify.data.transforms import transform_of
 
-        data = self.recipe.data
-        if train:
-            return train_transform(data.augment, data.size, "segment", mean=data.mean, std=data.std)
-        return KeepLabelMap(eval_transform(data.size, "segment", mean=data.mean, std=data.std))
+        made = transform_of(self.recipe.data, "segment", train)
+        return made if train else KeepLabelMap(made)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
         """Training: ``image`` (B, 3, S, S) and ``semantic`` (B, S, S). Scoring: the truth of each picture in a list."""
