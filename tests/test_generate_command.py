@@ -143,6 +143,7 @@ def test_text_comes_in_whole_pieces_and_leaves_the_generators_alone(run):
         (("",), "the prompt is empty; give the beginning of a text"),
         ((" \n",), "the prompt is empty"),
         (("x", "--max-new-tokens", 47), "2 tokens, 47 new ones would make 49, the model's context is 48; "),
+        (("for x in " * 30, "--max-new-tokens", 3), "the model's context is 48; shorten the prompt\n"),
         (("x", "--temperature", 0), "temperature must be positive, got 0"),
         (("x", "--top-p", 1.5), "top_p must be in (0, 1], got 1.5"),
         (("x", "--num", 0), "--num must be at least 1, got 0"),

@@ -434,6 +434,7 @@ def test_scalars_are_spared_by_decay() -> None:
         (lambda m: m(torch.tensor([[VOCAB]])), rf"between 0 and {VOCAB - 1}, got {VOCAB}; does the tokenizer"),
         (lambda m: m(torch.tensor([[-1]])), r"between 0 and 60, got -1"),
         (lambda m: m(tokens(5)), r"input_ids must be \(B, N\), got \(5,\)"),
+        (lambda m: m(tokens(2, 0)), r"\(2, 0\) holds no token; give at least one"),
         (lambda m: m(tokens(1, 65)), "65 tokens do not fit into max_position_embeddings 64"),
         (lambda m: m(tokens(1, 2), position_ids=torch.tensor([[63, 64]])), "65 tokens do not fit"),
         (

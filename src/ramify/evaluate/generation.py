@@ -43,9 +43,10 @@ def generate_text(
     ids = encode_prompt(tokenizer, prompt)  # (1, N)
     num_tokens, context = ids.shape[1], model.config.max_position_embeddings
     if num_tokens + max_new_tokens > context:
+        or_fewer = f" or ask for at most {context - num_tokens}" if num_tokens < context else ""
         raise UserError(
             f"the prompt has {num_tokens} tokens, {max_new_tokens} new ones would make {num_tokens + max_new_tokens}, "
-            f"the model's context is {context}; shorten the prompt or ask for at most {max(0, context - num_tokens)}"
+            f"the model's context is {context}; shorten the prompt{or_fewer}"
         )
     if int(ids.max()) >= model.config.vocab_size:
         raise UserError(

@@ -36,6 +36,8 @@ def check_lengths(config: HelmConfig, x: Tensor, past: Any, mask: Any, position_
     batch, length = x.shape[:2]
     if x.shape[-1] != config.hidden_size:
         raise ValueError(f"HelmModel: inputs_embeds must be (B, N, {config.hidden_size}), got {tuple(x.shape)}")
+    if not length:
+        raise ValueError(f"HelmModel: ({batch}, 0) holds no token; give at least one, e.g. the tokenizer's bos")
     if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != length):
         raise ValueError(
             f"HelmModel: position_ids must be ({batch}, {length}) as the tokens, got {tuple(position_ids.shape)}"
