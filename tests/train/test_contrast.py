@@ -182,6 +182,15 @@ def test_weights_of_a_run_that_may_not_be_finished_are_not_used_silently(
     assert "its newest weights are used, and it may not be finished" in capsys.readouterr().err
 
 
+def test_a_run_with_random_weights_is_a_control(run: Path) -> None:
+    trained, first, same, other = (
+        load_encoder(f"hf:{run}", random_init=random_init, seed=seed).encode_text(["a yellow duck"]).detach()
+        for random_init, seed in ((False, 0), (True, 1), (True, 1), (True, 2))
+    )
+    assert torch.equal(first, same)
+    assert not torch.allclose(first, other) and not torch.allclose(first, trained)
+
+
 def test_the_export_loads_back_with_equal_embeddings(run: Path, tmp_path: Path) -> None:
     model, _ = load_model(run)
     path, difference = export(run, "hf", tmp_path / "hf")

@@ -168,10 +168,10 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", _folder(rest)
-    if (Path(source) / "recipe.yaml").is_file() and not random_init:
+    if (Path(source) / "recipe.yaml").is_file():
         from ramify.vlm.world_clip import load_run
 
-        return load_run(source)
+        return load_run(source, random_init=random_init, seed=seed)
     with readable_imports(), _quiet():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ramify.errors import UserError, require, suggest
 from ramify.geometry import Lorentz
-from ramify.vlm.encoders import Encoder
+from ramify.vlm.encoders import Encoder, seeded
 from ramify.vlm.encoders_hf import HfEncoder, features_of
 from ramify.vlm.pixels import PixelFormat
 from ramify.vlm.world_text import CONTEXT, SPECIAL
@@ -184,19 +184,25 @@ def as_encoder(model: WorldClip, tokenizer: Any, pixels: PixelFormat, name: str 
     return HfEncoder(clip, name, tokenizer, pixels)
 
 
-def load_run(run: Path | str) -> Encoder:
-    """The encoder with the best weights of a run of the task contrast."""
+def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
+    """The encoder with the best weights of a run of the task contrast, or one of its shape with random weights."""
     from ramify.train.evaluate import load_model
     from ramify.train.folder import BEST, RunFolder
     from ramify.train.language import unpack_tokenizer
+    from ramify.train.tasks import build_task
 
     folder = RunFolder(run)
     task = folder.recipe().task
     if task != "contrast":
         raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
-    model, recipe = load_model(run)
+    if random_init:
+        recipe = folder.recipe()
+        with seeded(seed):
+            model = build_task(recipe).build_model(folder.dataset()).eval()
+    else:
+        model, recipe = load_model(run)
     assert isinstance(model, WorldClip)
-    if not (folder.checkpoints / BEST).is_dir():
+    if not random_init and not (folder.checkpoints / BEST).is_dir():
         print(f"{run} was not evaluated yet: its newest weights are used, and it may not be finished", file=sys.stderr)
     pixels = PixelFormat(recipe.data.size, recipe.data.mean, recipe.data.std)
     return as_encoder(model, unpack_tokenizer(folder.dataset()["tokenizer"]), pixels, f"hf:{run}")
