@@ -70,6 +70,16 @@ def fail(config: FailConfig) -> int | None:
     """Go wrong in the named way."""
     if config.how == "user":
         raise UserError("two\\nlines become one")
+    if config.how == "folder":
+        Path(__file__).mkdir()
+    if config.how == "below a file":
+        (Path(__file__) / "run").mkdir()
+    if config.how == "renamed":
+        raise IsADirectoryError(21, "Is a directory", "runs/.page.html.123.tmp")
+    if config.how == "read-only":
+        raise OSError(30, "Read-only file system", "runs")
+    if config.how == "full":
+        raise OSError(28, "No space left on device")
     if config.how == "bug":
         raise ValueError("this is our mistake")
     if config.how == "interrupt":
@@ -187,6 +197,14 @@ def test_nothing_said_prints_help_on_stderr_and_fails(capsys, zoo):
         (["zoo", "feed", "cow", "--config", "/no/such.yaml"], "cannot read /no/such.yaml: No such file"),
         (["zoo", "fail"], "two lines become one"),
         (["zoo", "fail", "--how", "file"], "no/such/file: No such file or directory"),
+        (["zoo", "fail", "--how", "folder"], "zoo.py: File exists; a file is where a folder is needed"),
+        (["zoo", "fail", "--how", "below a file"], "Not a directory; a file is where a folder is needed"),
+        (
+            ["zoo", "fail", "--how", "renamed"],
+            "error: runs/page.html: Is a directory; a folder is where",
+        ),
+        (["zoo", "fail", "--how", "read-only"], "runs: Read-only file system; give a place that can be written"),
+        (["zoo", "fail", "--how", "full"], "error: No space left on device; free some space"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(zoo, capsys, args, message):

@@ -219,6 +219,11 @@ def test_a_run_folder_is_a_recipe_too(run, capsys):
         (["train", "RUN", "--resume", "--optim.lr", "1"], "it was made with optim.lr = 0.002, now it is 1.0"),
         (["train", "RUN", "--out", "x", "--optim.lrr", "1"], "unknown key 'optim.lrr'; did you mean 'optim.lr'?"),
         (["train", "RUN", "--out"], "--out needs a folder"),
+        (
+            ["train", "RUN", "--out", "FILE"],
+            "metrics.jsonl is a file; the run needs a folder, choose another --out",
+        ),
+        (["train", "RUN", "--out", "FILE/x"], "metrics.jsonl is a file; the run needs a folder"),
         (["train"], "ramify train needs one RECIPE, got none"),
         (["train", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
         (["train", "recipes/world_clasify.yaml"], "did you mean 'recipes/world_classify.yaml'?"),
@@ -237,6 +242,7 @@ def test_a_run_folder_is_a_recipe_too(run, capsys):
 )
 def test_mistakes_are_one_line_and_exit_2(run, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
+    arguments = [argument.replace("FILE", str(run / "metrics.jsonl")) for argument in arguments]
     assert main([str(run) if argument == "RUN" else argument for argument in arguments]) == 2
     err = capsys.readouterr().err
     assert message in err and err.startswith("ramify: error: ") and err.count("\n") == 1

@@ -37,7 +37,9 @@ Every verb understands ``--config FILE`` (YAML that fills the dataclass, flags w
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +73,18 @@ options of every verb:
   --print-config   print the resolved settings as YAML and stop
   --traceback      show where an error comes from (also RAMIFY_DEBUG=1)"""
 
+_ADVICE = {
+    errno.EEXIST: "a file is where a folder is needed",
+    errno.ENOTDIR: "a file is where a folder is needed",
+    errno.EISDIR: "a folder is where a file is needed",
+    errno.EACCES: "give a place that you may read and write",
+    errno.EPERM: "give a place that you may read and write",
+    errno.EROFS: "give a place that can be written",
+    errno.ENOSPC: "free some space and start again; runs go on with --resume",
+    errno.EDQUOT: "free some space and start again; runs go on with --resume",
+}
+"""What to do about an error of the system, where its own words leave that open."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and gives the exit code: 0 fine, 2 user error, 130 interrupted, 141 reader went away."""
@@ -90,11 +104,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         _report(f"error: {error}", show_traceback)
         return 2
-    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        if error.filename is None:
+    except OSError as error:
+        if error.filename is None and error.errno not in _ADVICE:
             raise
-        _report(f"error: {error.filename}: {error.strerror}", show_traceback)
+        _report(f"error: {_in_words(error)}", show_traceback)
         return 2
+
+
+def _in_words(error: OSError) -> str:
+    """What the system said about a file, and what it means; a file that was to be renamed goes by its final name."""
+    told = f"{error.filename}: " if error.filename is not None else ""
+    told = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", told) + str(error.strerror)
+    return f"{told}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else told
 
 
 def available_verbs() -> dict[str, str]:

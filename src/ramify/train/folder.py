@@ -78,6 +78,14 @@ class RunFolder:
         if not self.holds_run:
             raise UserError(f"{self.path} is not the folder of a run: it has no recipe.yaml")
 
+    def require_room(self) -> None:
+        """Raise if the folder cannot be made or written: before data are read and a model is built, not after."""
+        there = next(path for path in (self.path, *self.path.parents, Path()) if path.exists())
+        if not there.is_dir():
+            raise UserError(f"{there} is a file; the run needs a folder, choose another --out than {self.path}")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"{there} cannot be written to; choose another --out than {self.path}")
+
     def start(self, recipe: Recipe, dataset: dict[str, Any]) -> None:
         """Make the folder of a new run; ``recipe.yaml`` comes last, because it says that there is a run."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)

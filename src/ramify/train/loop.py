@@ -114,6 +114,7 @@ class Trainer:
             check_resumable(folder.recipe(), recipe, folder.path)
         elif resume:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
+        folder.require_room()
 
         self.task = build_task(recipe)
         train_set, val_set = self.task.build_dataset("train"), self.task.build_dataset("val")
@@ -200,7 +201,8 @@ class Trainer:
                 if saves:
                     self.save()
                 if stops:
-                    self._stop(f"stopped at step {progress.step} of {schedule.num_steps}; go on with --resume")
+                    told = f"stopped at step {progress.step} of {schedule.num_steps}"
+                    self._stop(f"{told}; go on with --resume: ramify train {self.folder.path} --resume")
             return self._result()
         finally:
             self.train_loader.close()
