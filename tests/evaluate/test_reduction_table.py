@@ -80,7 +80,7 @@ def test_mean_spread_and_paired_differences():
         for i in range(3)
     ]
     text = to_markdown(Settings((Path("a"),), keep=keep, ways=ways), runs)
-    assert "All tokens: 95.00 ± 0.00." in text and "| | keep 0.5 (8) | keep 0.25 (4) |" in text
+    assert "All tokens: 95.00 ± 0.00." in text and "| keep 0.5 (8) | keep 0.25 (4) |" in text
     assert f"| ATC, average | **80.00 ± {statistics.stdev([80, 70, 90]):.2f}** | 40.00 ± 10.00 |" in text
     assert f"| ToMe | 78.00 ± {statistics.stdev([79, 68, 87]):.2f} | **60.00 ± 0.00** |" in text
     assert "| ATC, average | +2.00 ± 1.00 | -20.00 ± 10.00 |" in text  # run by run: 1, 2, 3 points

@@ -14,6 +14,7 @@ import yaml
 
 from ramify.config import to_yaml
 from ramify.errors import UserError
+from ramify.tables import write_between_marks
 from ramify.train.table import (
     Outcome,
     TableSettings,
@@ -24,7 +25,6 @@ from ramify.train.table import (
     row_recipe,
     stretch_to,
     to_markdown,
-    write_between_marks,
 )
 
 from . import tiny

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ramify.bench.helm_options import HelmOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import exit_code, require
+from ramify.tables import markdown_row
 
 if TYPE_CHECKING:
     from ramify.bench.harness import Built, Result, Sample
@@ -154,7 +155,7 @@ def _step(
     cells += [report.time_cell(ours), report.time_cell(twin), report.number(time)]
     cells += [report.number(expected and expected * 1e3)]
     cells += [report.number(b and b / 2**20, 0) for b in (peaks.get("ours"), peaks.get("twin"))]
-    emit(line, [report.row([*cells, report.number(memory), ", ".join(verdicts)])])
+    emit(line, [markdown_row([*cells, report.number(memory), ", ".join(verdicts)])])
     if options.profile and mode != "graphs":
         report.profiles(options, f"{name}, vocabulary {config.vocab_size}, {mode}", steps, later)
         if expected:
@@ -198,7 +199,7 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
                     report.number(expected and expected * 1e3),
                 ]
                 cells += [report.number(size and size / 2**20, 1), report.number(per_token, 0)]
-                emit(line, [report.row([*cells, verdicts if who == "latent" else ""])])
+                emit(line, [markdown_row([*cells, verdicts if who == "latent" else ""])])
             if options.profile and mode != "graphs":
                 report.profiles(options, f"{name}, decoding, {mode}", steps, later)
             ok = all(result.status == "ok" for who, result in results.items() if who != "twin")

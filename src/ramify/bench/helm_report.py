@@ -11,6 +11,7 @@ from ramify.bench.harness import Result
 from ramify.bench.helm_options import HelmOptions
 from ramify.bench.helm_work import Work
 from ramify.bench.session import Emit
+from ramify.tables import markdown_head, markdown_row
 
 
 def profiles(options: HelmOptions, title: str, steps: dict[str, Any], emit: Emit) -> None:
@@ -20,22 +21,25 @@ def profiles(options: HelmOptions, title: str, steps: dict[str, Any], emit: Emit
         kernels = cases.profile(step, options.device)
         for kernel in kernels:
             groups.setdefault(kernel.group, dict.fromkeys(steps, 0.0))[who] += kernel.seconds
-        lines = [row([f"{k.seconds * 1e3:.3f}", f"{k.calls:g}", k.name[:100]]) for k in kernels[: options.top]]
+        lines = [markdown_row([f"{k.seconds * 1e3:.3f}", f"{k.calls:g}", k.name[:100]]) for k in kernels[: options.top]]
         entry = {"kind": "profile", "title": title, "who": who, "kernels": [vars(kernel) for kernel in kernels]}
-        emit(entry, ["", f"kernels of {who}: {title}", "| ms | calls | name |", rule(3), *lines])
+        emit(entry, ["", f"kernels of {who}: {title}", *markdown_head(["ms", "calls", "name"]), *lines])
     sums = {who: sum(by[who] for by in groups.values()) for who in steps}
     order = sorted(groups, key=lambda group: -max(groups[group].values()))
-    lines = [row([group, *(f"{groups[group][who] * 1e3:.3f}" for who in steps)]) for group in order]
-    lines.append(row(["all", *(f"{sums[who] * 1e3:.3f}" for who in steps)]))
-    names = row([f"ms in kernels: {title}", *steps])
-    emit({"kind": "profile_groups", "title": title, "groups": groups}, ["", names, rule(len(steps) + 1), *lines, ""])
+    lines = [markdown_row([group, *(f"{groups[group][who] * 1e3:.3f}" for who in steps)]) for group in order]
+    lines.append(markdown_row(["all", *(f"{sums[who] * 1e3:.3f}" for who in steps)]))
+    names = markdown_head([f"ms in kernels: {title}", *steps])
+    emit({"kind": "profile_groups", "title": title, "groups": groups}, ["", *names, *lines, ""])
 
 
 def expectation(work: Sequence[Work], emit: Emit) -> None:
     """The least time of each part of a step, and what sets it."""
     items = sorted(work, key=lambda item: -item.seconds)
-    lines = [row([f"{i.seconds * 1e3:.3f}", f"{i.flops / 1e9:.0f}", f"{i.bytes / 2**20:.0f}", i.name]) for i in items]
-    emit({"kind": "expectation"}, ["", "| ms at least | GFLOP | MiB | part |", rule(4), *lines])
+    lines = [
+        markdown_row([f"{i.seconds * 1e3:.3f}", f"{i.flops / 1e9:.0f}", f"{i.bytes / 2**20:.0f}", i.name])
+        for i in items
+    ]
+    emit({"kind": "expectation"}, ["", *markdown_head(["ms at least", "GFLOP", "MiB", "part"]), *lines])
 
 
 class Later:
@@ -55,18 +59,7 @@ class Later:
 
 def head(emit: Emit, name: str, title: str, columns: str) -> None:
     """Begin a table."""
-    names = columns.split("|")
-    emit({"kind": "table", "name": name}, ["", title, row(names), rule(len(names))])
-
-
-def rule(columns: int) -> str:
-    """The line below the head of a table."""
-    return "|" + " --- |" * columns
-
-
-def row(cells: Sequence[object]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    emit({"kind": "table", "name": name}, ["", title, *markdown_head(columns.split("|"))])
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code
+from ramify.tables import markdown_head, markdown_row
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def run(options: HiMapperOptions, stream: TextIO | None = None) -> int:
 def _cost(options: HiMapperOptions, emit: Emit) -> int:
     columns = ["backbone", "M parameters", "GMAC", "added M", "design", "added MMAC", "design", "share of GMAC"]
     title = f"one picture of {options.size} px, N {options.num_leaves}, L {options.depth}, w {options.width}"
-    emit({"kind": "table", "name": "cost"}, ["", title, *_head(columns)])
+    emit({"kind": "table", "name": "cost"}, ["", title, *markdown_head(columns)])
     is_designed = (options.num_leaves, options.depth, options.width, options.size) == (32, 4, 128, 224)
     code = 0
     for name in options.models:
@@ -111,7 +112,7 @@ def _cost(options: HiMapperOptions, emit: Emit) -> int:
         emit(
             {"kind": "cost", "model": name, "parameters": counts[0], "macs": macs[0], "design": design, "met": met}
             | {"added_parameters": counts[1] - counts[0], "added_macs": macs[1] - macs[0]},
-            ["| " + " | ".join(cells) + " |"],
+            [markdown_row(cells)],
         )
     return int(code)
 
@@ -141,7 +142,7 @@ def _speed(options: HiMapperOptions, emit: Emit) -> int:
     title = (
         f"batch {options.batch}, {options.size} px; limit of the ratio {TIME_LIMIT}, for compiled inference on a GPU"
     )
-    emit({"kind": "table", "name": "speed"}, ["", title, *_head(columns)])
+    emit({"kind": "table", "name": "speed"}, ["", title, *markdown_head(columns)])
     code = 0
     for name in options.models:
         plain, wrapped = _create(name, options, options.device)
@@ -185,7 +186,7 @@ def _report(options: HiMapperOptions, emit: Emit, name: str, what: str, results:
         line
         | {"plain_seconds": plain.seconds, "wrapped_seconds": wrapped.seconds, "ratio": found.value}
         | {"low": found.low, "high": found.high, "limit": limit, "met": met, "error": wrapped.error},
-        ["| " + " | ".join([*cells, f"{found.low:.3f} to {found.high:.3f}"]) + " |"],
+        [markdown_row([*cells, f"{found.low:.3f} to {found.high:.3f}"])],
     )
     return 0 if met else 1
 
@@ -287,10 +288,6 @@ def _sample(options: HiMapperOptions) -> Any:
     if options.device == "cuda":
         return harness.synced_sample
     return harness.cpu_sample if options.clock == "cpu" else harness.wall_sample
-
-
-def _head(columns: Sequence[str]) -> list[str]:
-    return ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
 
 
 def parse(argv: Sequence[str]) -> HiMapperOptions:

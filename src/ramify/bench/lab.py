@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import exit_code
+from ramify.tables import markdown_head
 
 if TYPE_CHECKING:
     from ramify.lab.engine import Engine
@@ -113,7 +114,7 @@ def _measure(options: LabOptions, grid: Grid, emit: Emit) -> int:
     scale = per_call["engine"] / per_call["loop"]
     speedup = times.value * scale if times else None
     met = speedup is not None and speedup >= target
-    lines = ["", "| contender | model-steps per second | loss differs by |", "| --- | --- | --- |"]
+    lines = ["", *markdown_head(["contender", "model-steps per second", "loss differs by"])]
     for result in (loop, ours):
         rate = rates[result.name]
         error = "" if result.error is None else f"{result.error:.0e}"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ramify.bench.session import Emit, session
 from ramify.bench.tokens_options import TARGETS, Target, TokensOptions, parse
 from ramify.errors import exit_code
+from ramify.tables import markdown_head, markdown_row
 
 if TYPE_CHECKING:
     from ramify.bench.harness import Result, Sample
 
 PACKAGES = ("ramify", "torch", "timm", "triton", "scipy", "fastcluster", "scikit-learn")
 OURS = ("torch", "triton")
-_RULE = "| --- "
 
 
 def run(options: TokensOptions, stream: TextIO | None = None) -> int:
@@ -94,8 +94,7 @@ def _clustering(options: TokensOptions, seed: int, emit: Emit, measured: list[di
             "",
             f"milliseconds for a batch; ours from distances / from features; ratios: {ours}, from features to labels "
             "(of sklearn: from distances)",
-            "| " + " | ".join(_CLUSTERING) + " |",
-            _RULE * len(_CLUSTERING) + "|",
+            *markdown_head(_CLUSTERING),
         ],
     )
     failed = False
@@ -154,7 +153,7 @@ def _clustering_row(line: dict[str, Any], row: Mapping[str, Result], ratios: Map
     cells += [_milliseconds(row[f"{library} D"]) for library in ("scipy", "fastcluster", "sklearn")]
     cells += [_milliseconds(row[name]) for name in ("tome", "block", "model")]
     cells += [_ratio(ratios.get(name)) for name in (f"{ours} features / block", f"{ours} features / tome")]
-    return "| " + " | ".join([*cells, _ratio(ratios.get(f"{ours} D / sklearn"))]) + " |"
+    return markdown_row([*cells, _ratio(ratios.get(f"{ours} D / sklearn"))])
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -177,8 +176,7 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
             "",
             f"images per second of {options.model}, keep {keep:g} at blocks {', '.join(map(str, layers))}; in brackets "
             "as a multiple of the plain model",
-            "| " + " | ".join(columns) + " |",
-            _RULE * len(columns) + "|",
+            *markdown_head(columns),
         ],
     )
     failed = False
@@ -206,7 +204,7 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
                 line["ratios"] = {linkage: _against(row, linkage) for linkage in options.linkages}
                 cells = [str(batch), str(tokens), " ".join(map(str, counts)), way]
                 cells += [_speed(batch, result, row["plain"]) for result in row.values()]
-                emit(line, ["| " + " | ".join(cells) + " |", *_notes(row, names)])
+                emit(line, [markdown_row(cells), *_notes(row, names)])
     return 1 if failed else 0
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from ramify.bench.options import BenchOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code, require
+from ramify.tables import markdown_head, markdown_row
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +250,7 @@ def _table(results: dict[str, Result], bench: _Bench, emit: Emit) -> None:
 
     columns = ["step", "ms", "of trained", "of frozen", "of q,k,v", "trained parameters"]
     columns += ["MiB in a step"] if bench.memory else []
-    emit({"kind": "table", "name": "steps"}, ["", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)])
+    emit({"kind": "table", "name": "steps"}, ["", *markdown_head(columns)])
     for name, result in results.items():
         line: dict[str, Any] = {"kind": "step", "step": name, "status": result.status, "note": result.note}
         line |= {"seconds": result.median if result.seconds else None, "error": result.error}
@@ -262,7 +263,7 @@ def _table(results: dict[str, Result], bench: _Bench, emit: Emit) -> None:
         line |= {"parameters": bench.trained.get(name), "peak_bytes": bench.memory.get(name)}
         cells.append(f"{bench.trained.get(name, 0):,}")
         cells += [f"{bench.memory[name] / 2**20:.0f}" if name in bench.memory else "-"] if bench.memory else []
-        emit(line, ["| " + " | ".join(cells) + " |"])
+        emit(line, [markdown_row(cells)])
 
 
 def _verdict(results: dict[str, Result], options: VlmOptions, emit: Emit) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.errors import UserError, exit_code, one_line_parser, suggest
+from ramify.tables import markdown_head, markdown_row, spread, write_between_marks
 
 KEPT_AS = "reduction.json"
 """File in the run's folder."""
@@ -199,13 +200,12 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
     """Accuracies in per cent, best of each keep rate in bold, and the difference to the baseline run by run."""
     tokens = {keep: runs[0].tokens.get(f"{keep:g}", []) for keep in settings.keep}
     heads = [f"keep {keep:g} ({', '.join(map(str, tokens[keep]))})" for keep in settings.keep]
-    whole = _spread([100 * run.top1[ALL] for run in runs])
+    whole = spread([100 * run.top1[ALL] for run in runs], 2)
     lines = [
         f"Top-1 accuracy in per cent, off the shelf, mean ± standard deviation over {len(runs)} runs; in brackets the "
         f"tokens after each of the layers. All tokens: {whole}.",
         "",
-        "| | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(heads),
+        *markdown_head(["", *heads]),
     ]
     means = {
         cell(way, keep): _mean([run.top1[cell(way, keep)] for run in runs])
@@ -216,9 +216,9 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
     for way in settings.ways:
         cells = []
         for keep in settings.keep:
-            text = _spread([100 * run.top1[cell(way, keep)] for run in runs])
+            text = spread([100 * run.top1[cell(way, keep)] for run in runs], 2)
             cells.append(f"**{text}**" if means[cell(way, keep)] == best[keep] else text)
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+        lines.append(markdown_row([way, *cells]))
     if settings.baseline in settings.ways and len(settings.ways) > 1:
         lines += ["", *_differences(settings, runs, heads)]
     return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
@@ -230,13 +230,12 @@ def _differences(settings: Settings, runs: Sequence[Measured], heads: Sequence[s
         f"Difference to {settings.baseline} in percentage points, run by run (mean ± standard deviation of the "
         "differences).",
         "",
-        "| | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(heads),
+        *markdown_head(["", *heads]),
     ]
     for way in settings.ways:
         if way != settings.baseline:
-            cells = [_spread(_paired(runs, way, settings.baseline, keep), "+") for keep in settings.keep]
-            lines.append(f"| {way} | " + " | ".join(cells) + " |")
+            cells = [spread(_paired(runs, way, settings.baseline, keep), 2, "+") for keep in settings.keep]
+            lines.append(markdown_row([way, *cells]))
     return lines
 
 
@@ -248,18 +247,12 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def _spread(values: Sequence[float], sign: str = "") -> str:
-    mean = f"{_mean(values):{sign}.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
-
-
 # ------------------------------------------------------------------------------------------------------------- command
 
 
 def table(settings: Settings, results: Path | None = None, name: str = "reduction") -> str:
     """Measure what is missing, and give the table; on request also between the marks ``name`` of a page."""
     from ramify.machine import describe
-    from ramify.train.table import write_between_marks
 
     runs = measure(settings, lambda line: print(line, flush=True))
     text = to_markdown(settings, runs, [*describe(), f"precision {settings.precision}"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.errors import UserError, exit_code, one_line_parser, suggest
+from ramify.tables import markdown_head, markdown_row, spread, write_between_marks
 from ramify.train.recipe import Recipe
 
 TIME_OF = "time_of"
@@ -280,38 +281,19 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
     lines = [f"### {settings.title}", ""]
     if settings.note:
         lines += [settings.note, ""]
-    lines += [
-        "| " + " | ".join(["", "parameters", *settings.metrics, "training time"]) + " |",
-        "|" + "---|" * (len(settings.metrics) + 3),
-    ]
+    lines += markdown_head(["", "parameters", *settings.metrics, "training time"])
     for row, group in groups.items():
         cells = [_cell(group, name) for name in settings.metrics]
         if means[row] == best:
             cells[0] = f"**{cells[0]}**"
         seconds = statistics.fmean(outcome.seconds for outcome in group)
-        lines.append("| " + " | ".join([row, f"{group[0].parameters:,}", *cells, f"{seconds:.0f} s"]) + " |")
+        lines.append(markdown_row([row, f"{group[0].parameters:,}", *cells, f"{seconds:.0f} s"]))
     seeds = ", ".join(map(str, settings.seeds))
     lines += [
         "",
         f"Mean ± standard deviation over seeds {seeds}, after the last step (no choice of a best checkpoint).",
     ]
     return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
-
-
-def write_between_marks(path: Path, name: str, text: str) -> None:
-    """Put ``text`` between ``<!-- name -->`` and ``<!-- /name -->`` in a page, which gets both if it has none."""
-    from ramify.files import write_text
-
-    start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
-    page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
-    if (start in page) != (stop in page):
-        raise UserError(f"{path} has only one of the marks {start} and {stop}; add the other or remove it")
-    if start in page:
-        before, rest = page.split(start, 1)
-        page = before + f"{start}\n{text}{stop}" + rest.split(stop, 1)[1]
-    else:
-        page = page.rstrip("\n") + f"\n\n{start}\n{text}{stop}\n"
-    write_text(path, page)
 
 
 def _number(outcome: Outcome, name: str) -> float:
@@ -324,12 +306,7 @@ def _number(outcome: Outcome, name: str) -> float:
 def _cell(group: Sequence[Outcome], name: str) -> str:
     """Mean and spread of a number over the runs of a row."""
     values = [outcome.numbers[name] for outcome in group if name in outcome.numbers]
-    return _spread(values) if values else ABSENT
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = statistics.fmean(values)
-    return f"{mean:.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"
+    return spread(values, 4) if values else ABSENT
 
 
 # ------------------------------------------------------------------------------------------------------ without the CLI

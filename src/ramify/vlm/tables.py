@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ramify.errors import UserError, as_user_error, exit_code, one_line_parser
+from ramify.tables import markdown_head, markdown_row, spread, write_between_marks
 
 FEWSHOT, HIERARCHY = "results.json", "report.json"
 ABSENT = "–"
@@ -77,15 +77,15 @@ def few_shot_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[s
 
     first = next(iter(reports.values()))[0]["rows"][0]
     names = [name for name in measured(first) if name != "slope_ratio"]
-    lines = _heading(["", "shots", "runs", *("H" if name == "h" else name for name in names)])
+    lines = markdown_head(["", "shots", "runs", *("H" if name == "h" else name for name in names)])
     for host, group in reports.items():
         found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for report in group:
             for row in report["rows"]:
                 found.setdefault((row["variant"], row["shots"]), []).append(row)
         for (variant, shots), same in found.items():
-            cells = [_spread([100 * row[name] for row in same], 1) for name in names]
-            lines.append("| " + " | ".join([f"{host}: {variant}", str(shots), str(len(same)), *cells]) + " |")
+            cells = [spread([100 * row[name] for row in same], 1) for name in names]
+            lines.append(markdown_row([f"{host}: {variant}", str(shots), str(len(same)), *cells]))
     return lines
 
 
@@ -95,18 +95,18 @@ def hierarchy_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
     for suite, columns in COLUMNS.items():
         if not any(suite in report["suites"] for group in reports.values() for report in group):
             continue
-        lines += [*([""] if lines else []), *_heading([suite, *columns])]
+        lines += [*([""] if lines else []), *markdown_head([suite, *columns])]
         baselines: Mapping[str, Any] = {}
         for name, group in reports.items():
             cells = []
             for path in columns.values():
                 values = [value for report in group if (value := _find(report, suite, path)) is not None]
-                cells.append(_spread(values, 3) if values else ABSENT)
-            lines.append("| " + " | ".join([name, *cells]) + " |")
+                cells.append(spread(values, 3) if values else ABSENT)
+            lines.append(markdown_row([name, *cells]))
             baselines = baselines or group[0]["suites"].get(suite, {}).get("baselines", {})
         for name, order in baselines.items():
             cells = [f"{order['tau_b']:.3f}", f"{order['first_two']:.3f}", *[ABSENT] * (len(columns) - 2)]
-            lines.append("| " + " | ".join([f"{name} alone", *cells]) + " |")
+            lines.append(markdown_row([f"{name} alone", *cells]))
     if not lines:
         raise UserError(f"the reports hold none of {', '.join(COLUMNS)}")
     return lines
@@ -122,15 +122,6 @@ def _find(report: Mapping[str, Any], suite: str, path: Sequence[str]) -> float |
             key = report["geometry"] if report["geometry"] in found else "chord"
         found = found.get(key)
     return found
-
-
-def _heading(names: Sequence[str]) -> list[str]:
-    return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -149,7 +140,6 @@ def _main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         from ramify.machine import describe
-        from ramify.train.table import write_between_marks
 
         given = parser.parse_args(argv)
         rows = {name: [Path(folder) for folder in folders] for name, *folders in given.row}
