@@ -17,6 +17,17 @@ import torch
 from torch import Tensor
 
 from . import debug
+from .lorentz_frame import (
+    asinhc_of_square,
+    has_wider,
+    logmap_near_origin,
+    radial_frame,
+    sinh_dist,
+    sqsinh_half,
+    tangent_sqnorm,
+    time_of,
+    time_step,
+)
 from .lorentz_pairs import exact_distances, matmul_distances
 from .numerics import (
     Scalar,
@@ -45,25 +56,16 @@ from .sets import points_and_weights, require_shared_curvature
 _SATURATED = "shorten the tangent vector, lower the learning rate, or clip gradients"
 
 
-def _time(x: Tensor, c: Scalar) -> Tensor:
-    return torch.sqrt(1 / c + sqnorm(x))
-
-
-def _time_step(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor) -> Tensor:
-    """``t(y) - t(x)`` without cancellation."""
-    return dot(y - x, x + y) / (tx + ty)
-
-
 @geometric("scalar")
 def time(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Time component ``sqrt(1/c + |x|^2)``: (..., n) -> (...)."""
-    return _time(x, c).squeeze(-1)
+    return time_of(x, c).squeeze(-1)
 
 
 @geometric("scalar")
 def minkowski(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Minkowski product ``<x,y>_L = x.y - t_x t_y`` of two points, at most ``-1/c``."""
-    return (dot(x, y) - _time(x, c) * _time(y, c)).squeeze(-1)
+    return (dot(x, y) - time_of(x, c) * time_of(y, c)).squeeze(-1)
 
 
 @geometric("scalar")
@@ -74,14 +76,7 @@ def inner(x: Tensor, u: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     ur, vr = dot(xh, u), dot(xh, v)
     # Split along and across x: both parts of |v|^2 are then positive, even where t is huge.
     across = dot(u - xh * ur, v - xh * vr)
-    return (across + ur * vr / (c * _time(x, c).square())).squeeze(-1)
-
-
-def _tangent_sqnorm(x: Tensor, v: Tensor, c: Scalar, t: Tensor, r: Tensor, xh: Tensor, vr: Tensor) -> Tensor:
-    """``|v|_x^2`` (..., 1): a sum of positive terms away from the origin, a smooth form close to it."""
-    across = sqnorm(v - xh * vr) + vr.square() / (c * t.square())
-    smooth = sqnorm(v) - (dot(x, v) / t).square()
-    return torch.where(c * r.square() < 0.25, smooth, across)
+    return (across + ur * vr / (c * time_of(x, c).square())).squeeze(-1)
 
 
 @geometric("scalar")
@@ -89,7 +84,7 @@ def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Riemannian length of the tangent vector ``v`` at ``x``."""
     r = safe_norm(x)
     xh = unit(x, r)
-    return safe_sqrt(_tangent_sqnorm(x, v, c, _time(x, c), r, xh, dot(xh, v))).squeeze(-1)
+    return safe_sqrt(tangent_sqnorm(x, v, c, time_of(x, c), r, xh, dot(xh, v))).squeeze(-1)
 
 
 # --------------------------------------------------------------------------------------------- exponential, logarithm
@@ -132,10 +127,10 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """
     s = root(c)
     limit = lorentz_limit(s, x.dtype)
-    t, r = _time(x, c), safe_norm(x)
+    t, r = time_of(x, c), safe_norm(x)
     xh = unit(x, r)
     vr = dot(xh, v)
-    length = safe_sqrt(_tangent_sqnorm(x, v, c, t, r, xh, vr))
+    length = safe_sqrt(tangent_sqnorm(x, v, c, t, r, xh, vr))
     z = s * length
     a = asinh(s * r)
 
@@ -169,131 +164,46 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     return cap_norm(y, longest)
 
 
-def _radial_frame(x: Tensor, y: Tensor, c: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The step from ``x`` to ``y`` seen from ``x``, in float64.
-
-    Far out a rounding of the direction of ``x`` in float32 is as long as the step itself, so this one decomposition is
-    made in float64 whatever the dtype; the functions round their result back.
-
-    Returns:
-        Unit vector of ``x`` (..., n), or 0 at the origin; radial part ``N`` (..., 1); transverse part ``P`` (..., n);
-        ``t_x`` (..., 1). They satisfy ``sinh(s d)/s = hypot(N, |P|)``.
-    """
-    x, y, c = wide(x), wide(y), wide(c)
-    r = safe_norm(x)
-    xh = unit(x, r)
-    e = y - x
-    er, yr = dot(xh, e), dot(xh, y)
-    # y and y - x have the same transverse part; the shorter of the two loses fewer digits on the way to it.
-    from_y = sqnorm(y) < sqnorm(e)
-    across = torch.where(from_y, y, e) - xh * torch.where(from_y, yr, er)
-    tx, ty = _time(x, c), _time(y, c)
-    # N = s (t_x y_r - r t_y). On the same side of the origin the two products nearly cancel: multiply by the conjugate.
-    same_side = yr > 0
-    den = torch.where(same_side, tx * yr + r * ty, 1.0)
-    conjugate = (er / c) * ((yr + r) / den) - r * (r / den) * sqnorm(across)
-    along = root(c) * torch.where(same_side, conjugate, tx * yr - r * ty)
-    return xh, along, across, tx
-
-
-def _ordered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The two points with the farther one first; ties are broken so that swapping the arguments changes nothing."""
-    qx, qy = sqnorm(x), sqnorm(y)
-    e = (y - x).detach()
-    first_difference = e.gather(-1, (e != 0).to(torch.uint8).argmax(-1, keepdim=True)) if e.shape[-1] else qx
-    swap = (qy > qx) | ((qx == qy) & (first_difference > 0))
-    return torch.where(swap, y, x), torch.where(swap, x, y)
-
-
-def _has_wider(x: Tensor) -> bool:
-    return wide(x).dtype != x.dtype
-
-
-def _sinh_dist(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
-    """``sinh(s d)`` (..., 1) by the radial frame: for dtypes with no wider one."""
-    # From the farther point, whose direction is the clearer one.
-    _, along, across, _ = _radial_frame(*_ordered(x, y), c)
-    return root(c) * safe_hypot(along, safe_norm(across))
-
-
-def _sqsinh_half(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
-    """``sinh^2(s d / 2)`` (..., 1), in float64 if the device has it; the same bits if ``x`` and ``y`` change places."""
-    if not _has_wider(x):
-        w = _sinh_dist(x, y, c)
-        return w * (w / (1 + torch.hypot(w, torch.ones_like(w)))) / 2
-    x, y, c = wide(x), wide(y), wide(c)
-    e, m = y - x, x + y
-    e2, m2, em, xy = sqnorm(e), sqnorm(m), dot(e, m), dot(x, y)
-    qx, qy = sqnorm(x), sqnorm(y)
-    tt = torch.sqrt(1 / c + qx) * torch.sqrt(1 / c + qy)
-    # |y - x|^2 - (t_y - t_x)^2 as a ratio of sums of positive terms; `across` is the part of e across m, so that the
-    # second term is (2 |x ^ y|)^2. It is exact for points on one ray, however far out and however close.
-    across = e - m * (em / torch.where(m2 > 0, m2, 1.0))
-    # Far apart, on different sides or at very different radii, 2 (cosh(s d) - 1)/c does not cancel and is used instead.
-    far = (c * tt > 1e4) & ((xy < 0) | (torch.minimum(qx, qy) * 1e12 < torch.maximum(qx, qy)))
-    ratio = (4 * e2 / c + m2 * sqnorm(across)) / torch.where(far, 1.0, 2 / c + 2 * tt + 2 * xy)
-    return torch.where(far, 2 * (tt - xy) - 2 / c, ratio) * (c / 4)
-
-
 @geometric("scalar")
 def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, to the last digits for points that nearly coincide and for points far apart.
 
     Symmetric bit for bit; at ``x = y`` the value and the gradient are zero.
     """
-    if not _has_wider(x):
-        return (asinh(_sinh_dist(x, y, c)) / root(c)).squeeze(-1)
-    half = safe_sqrt(_sqsinh_half(x, y, c)).to(x.dtype)
+    if not has_wider(x):
+        return (asinh(sinh_dist(x, y, c)) / root(c)).squeeze(-1)
+    half = safe_sqrt(sqsinh_half(x, y, c)).to(x.dtype)
     return (asinh(half) * (2 / root(c))).squeeze(-1)
 
 
 @geometric("scalar")
 def sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared hyperbolic distance; smooth at ``x = y``, where its gradient vanishes as it should."""
-    square = _sqsinh_half(x, y, c).to(x.dtype)
+    square = sqsinh_half(x, y, c).to(x.dtype)
     # Near 0 the square is not taken through a root, so that the second derivative at x = y is right as well.
     near = square < 1
     small = torch.where(near, square, 0.0)
     far = asinh(torch.where(near, 1.0, square).sqrt()).square()
-    return (torch.where(near, _asinhc_of_square(small).square() * small, far) * (4 / c)).squeeze(-1)
-
-
-def _asinhc_of_square(w2: Tensor) -> Tensor:
-    """``asinh(w)/w`` as a smooth function of ``w^2``, for ``w^2 <= 1``."""
-    ok = w2 > (1e-8 if w2.dtype == torch.float64 else 1e-4)
-    w = torch.where(ok, w2, 1.0).sqrt()
-    small = torch.where(ok, 0.0, w2)
-    return torch.where(ok, torch.asinh(w) / w, 1 + small * (-1 / 6 + small * (3 / 40)))
+    return (torch.where(near, asinhc_of_square(small).square() * small, far) * (4 / c)).squeeze(-1)
 
 
 @geometric("scalar")
 def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Squared Lorentzian distance ``-2/c - 2<x,y>_L = (4/c) sinh^2(s d/2)``."""
-    return (_sqsinh_half(x, y, c) * (4 / c)).squeeze(-1).to(x.dtype)
+    return (sqsinh_half(x, y, c) * (4 / c)).squeeze(-1).to(x.dtype)
 
 
 @geometric("tangent")
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``, as long as their distance."""
     s = root(wide(c))
-    xh, along, across, tx = _radial_frame(x, y, c)
+    xh, along, across, tx = radial_frame(x, y, c)
     shorten = asinhc(s * safe_hypot(along, safe_norm(across)))
     far = ((s * shorten * along) * tx * xh + shorten * across).to(x.dtype)
     # Close to the origin the direction of x is ill-defined and its gradient with it; the ambient formula
     # u = (y - x) - (cosh(s d) - 1) x has no such trouble there, and no cancellation either.
     near = c * sqnorm(x) < 0.25
-    return torch.where(near, _logmap_near_origin(torch.where(near, x, 0.0), y, c), far)
-
-
-def _logmap_near_origin(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
-    tx = _time(x, c)
-    small = c * sqnorm(y) < 4
-    y_small = torch.where(small, y, 0.0)
-    step = _time_step(x, y_small, tx, _time(y_small, c))
-    chord = (c / 2) * (sqnorm(y_small - x) - step.square())
-    cosh_minus_1 = torch.where(small, chord, c * (tx * _time(y, c) - dot(x, y)) - 1)
-    u = (y - x) - cosh_minus_1 * x
-    return asinhc(root(c) * safe_sqrt(sqnorm(u) - (dot(x, u) / tx).square())) * u
+    return torch.where(near, logmap_near_origin(torch.where(near, x, 0.0), y, c), far)
 
 
 @geometric("point", free=("tau",))
@@ -309,11 +219,11 @@ def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
     s = root(wide(c))
-    xh, along, across, tx = _radial_frame(x, y, c)
+    xh, along, across, tx = radial_frame(x, y, c)
     w = s * safe_hypot(along, safe_norm(across))
     # <y, v>_L, which is zero for y = x: by the radial frame, or, where x has no clear direction, by differences.
     framed = along * dot(xh, v) / (s * tx) + dot(across, v)
-    plain = dot(y - x, v) - (_time_step(x, y, tx, _time(y, c)) / tx) * dot(x, v)
+    plain = dot(y - x, v) - (time_step(x, y, tx, time_of(y, c)) / tx) * dot(x, v)
     yv = torch.where(c * sqnorm(x) < 0.25, plain, framed)
     return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))).to(v.dtype) * (x + y)
 
@@ -321,13 +231,13 @@ def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("tangent")
 def transport_from_origin(y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from the origin to ``y``."""
-    return v + (c * dot(y, v) / (1 + root(c) * _time(y, c))) * y
+    return v + (c * dot(y, v) / (1 + root(c) * time_of(y, c))) * y
 
 
 @geometric("tangent")
 def transport_to_origin(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to the origin."""
-    s, t = root(c), _time(x, c)
+    s, t = root(c), time_of(x, c)
     return v - (s * dot(x, v) / (t * (1 + s * t))) * x
 
 
@@ -335,9 +245,9 @@ def transport_to_origin(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 def boost(p: Tensor, x: Tensor, c: Scalar = 1.0) -> Tensor:
     """The isometry (Lorentz boost) that takes the origin to ``p``, applied to ``x``; ``boost(-p, .)`` undoes it."""
     s = root(c)
-    near = x + p * (s * _time(x, c) + c * dot(p, x) / (1 + s * _time(p, c)))
+    near = x + p * (s * time_of(x, c) + c * dot(p, x) / (1 + s * time_of(p, c)))
     # The boost undoes -p: x as seen from -p, whose frame does not cancel when x and p point in opposite directions.
-    direction, along, across, _ = _radial_frame(-p, x, c)
+    direction, along, across, _ = radial_frame(-p, x, c)
     return torch.where(c * sqnorm(p) < 0.25, near, (along * direction + across).to(x.dtype))
 
 
@@ -364,7 +274,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
     narrow, w = points_and_weights("lorentz.centroid", x, weights)
     x, w = wide(narrow), wide(w)
     c = wide(c)
-    t, r = _time(x, c), safe_norm(x)
+    t, r = time_of(x, c), safe_norm(x)
     m = (w * x).sum(-2, keepdim=True)
     mt = (w * t).sum(-2, keepdim=True)
     mr = safe_norm(m)
@@ -379,7 +289,7 @@ def centroid(x: Tensor, weights: Tensor | None = None, c: Scalar = 1.0) -> Tenso
 @geometric("point", free=("a",))
 def residual(x: Tensor, y: Tensor, a: Scalar = 1.0, c: Scalar = 1.0) -> Tensor:
     """Weighted centroid of ``x`` (weight 1) and ``y`` (weight ``a >= 0``): the residual connection."""
-    q = (1 + a) ** 2 + 4 * a * _sqsinh_half(x, y, c).to(x.dtype)
+    q = (1 + a) ** 2 + 4 * a * sqsinh_half(x, y, c).to(x.dtype)
     return (x + a * y) / torch.sqrt(q)
 
 
@@ -396,7 +306,7 @@ def midpoint(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 def gram(x: Tensor, y: Tensor, c: Scalar = 1.0, *, allow_low_precision: bool = False) -> Tensor:
     """All ``-<x_i, y_j>_L`` by one matrix product: (..., N, n), (..., M, n) -> (..., N, M)."""
     require_shared_curvature("lorentz.gram", c)
-    return _time(x, c) * _time(y, c).mT - strict_matmul(x, y.mT, allow_low_precision)
+    return time_of(x, c) * time_of(y, c).mT - strict_matmul(x, y.mT, allow_low_precision)
 
 
 @geometric("scalar")
@@ -435,7 +345,7 @@ def exterior_angle(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     Zero if ``y`` lies straight behind ``x``, ``pi`` towards the origin. At ``y = x`` it is 0 and at ``x = 0`` it is
     ``pi/2``, both with zero gradient; so is the gradient on the ray through ``x``, where the angle has a kink.
     """
-    xh, along, across, _ = _radial_frame(x, y, c)
+    xh, along, across, _ = radial_frame(x, y, c)
     shorter = torch.minimum(sqnorm(wide(y)), sqnorm(wide(y) - wide(x)))  # what `across` is a part of
     transverse = transverse_norm(across, safe_sqrt(shorter.detach()))
     at_origin = (xh == 0).all(-1, keepdim=True)
@@ -464,7 +374,7 @@ def cone_energy(x: Tensor, y: Tensor, c: Scalar = 1.0, *, K: float = 0.1, eta: f
 @geometric("point")
 def to_ambient(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Ambient coordinates with the time component first: (..., n) -> (..., n + 1)."""
-    return torch.cat([_time(x, c), x], -1)
+    return torch.cat([time_of(x, c), x], -1)
 
 
 @geometric("point")
@@ -478,7 +388,7 @@ def from_ambient(x: Tensor, c: Scalar = 1.0, *, check: bool = False) -> Tensor:
         raise ValueError(f"lorentz.from_ambient: expected time and space components (..., n + 1), got {tuple(x.shape)}")
     t, space = x[..., :1], x[..., 1:]
     if check:
-        expected = _time(space, c)
+        expected = time_of(space, c)
         bad = ~((t - expected).abs() <= 64 * torch.finfo(x.dtype).eps * expected)
         if bool(bad.any()):
             raise debug.GeometryError(
@@ -491,7 +401,7 @@ def from_ambient(x: Tensor, c: Scalar = 1.0, *, check: bool = False) -> Tensor:
 @geometric("ball")
 def to_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """The same point in the Poincaré ball, ``x / (1 + s t)``."""
-    return cap_norm(x / (1 + root(c) * _time(x, c)), ball_limit(x.dtype) / root(c))
+    return cap_norm(x / (1 + root(c) * time_of(x, c)), ball_limit(x.dtype) / root(c))
 
 
 @geometric("point")
@@ -504,7 +414,7 @@ def from_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
 @geometric("ball")
 def to_klein(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """The same point in the Klein model, ``x / (s t)``."""
-    return cap_norm(x / (root(c) * _time(x, c)), ball_limit(x.dtype) / root(c))
+    return cap_norm(x / (root(c) * time_of(x, c)), ball_limit(x.dtype) / root(c))
 
 
 @geometric("point")
