@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from ramify.models import hcformer
 from ramify.models.hcformer import Block, HCFormer
 from ramify.nn.cluster import MapNorm
 
@@ -94,6 +95,8 @@ def _as_on_a_gpu() -> Iterator[None]:
     with (
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1", "RAMIFY_BACKEND": "triton"}),
         mock.patch.object(MapNorm, "forward", MapNorm.by_layer_norm),
+        mock.patch.object(MapNorm, "before", MapNorm.inside),
+        mock.patch.object(hcformer, "CACHE", 2**62),  # no parts of a batch
     ):
         yield
 

@@ -20,12 +20,15 @@ from torch.utils.checkpoint import checkpoint
 
 from ..nn.cluster import ClusterAssignment, ClusterMixer, MapNorm
 from ..nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
+from ..nn.products import gelu_linear, scaled_linear
 from ..nn.windows import Size
 from .convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 
 __all__ = ["ClusterAssignment", "HCFormer"]
 
 NUM_STAGES = 4
+CACHE = 16 * 2**20
+"""Bytes of the widest maps that a CPU works on at once in evaluation; larger ones are paid for in fresh memory."""
 CONTEXTS = ("hierarchy", "shifted", "none")
 CONVS = ("plain", "normed")
 NORMS = ("group", "batch")
@@ -56,19 +59,25 @@ class Block(nn.Module):
         self.scale1 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.scale2 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.has_dropout = proj_drop > 0
+        self.has_dropout, self.is_gelu = proj_drop > 0, act_layer == "gelu"
         self.mlp_checkpointing = False
 
     def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
-        x = x + self.drop_path(self.scale1(self.mixer(self.norm1(x), record)))
+        x = x + self.drop_path(self.mixer(self.norm1(x), record, _factor(self.scale1)))
         if self.mlp_checkpointing and self.training and not torch.jit.is_scripting():
             hidden = checkpoint(self._mlp, x, use_reentrant=False, preserve_rng_state=self.has_dropout)
         else:
             hidden = self._mlp(x)
-        return x + self.drop_path(self.scale2(hidden))
+        return x + self.drop_path(hidden)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return self.mlp(self.norm2(x))
+        """``scale2 * mlp(norm2(x))``, with the norm's and the scale's factors inside the products."""
+        mlp, norm, factor = self.mlp, self.norm2, _factor(self.scale2)
+        assert isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.fc2, nn.Linear)
+        hidden = norm.before(x, mlp.fc1) if isinstance(norm, MapNorm) else mlp.fc1(norm(x))
+        if self.is_gelu and not self.has_dropout:
+            return gelu_linear(hidden, mlp.fc2, factor)
+        return mlp.drop2(scaled_linear(mlp.drop1(mlp.act(hidden)), mlp.fc2.weight, mlp.fc2.bias, factor))
 
 
 class Stage(nn.Module):
@@ -82,6 +91,18 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
         x = self.downsample(x)
+        if x.device.type != "cpu" or self.training or record is not None or torch.compiler.is_compiling():
+            return self._blocks(x, record)
+        if torch.is_grad_enabled() or (few := self._pictures_in_cache(x)) >= x.shape[0]:
+            return self._blocks(x, record)
+        return torch.cat([self._blocks(part, record) for part in x.split(few)])
+
+    def _pictures_in_cache(self, x: Tensor) -> int:
+        """How many pictures' widest maps are CACHE bytes, at least one: in evaluation no picture knows of another."""
+        hidden: int = self.blocks[0].mlp.fc1.out_features  # type: ignore[union-attr,assignment]
+        return max(1, CACHE // max(1, hidden * x.shape[1] * x.shape[2] * x.element_size()))
+
+    def _blocks(self, x: Tensor, record: list[ClusterAssignment] | None) -> Tensor:
         for block in self.blocks:
             if self.grad_checkpointing and self.training and record is None and not torch.jit.is_scripting():
                 x = checkpoint(block, x, use_reentrant=False)
@@ -362,6 +383,10 @@ class HCFormer(nn.Module):
             stage.grad_checkpointing = enable is True  # type: ignore[assignment]
             for block in stage.blocks:  # type: ignore[union-attr]
                 block.mlp_checkpointing = enable == "mlp"
+
+
+def _factor(scale: nn.Module) -> Tensor | None:
+    return scale.gamma if isinstance(scale, LayerScale) else None
 
 
 def _init_weights(module: nn.Module) -> None:

@@ -22,6 +22,7 @@ from ..ops.cluster_window import cluster_window
 from ..ops.cluster_window import fits as window_fits
 from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
 from .common import wide
+from .products import scaled_linear
 from .windows import (
     Size,
     Windows,
@@ -64,6 +65,16 @@ class MapNorm(nn.Module):
     def by_layer_norm(self, x: Tensor) -> Tensor:
         """The same by a kernel that takes a sample as one row."""
         return torch.addcmul(self.bias, F.layer_norm(x, x.shape[1:], eps=self.eps), self.weight)
+
+    def before(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        """``linear(norm(x))``."""
+        return linear(self(x)) if x.device.type == "cpu" else self.inside(x, linear)
+
+    def inside(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        """The same with weight and bias of the norm in those of the product: passes over small tensors, not the map."""
+        bias = (linear.weight * self.bias).sum(1)
+        bias = bias if linear.bias is None else bias + linear.bias
+        return F.linear(F.layer_norm(x, x.shape[1:], eps=self.eps), linear.weight * self.weight, bias)
 
     def with_shared(self, shared: Tensor, own: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
         """The norm of ``[shared, own]`` without putting them together.
@@ -294,10 +305,16 @@ class ClusterMixer(nn.Module):
         most = self.max_window_centres
         return (1, 1), windows.grid, (min(most, windows.grid[0]), min(most, windows.grid[1]))
 
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
-        """The mixed map; with a list given as ``record``, what was clustered is appended to it."""
+    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None, factor: Tensor | None = None) -> Tensor:
+        """The mixed map.
+
+        Args:
+            record: what was clustered is appended to this list.
+            factor: (dim,) of the result, inside the projection. Within autocast the result may then be float32, since
+                what it is added to is.
+        """
         if x.dim() == 3:
-            return self.forward(x.unsqueeze(0), record).squeeze(0)
+            return self.forward(x.unsqueeze(0), record, factor).squeeze(0)
         if x.dim() != 4 or x.shape[-1] != self.dim:
             raise ValueError(
                 f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
@@ -306,7 +323,7 @@ class ClusterMixer(nn.Module):
         both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
         layout = self._patch_layout(windows)
         if record is None and self._has_kernel(both, windows, layout):
-            return self._by_kernels(both, windows, layout)
+            return self._by_kernels(both, windows, layout, factor)
         points, values = cut(both, windows, 2, self.num_heads).unbind(0)  # (B, S, H', N, d)
         inside = reached = None
         if not windows.is_padded and divides(layout[2], windows.window):
@@ -324,10 +341,10 @@ class ClusterMixer(nn.Module):
         mixed = join(mixed, windows)
         seen: dict[str, Any] = {}
         if self.window is None:
-            out = self.proj(self.norm(mixed))
+            out = scaled_linear(self.norm(mixed), self.proj.weight, self.proj.bias, factor)
         else:
             shared = self._mix_windows(both, coarse, windows, None if record is None else seen)
-            out = self._project(shared, mixed, windows)
+            out = self._project(shared, mixed, windows, factor)
         if record is not None:
             record.append(self._recorded(windows, layout, assign, centres, seen))
         return out
@@ -356,7 +373,9 @@ class ClusterMixer(nn.Module):
             return None
         return c if window_fits(both, cut, c, level.clip, self.backend) else None
 
-    def _by_kernels(self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size]) -> Tensor:
+    def _by_kernels(
+        self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size], factor: Tensor | None
+    ) -> Tensor:
         """The mixed map of :meth:`forward` with ``both`` read once, and the norm inside the projection."""
         patch, window = self.patch, self.window
         assert patch.alpha is not None
@@ -367,44 +386,52 @@ class ClusterMixer(nn.Module):
         cut = cut if c is not None else self._cut(windows, layout)
         own, parts, moments = cluster_patch(both, patch.alpha, bias, cut, backend=self.backend)
         if window is None:
-            return self._project_by_moments(None, own, moments, windows)
+            return self._project_by_moments(None, own, moments, windows, factor)
         if c is None:
             shared = self._mix_windows(both, both, windows, None)
             several, patches = wide(shared), count_patches(windows, both.device)
             sums = [(x * patches).sum((1, 2, 3)) for x in (several, several.square())]
-            return self._project_by_moments(shared, own, moments + torch.stack(sums, -1), windows)
+            return self._project_by_moments(shared, own, moments + torch.stack(sums, -1), windows, factor)
         bias = None if window.position is None else window.position(*above)
         shared, others = cluster_window(parts, window.alpha, bias, cut, c, window.clip, backend=self.backend)
-        return self._project_by_moments(shared.unflatten(1, windows.grid), own, moments + others, windows)
+        shared = shared.unflatten(1, windows.grid)
+        return self._project_by_moments(shared, own, moments + others, windows, factor)
 
-    def _project_by_moments(self, shared: Tensor | None, own: Tensor, moments: Tensor, windows: Windows) -> Tensor:
+    def _project_by_moments(
+        self, shared: Tensor | None, own: Tensor, moments: Tensor, windows: Windows, factor: Tensor | None
+    ) -> Tensor:
         """:meth:`_project` where the sums that the norm needs are known.
 
         Args:
             shared: (B, rows, columns, C') one vector per window. moments: (B, 2), see :meth:`MapNorm.into`.
         """
         if not isinstance(self.norm, MapNorm):
-            return self.proj(own) if shared is None else self._project(shared, own, windows)
+            if shared is not None:
+                return self._project(shared, own, windows, factor)
+            return scaled_linear(own, self.proj.weight, self.proj.bias, factor)
         weight, scale, shift = self.norm.into(self.proj, moments, own.shape[1] * own.shape[2] * self.norm.dim)
-        scale, shift = scale.view(-1, 1, 1, 1), shift[:, None, None]
-        if shared is None:
-            y = F.linear(own, weight)
-            return torch.addcmul(shift, y, scale).to(y.dtype)
-        left, right = weight.split([shared.shape[-1], own.shape[-1]], 1)
+        if factor is not None:
+            scale, shift = scale * factor, shift * factor  # (B, dim)
+        scale, shift = scale[:, None, None], shift[:, None, None]
+        right = weight if shared is None else weight[:, shared.shape[-1] :]
         y = F.linear(own, right)
-        of_window = torch.addcmul(shift, F.linear(shared, left), scale)  # (B, rows, columns, dim)
+        dtype = y.dtype if factor is None else shift.dtype
+        if shared is None:
+            return torch.addcmul(shift, y, scale).to(dtype)
+        of_window = torch.addcmul(shift, F.linear(shared, weight[:, : shared.shape[-1]]), scale)
         if windows.is_padded:
-            return add_to_windows(y * scale, of_window, windows).to(y.dtype)
+            return add_to_windows(y * scale, of_window, windows).to(dtype)
         cut = y.unflatten(2, (windows.grid[1], -1)).unflatten(1, (windows.grid[0], -1))
-        mixed = torch.addcmul(of_window[:, :, None, :, None], cut, scale[..., None, None])
-        return mixed.to(y.dtype).flatten(3, 4).flatten(1, 2)
+        mixed = torch.addcmul(of_window[:, :, None, :, None], cut, scale[..., None, None, :])
+        return mixed.to(dtype).flatten(3, 4).flatten(1, 2)
 
-    def _project(self, shared: Tensor, own: Tensor, windows: Windows) -> Tensor:
-        """``proj(norm([shared, own]))`` with the shared half computed once per window."""
+    def _project(self, shared: Tensor, own: Tensor, windows: Windows, factor: Tensor | None) -> Tensor:
+        """``factor * proj(norm([shared, own]))`` with the shared half computed once per window."""
         if isinstance(self.norm, MapNorm):
             shared, own = self.norm.with_shared(shared, own, windows)
         left, right = self.proj.weight.chunk(2, 1)
-        return add_to_windows(F.linear(own, right, self.proj.bias), F.linear(shared, left), windows)
+        y = scaled_linear(own, right, self.proj.bias, factor)
+        return add_to_windows(y, scaled_linear(shared, left, None, factor), windows)
 
     def _mix_windows(self, both: Tensor, coarse: Tensor, windows: Windows, seen: dict[str, Any] | None) -> Tensor:
         """The window level: one vector per window, (B, rows, columns, H' d).
