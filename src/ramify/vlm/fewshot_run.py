@@ -71,7 +71,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
         earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
         report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(bench.names)}
         rows: list[dict[str, Any]] = []
-        with _progress("few-shot", len(wanted), job.quiet) as advance:
+        with _progress("few-shot runs", len(wanted), job.quiet) as advance:
             for variant, parts, shots, seed in wanted:
                 rows.append(kept.get((variant, shots, seed)) or run_one(job, bench, variant, parts, shots, seed))
                 report |= {"rows": rows + earlier, "summary": summarise(rows + earlier)}
@@ -305,13 +305,24 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(name: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A function that takes how many were done: a bar on a terminal, a line at the beginning when piped."""
+def _progress(name: str, total: int, quiet: bool, every: float = 30.0) -> Iterator[Callable[[int], None]]:
+    """A function that takes how many were done: a bar on a terminal, a line now and then when piped."""
     if quiet:
         yield lambda count: None
     elif not sys.stderr.isatty() or find_spec("rich") is None:
-        print(f"{name}: {total}", file=sys.stderr, flush=True)
-        yield lambda count: None
+        print(f"{name}: {total} to do", file=sys.stderr, flush=True)
+        done, started = 0, time.monotonic()
+        said = started
+
+        def line(count: int) -> None:
+            nonlocal done, said
+            done, now = done + count, time.monotonic()
+            if now - said >= every and done < total:
+                said = now
+                left = (now - started) / done * (total - done)
+                print(f"{name}: {done}/{total}, {left:.0f} s left", file=sys.stderr, flush=True)
+
+        yield line
     else:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
