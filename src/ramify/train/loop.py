@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from ramify.train.determinism import deterministic, seed_all
 from ramify.train.distributed import Processes
 from ramify.train.ema import Ema
 from ramify.train.folder import Checkpoint, RunFolder
-from ramify.train.model import load_weights
+from ramify.train.model import checkpoint_activations, load_weights
 from ramify.train.optimizer import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
+from ramify.train.progress import NotFinite, Progress
 from ramify.train.recipe import Recipe, check_resumable
 from ramify.train.report import Reporter
 from ramify.train.schedule import Schedule
@@ -36,26 +37,6 @@ from ramify.train.tasks import build_task
 
 _ASK_EVERY = 10
 """Steps between two questions to the other processes whether somebody wants to stop."""
-
-
-@dataclass
-class Progress:
-    """Where a run is; goes into the checkpoint as JSON, which keeps floats to the last bit."""
-
-    step: int = 0
-    """Optimiser steps done."""
-    seconds: float = 0.0
-    """Time spent so far, over all the times the run was resumed."""
-    best: float | None = None
-    """Best value of the task's metric."""
-    best_step: int | None = None
-    window: dict[str, list[float]] = field(default_factory=dict)
-    """Numbers of the steps since the last line of metrics."""
-    num_ema_updates: int = 0
-    num_skipped_steps: int = 0
-    """Steps that were left out because their gradient was not finite (``run.max_skipped_steps``)."""
-    num_skipped_in_row: int = 0
-    """Of these, the ones at the end without a good one after them."""
 
 
 @dataclass
@@ -145,13 +126,7 @@ class Trainer:
             note = f"; fresh: {', '.join(fresh[:6])}{rest}" if fresh else ""
             self.notes.append(f"weights from {settings.weights}{note}")
         if run.grad_checkpointing:
-            saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
-            if hasattr(saver, "set_grad_checkpointing"):  # timm's word
-                saver.set_grad_checkpointing(True)
-            elif hasattr(saver, "gradient_checkpointing_enable"):  # that of transformers
-                saver.gradient_checkpointing_enable({"use_reentrant": False})
-            else:
-                raise UserError(f"model {settings.name} cannot do run.grad_checkpointing; switch it off")
+            checkpoint_activations(model, settings.name)
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
@@ -379,38 +354,14 @@ class Trainer:
         names = list(self._losses)  # in the order of the first step, the same in every process
         table = self.processes.mean(torch.stack([torch.stack(self._losses[name]) for name in names]))
         self._losses = {}
-        for name, values in zip(names, table.tolist(), strict=True):
-            self.progress.window.setdefault(name, []).extend(values)
-        if self.recipe.run.max_skipped_steps:
-            count = self._drop_skipped(count)
-        first = self.progress.step - count
-        for i in range(count):
-            for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
-                value = self.progress.window[name][len(self.progress.window[name]) - count + i]
-                if not math.isfinite(value):
-                    saved = self.folder.checkpoints / "last"
-                    kept = f"; the last good checkpoint is {saved}" if saved.is_dir() else ""
-                    self._fail(
-                        f"the {what} is {value} at step {first + i + 1}{kept}; lower optim.lr or set optim.clip, "
-                        "and RAMIFY_DEBUG=1 shows where it starts"
-                    )
-
-    def _drop_skipped(self, count: int) -> int:
-        """Count those of the last ``count`` steps that changed nothing and forget their numbers; gives what is left."""
-        progress, limit = self.progress, self.recipe.run.max_skipped_steps
-        first = len(progress.window["grad_norm"]) - count
-        good = [math.isfinite(value) for value in progress.window["grad_norm"][first:]]
-        for is_good in good:
-            progress.num_skipped_in_row = 0 if is_good else progress.num_skipped_in_row + 1
-            progress.num_skipped_steps += not is_good
-            if progress.num_skipped_in_row > limit:
-                self._fail(
-                    f"{progress.num_skipped_in_row} steps in a row had a gradient that is not finite (around step "
-                    f"{progress.step}); lower optim.lr, or RAMIFY_DEBUG=1 shows where it starts"
-                )
-        for values in progress.window.values():
-            values[first:] = [value for value, is_good in zip(values[first:], good, strict=True) if is_good]
-        return sum(good)
+        self.progress.add(dict(zip(names, table.tolist(), strict=True)))
+        saved = self.folder.checkpoints / "last"
+        try:
+            if self.recipe.run.max_skipped_steps:
+                count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
+            self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
+        except NotFinite as error:
+            self._fail(str(error))
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step

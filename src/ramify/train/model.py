@@ -81,6 +81,17 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
     return model
 
 
+def checkpoint_activations(model: nn.Module, name: str) -> None:
+    """Let a model compute activations again in the backward pass, by whatever word its library has for it."""
+    saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
+    if hasattr(saver, "set_grad_checkpointing"):  # timm's word
+        saver.set_grad_checkpointing(True)
+    elif hasattr(saver, "gradient_checkpointing_enable"):  # that of transformers
+        saver.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
+
+
 def load_weights(model: nn.Module, source: Path) -> list[str]:
     """Start from earlier weights: a run folder (its best weights) or a .safetensors file.
 
