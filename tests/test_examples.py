@@ -15,7 +15,7 @@ GUIDES = (
     *("text", "helm", "language_eval", "himapper", "clip", "hyperclip", "lathadapter", "radial", "openvocab"),
 )
 PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
-WITH_LINKS = (*PAGES, "docs/CONTRIBUTING.md")
+WITH_LINKS = ("README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 MUST_LINK = ("README.md", "docs/geometry.md", "docs/training.md", "docs/CONTRIBUTING.md")
 
 
@@ -49,6 +49,19 @@ def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip(), "an example shows something"
 
 
+def test_every_guide_is_tested_and_linked_from_the_readme() -> None:
+    guides = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert guides == {*GUIDES, "BENCHMARKS", "RESULTS", "CONTRIBUTING"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(guides) if f"](docs/{name}.md)" not in readme] == []
+
+
+@pytest.mark.parametrize("page", WITH_LINKS)
+def test_no_page_names_a_place_of_one_machine(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(r"(?<![\w.:/])/(?:work|tmp|root|home|opt|mnt|Users|data)/[^\s)`]*", text) == []
+
+
 def anchors(text: str) -> set[str]:
     """The anchors that headings of a page get."""
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -65,8 +78,6 @@ def test_links_lead_somewhere(page: str) -> None:
             continue
         name, _, anchor = target.partition("#")
         file = (ROOT / page).parent / name if name else ROOT / page
-        if name.endswith("BENCHMARKS.md") and not file.exists():
-            continue  # written by `ramify bench`, measured numbers only
         assert file.exists(), f"{page} links to {target}"
         if anchor:
             assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page} links to {target}"

@@ -160,6 +160,15 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReduceSettings:
     )  # fmt: skip
 
 
+def test_a_cpu_is_asked_for_less_unless_told(quick: ReduceSettings) -> None:
+    quick.batch_size = quick.repeats = None
+    load_subject(quick)
+    assert (quick.batch_size, quick.repeats) == (8, 3)
+    quick.batch_size, quick.repeats = 5, 4
+    load_subject(quick)
+    assert (quick.batch_size, quick.repeats) == (5, 4)
+
+
 def test_everything_is_measured_written_and_reused(
     quick: ReduceSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

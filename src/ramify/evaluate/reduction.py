@@ -92,7 +92,7 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
             found = results.find(*row)
             if found is None:
                 x = subject.timed_input(settings.batch_size or 1, settings.seed) if x is None else x
-                found = measure(subject, x, *row, about["layers"], repeats=settings.repeats, seed=settings.seed)
+                found = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
                 results.rows.append(found)
                 results.write(path)
             advance(found)

@@ -144,8 +144,11 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
         UserError: unknown model or data, a run of another task, classes that are not the model's.
     """
     processes = Processes(settings.device)
+    on_gpu = processes.device.type == "cuda"
     if settings.batch_size is None:
-        settings.batch_size = 256 if processes.device.type == "cuda" else 16
+        settings.batch_size = 256 if on_gpu else 8
+    if settings.repeats is None:
+        settings.repeats = 9 if on_gpu else 3
     is_run = Path(settings.model).is_dir()
     if not is_run and ("/" in settings.model or "\\" in settings.model):
         raise UserError(f"{settings.model}: no such folder; give the folder of a run, or a name that timm knows")

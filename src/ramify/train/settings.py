@@ -107,9 +107,10 @@ class ReduceSettings:
     workers: int = 0
     """Processes that read pictures."""
     batch_size: int | None = None
-    """Pictures at once; by default 256 on a GPU, 16 on a CPU."""
-    repeats: int = 9
-    """Timed rounds; each times the reduced and the plain model, and the medians are taken."""
+    """Pictures at once; by default 256 on a GPU, 8 on a CPU."""
+    repeats: int | None = None
+    """Timed rounds; each times the reduced and the plain model, and the medians are taken. By default 9 on a GPU, 3 on
+    a CPU, where a round of a ViT-B takes seconds."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products in bfloat16 (autocast)."""
     device: str = "auto"

@@ -1,0 +1,69 @@
+"""The names that others rely on: what DESIGN promises is there, under that name, called that way."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+import ramify
+
+SPACES = "Lorentz Poincare Euclidean Sphere Product"
+QUESTIONS = "expmap0 logmap0 expmap logmap dist dist0 pairwise_dist inner centroid transport random"
+HYPERBOLIC = "exterior_angle half_aperture to_ambient from_ambient"
+NAMES = {
+    "geometry": f"{SPACES} lorentz poincare",
+    "optim": "RiemannianSGD RiemannianAdam",
+    "tree": "Tree",
+    "cluster": "agglomerate",
+    "tokens": "patch patched unmerge draw",
+    "models": "HiMapper",
+    "lm": "HelmConfig HelmForCausalLM presets",
+    "vlm": "attach ScaleAdapterConfig LatentHierarchyHead RadialLoss hierarchy_report",
+    "lab": "sweep fit overlap",
+    "explore": "page",
+}
+
+
+@pytest.mark.parametrize("part", NAMES)
+def test_promised_names_are_there_and_listed(part: str) -> None:
+    module = getattr(ramify, part)
+    for name in NAMES[part].split():
+        assert hasattr(module, name), f"ramify.{part}.{name}"
+        assert name in dir(module), f"dir(ramify.{part}) hides {name}"
+
+
+def test_every_space_answers_the_same_questions() -> None:
+    geometry = ramify.geometry
+    for space in SPACES.split():
+        methods = QUESTIONS + (f" {HYPERBOLIC}" if space in ("Lorentz", "Poincare") else "")
+        assert [name for name in methods.split() if not callable(getattr(getattr(geometry, space), name, None))] == []
+    assert list(inspect.signature(geometry.Lorentz).parameters)[:2] == ["c", "learnable"]
+    assert inspect.signature(geometry.Lorentz.pairwise_dist).parameters["mode"].default == "exact"
+
+
+@pytest.mark.parametrize("space", ["lorentz", "poincare"])
+def test_pure_functions_take_the_curvature_last(space: str) -> None:
+    module: ModuleType = import_module(f"ramify.geometry.{space}")
+    for name in ("expmap0", "logmap0", "expmap", "logmap", "dist", "dist0", "pairwise_dist", "centroid", "transport"):
+        given = inspect.signature(getattr(module, name)).parameters.values()
+        positional = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+        assert positional[-1] == "c", f"{space}.{name}{positional}"
+
+
+def test_promised_arguments() -> None:
+    agglomerate = inspect.signature(ramify.cluster.agglomerate).parameters
+    assert {"k", "threshold", "linkage", "backend"} < set(agglomerate)
+    assert (agglomerate["linkage"].default, agglomerate["backend"].default) == ("average", "auto")
+    patch = inspect.signature(ramify.tokens.patch).parameters
+    assert {"method", "keep", "layers", "linkage"} < set(patch) and patch["method"].default == "atc"
+    assert list(inspect.signature(ramify.explain).parameters)[:2] == ["model", "image"]
+
+
+def test_models_are_registered_with_timm() -> None:
+    import timm
+
+    assert ramify.models
+    assert {f"hcformer_{size}" for size in ("nano", "tiny", "small", "medium")} <= set(timm.list_models("hcformer_*"))
