@@ -191,10 +191,9 @@ def _builder(
         gib: float | None = None
         if runner.way.startswith("graphs"):
             call, gib = _captured(runner.model, kind, x, options)
-        else:
+        elif options.device == "cuda":
             call()
-            if options.device == "cuda":
-                gib = _peak(call, runner.model)[1]
+            gib = _peak(call, runner.model)[1]
         if options.device == "cpu" and kind == "training" and not runner.way.startswith("compiled"):
             gib = kept(runner.model, x, options) / GIB
         memory[runner.label, kind] = gib
