@@ -455,6 +455,30 @@ def test_bad_input_gets_one_line(call: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("head", ["linear", "lorentz"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_evaluation_sees_what_a_fused_optimiser_did(variant: str, head: str) -> None:
+    """It changes weights without raising their versions, so what is kept of them must be forgotten by itself."""
+    model, ids = small(variant, dtype=torch.float32, head=head), tokens(2, 9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+
+    def logits(one: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return one(ids).logits
+
+    for mode in (True, False):  # training in evaluation mode, too
+        logits(model.eval())
+        for _ in range(2):
+            model.train(mode)(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if mode:
+            model.eval()
+        found = logits(model)
+        assert torch.equal(found, logits(copy.deepcopy(model)))  # a copy keeps nothing
+        assert (found - logits(small(variant, dtype=torch.float32, head=head).eval())).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_unknown_attention_gets_one_line(variant: str) -> None:
     with pytest.raises(UserError, match="a HELM has attn_implementation sdpa, eager, flex_attention, got 'flush'"):

@@ -81,6 +81,17 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, cache):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
+def test_numbers_while_training_are_those_of_the_weights(tmp_path, cache, name):
+    """The third evaluation of a run says of its weights what a fresh process would say."""
+    given = recipe(cache, name, "run.eval_every=0.01", "schedule.steps=9")
+    fit(given, tmp_path, quiet=True)
+    lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "val"]
+    assert len(lines) > 2
+    best = min(lines, key=lambda line: line["loss"])
+    assert evaluate_run(tmp_path)["loss"] == pytest.approx(best["loss"], rel=1e-6)
+
+
 def test_accumulation_trains_the_same_model(tmp_path, cache):
     """Every token of these blocks has a label, so that the mean of halves is the mean of the whole."""
     for parts in (1, 2):

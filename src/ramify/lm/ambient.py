@@ -111,8 +111,9 @@ class Kept:
     """A tensor made from parameters, kept from call to call in evaluation without gradients.
 
     There a step with one token would otherwise cast and pad every weight of the model. Whatever changes a parameter
-    makes a new one: in-place operations by their version, everything else by its address. Compiled code cannot look,
-    and makes it anew but for :func:`kept_in_graphs`.
+    makes a new one: in-place operations by their version, everything else by its address. Fused optimisers change
+    neither, so it is also forgotten in training: by a pass with gradients, and by ``train`` and ``eval`` of its owner,
+    which must call :meth:`clear`. Compiled code cannot look, and makes it anew but for :func:`kept_in_graphs`.
     """
 
     def __init__(self) -> None:
@@ -126,6 +127,8 @@ class Kept:
     def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Made]) -> Made:
         """What ``make`` makes of ``parameters`` and ``extra``, perhaps made earlier."""
         if training or torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():
+                self.clear()
             return make()
         if torch.compiler.is_compiling():
             if not _trusts_kept or self._key is None or self._key[0] != extra:

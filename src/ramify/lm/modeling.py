@@ -239,6 +239,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         parameters = [self.lm_head.weight] + ([] if self.log_head_tau is None else [self.log_head_tau])
         return self._kept_head.get(self.training, parameters, dtype, lambda: self._head_matrix(dtype))
 
+    def train(self, mode: bool = True) -> HelmForCausalLM:
+        """Also forgets the kept head, so that whatever training does to the weights is seen."""
+        self._kept_head.clear()
+        return super().train(mode)
+
     def _head_matrix(self, dtype: torch.dtype) -> Tensor:
         weight: Tensor = self.lm_head.weight
         if self.log_head_tau is None:
