@@ -214,6 +214,35 @@ def test_mistakes_are_one_line_and_exit_code_2(zoo, capsys, args, message):
     assert not set("╭│─╰\x1b") & set(line)
 
 
+@dataclasses.dataclass
+class _ManyWords:
+    short: int | None = None
+    """Number of rows. [7]"""
+    numbers: tuple[float, ...] | None = None
+    """So many words that what follows them, however long the line may be, wraps to a next row, by default [0.25]"""
+    very_long_name_of_a_flag: Path | None = None
+    """Folder."""
+    level: int = 3
+    """Kept as it is."""
+
+
+@pytest.mark.parametrize("width", [60, 80, 81, 82, 83, 84, 85, 100, 120])
+def test_help_does_not_talk_of_none_and_its_frame_is_straight(width, monkeypatch, capsys):
+    def run(config: _ManyWords) -> None:
+        """Do it."""
+
+    run.__annotations__["config"] = _ManyWords
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert configs.parse(run, "ramify run", ["--help"]) is None
+    out = capsys.readouterr().out
+    assert "--short INT " in out and "(default: 3)" in out and "None" not in out
+    for text in ("Number of rows. [7]", "[0.25]", "Folder.", "Kept as it is."):
+        assert text in " ".join(out.replace("│", " ").split())
+    framed = [line for line in out.splitlines() if line.startswith(tuple("╭│╰"))]
+    assert framed and len({len(line) for line in framed}) == 1
+    assert not [line for line in framed if not line.strip("│ ")]
+
+
 def test_subverb_runs_with_flags(zoo, capsys):
     assert cli.main(["zoo", "feed", "cow", "--times", "3", "--food.grams", "2.5", "--mood", "wild"]) == 0
     assert capsys.readouterr().out == "cow 3 wild hay 2.5\n"

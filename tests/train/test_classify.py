@@ -212,6 +212,15 @@ def test_a_run_folder_is_a_recipe_too(run, capsys):
     assert "this run is finished: 6 steps" in capsys.readouterr().out
 
 
+def test_help_names_every_task(capsys):
+    from ramify.train.tasks import TASKS
+
+    assert main(["train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    sentence = shown[shown.index("What is learned:") :].split(".")[0]
+    assert [task for task in TASKS if task not in sentence.replace(",", " ").split()] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import inspect
 import io
 import re
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,12 +38,17 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
         # No __init__ yet: required fields may come from flags, and the dataclass's checks are for the final values.
         options["default"] = build(cls, read_yaml(yaml_path), "", yaml_path, missing=tyro.MISSING)
 
+    # With an encoding, by its plain name: tyro draws frames where it is utf-8.
+    encoding = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
     stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             return tyro.cli(cls, prog=prog, description=inspect.getdoc(command), args=list(args), **options)
     except SystemExit as stop:
         if not stop.code:
+            stdout.seek(0)
+            print(_without_none(stdout.read()), end="")
             return None
         # A failed check of the dataclass is reported under the class's name, which means nothing to the user.
         message = _one_line(stderr.getvalue()).removeprefix(f"error parsing {cls.__name__}: ")
@@ -58,6 +65,24 @@ def config_class(command: Callable[..., Any]) -> type:
     (name,) = inspect.signature(command).parameters
     assert dataclasses.is_dataclass(hints[name]), f"{command} must take one parameter annotated with a dataclass"
     return hints[name]
+
+
+def _without_none(text: str) -> str:
+    """Help without ``{None}|`` before a type and ``(default: None)`` behind a text: both only say "may be left out".
+
+    What goes leaves as many spaces, so that the frame stays straight; a row that held nothing else goes with it.
+    """
+    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda found: found[1] + " " * len("{None}|"), text)
+    return re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)None\)( *│\n)?", _blank, text, flags=re.MULTILINE)
+
+
+def _blank(found: re.Match[str]) -> str:
+    if found[1] and found[3]:
+        return ""  # a row of its own
+    first, *second = re.sub(r"[^│\n]", " ", found[0]).split("\n", 1)
+    if second and found[3]:  # the last row held its end alone
+        return f"{first}\n"
+    return "\n".join([first, *second])
 
 
 def _one_line(text: str) -> str:

@@ -68,6 +68,7 @@ main { max-width: 76rem; }
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
 td.yes { color: var(--good); } td.no { color: var(--bad); }
 figure img { border: 1px solid var(--line); border-radius: 6px; }
+@media (max-width: 40rem) { figure { overflow-x: auto; } figure img { max-width: none; width: 46rem; } }
 """
 )
 

@@ -244,7 +244,7 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: a name in ramify.train.tasks.TASKS."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab or openvocab_detect."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
