@@ -194,7 +194,7 @@ def _run(command: Command, prog: str, args: list[str]) -> int:
     if config is None:  # help was printed
         return 0
     if print_config:
-        print(configs.to_yaml(getattr(config, "settings", config)), end="")
+        print(configs.to_yaml(config.settings if from_args else config), end="")
         return 0
     return int(command(config) or 0)
 

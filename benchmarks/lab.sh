@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Superposition: exponents with more active features, in curved space, and from biases that start at zero (docs/lab.md).
+source "$(dirname "$0")/common.sh"
+small=()
+[ -n "$QUICK" ] && small=(--m 4 6 9 --steps 20 --batch 32 --eval-samples 256)
+
+sweep() { # FOLDER FLAGS...; --resume goes on with what a stop has left
+    local folder=$OUT/$1
+    shift
+    local resume=()
+    [ -d "$folder" ] && resume=(--resume)
+    "${RAMIFY[@]}" lab sweep --device "$DEVICE" --out "$folder" --checkpoint-seconds 30 "$@" "${small[@]}" "${resume[@]}"
+}
+
+step density sweep density --preset paper-density
+step curvature sweep curvature --preset curvature-grid --seeds 1
+# The two exponents that stay below the published ones: is it features that are dead from the start?
+step zero_bias sweep zero_bias --preset paper-grid --alpha 1.875 2 --gamma -1 --seeds 7 --bias-init zero
+finish

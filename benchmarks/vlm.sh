@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# A CLIP of our own with three seeds, then everything that attaches to it, seed by seed (docs/RESULTS.md).
+source "$(dirname "$0")/common.sh"
+clips=$OUT/clip world=() few=() radial=() chains=()
+if [ -n "$QUICK" ]; then
+    few=(schedule.epochs=0.02 data.num_train=200 data.num_val=40)
+    world=(--num-train 200 --num-val 60 --epochs 1) radial=(--num-chains 40) chains=(--limit 40)
+fi
+
+clip() { "${RAMIFY[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs 6 --overrides "run.device=$DEVICE" "${few[@]}"; }
+
+openvocab() {
+    "${RAMIFY[@]}" compare recipes/compare_openvocab.yaml --out "$OUT/openvocab" --jobs 6 --overrides "run.device=$DEVICE" \
+        "model.name=hf:$clips/clip/seed{seed}" "${few[@]}"
+}
+
+each_seed() { # COMMAND: runs `COMMAND SEED` for three seeds at once
+    local pids=() code=0
+    for seed in 0 1 2; do
+        "$1" "$seed" > "$OUT/$1-$seed.txt" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || code=1; done
+    for seed in 0 1 2; do tail -n 25 "$OUT/$1-$seed.txt"; done
+    return $code
+}
+
+fewshot() { # SEED
+    local host
+    for host in frozen prompt; do
+        "${RAMIFY[@]}" vlm train-fewshot --model "hf:$clips/clip/seed$1" --data world --size 64 --protocol base-to-new --host "$host" --ablate \
+            --seed "$1" --seeds 1 --device "$DEVICE" --cache "$OUT/features" --out "$OUT/fewshot-$host-$1" --overwrite "${world[@]}" || return 1
+    done
+}
+
+radial() { # SEED
+    local model=hf:$clips/clip/seed$1 suites=(--suite world-text world-images --device "$DEVICE")
+    "${RAMIFY[@]}" vlm eval-hierarchy --model "$model" "${suites[@]}" --out "$OUT/order-$1" "${chains[@]}" &&
+        "${RAMIFY[@]}" vlm train-radial --model "$model" --chains world --lr 1e-4 --seed "$1" --device "$DEVICE" --no-save-model \
+            --out "$OUT/radial-$1" --overwrite "${radial[@]}" &&
+        "${RAMIFY[@]}" vlm eval-hierarchy --model "$model" --weights "$OUT/radial-$1" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
+}
+
+cost() { "${RAMIFY[@]}" bench vlm --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --size tiny --repeats 2); }
+
+step clip clip
+step openvocab openvocab
+step fewshot each_seed fewshot
+step radial each_seed radial
+step cost cost
+finish
