@@ -100,7 +100,7 @@ def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(commands) >= 4
     for command in commands:
         words = shlex.split(command)[1:]
-        verb = words[:2] if words[0] in ("tree", "bench", "vlm") else words[:1]
+        verb = words[:2] if words[0] in ("tree", "bench", "vlm", "lab") else words[:1]
         assert cli.main([*verb, "--help"]) == 0, command
         help_text = capsys.readouterr().out
         for flag in (word for word in words if word.startswith("--")):
