@@ -142,7 +142,7 @@ def test_the_time_limit_names_what_is_missing() -> None:
     assert kernels.run(options, stream) == 0
     text = stream.getvalue()
     assert "the time limit of 1e-09 s was reached; missing: cosine (2,9,16) float32, merge (2,9,16)->4 float32" in text
-    assert "for these: ramify bench kernels --ops cosine merge --repeats 2 --quick --threads 1" in text
+    assert "for these: ramify bench kernels --ops cosine merge --quick --repeats 2 --threads 1" in text
 
 
 def test_after_a_lost_device_the_other_rooms_get_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_resources_need_a_compiler() -> None:
 
 def test_the_command_can_be_given_again() -> None:
     options = KernelOptions(ops=("pairwise",), device="cuda", compiled=False, time_limit=300.0)
-    assert options.command() == "ramify bench kernels --device cuda --ops pairwise --no-compiled --time-limit 300.0"
+    assert options.command() == "ramify bench kernels --ops pairwise --no-compiled --time-limit 300.0 --device cuda"
     assert kernels.parse(options.flags()) == options
     assert options.names() == ["pairwise_lorentz", "pairwise_poincare"]
     assert KernelOptions(ops=("merge",), quick=True).names() == ["merge"]

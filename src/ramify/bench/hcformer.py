@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TextIO
 
 from ramify.bench.hcformer_options import HCFormerOptions
@@ -28,13 +27,12 @@ def run(options: HCFormerOptions, stream: TextIO | None = None) -> int:
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("ramify", "torch", "timm", "triton"))
-        settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "out"}
         where = ", ".join(f"{key} {value}" for key, value in head["machine"].items() if key != "threads")
         versions = ", ".join(f"{key} {value}" for key, value in head["versions"].items() if value)
         num_threads = head["machine"]["threads"]
         about = f"{options.dtype}, {num_threads} threads, {options.clock} clock, {options.repeats} rounds"
         emit(
-            {"kind": "header", **head, **settings},
+            {"kind": "header", **head, **options.settings()},
             [f"machine   {where}", f"versions  {versions}, commit {head['commit']}", f"measured  {about}"],
         )
         code = 0
@@ -102,7 +100,7 @@ def _work(options: HCFormerOptions, emit: Emit) -> int:
     """What a GPU has to do, counted without one: kernels of an eager pass with our own, bytes, products."""
     from . import hcformer_work as work
 
-    columns = ["model", "pass", "kernels", "GB", "TFLOP", "kernels, ms", "host, ms", "images/s, expected"]
+    columns = ["model", "pass", "kernels", "GB", "TFLOP", "GiB kept", "kernels, ms", "host, ms", "images/s, expected"]
     title = f"expected of an H200, not measured: bfloat16, batch {options.batch}, {options.size} px, eager with kernels"
     emit({"kind": "table", "name": "work"}, ["", title, "", "| " + " | ".join(columns) + " |", _rule(len(columns))])
     for name in options.models:
@@ -112,7 +110,9 @@ def _work(options: HCFormerOptions, emit: Emit) -> int:
             host, speed = bill.kernels * work.LAUNCH, options.batch / bill.seconds
             line = {"kind": "work", "model": name, "pass": kind, "kernels": bill.kernels, "bytes": bill.bytes}
             line |= {"flops": bill.flops, "on_device": bill.on_device, "host": host, "images_per_second": speed}
+            line |= {"kept": bill.kept}
             cells = [name, kind, bill.kernels, f"{bill.bytes / 1e9:.1f}", f"{bill.flops / 1e12:.2f}"]
+            cells += [f"{bill.kept / 2**30:.1f}" if training else ""]
             cells += [f"{bill.on_device * 1e3:.1f}", f"{host * 1e3:.1f}", f"{speed:,.0f}"]
             emit(line, ["| " + " | ".join(map(str, cells)) + " |"])
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from ramify.bench.options import ClockOptions
 from ramify.errors import UserError
 
 RIVALS = ("swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50")
@@ -17,9 +17,7 @@ WAYS = {
 
 
 @dataclass
-class HCFormerOptions:
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+class HCFormerOptions(ClockOptions):
     tables: tuple[str, ...] = ("growth", "throughput")
     """What to measure: growth, throughput; work counts kernels and bytes of a GPU without one."""
     models: tuple[str, ...] = ("hcformer_nano", "hcformer_medium", *RIVALS)
@@ -40,27 +38,11 @@ class HCFormerOptions:
     """Picture size of the throughput table."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """bfloat16 means autocast; auto takes it on cuda, and float32 on cpu."""
-    repeats: int = 5
-    """Rounds; in each round every contender is timed once."""
     time_limit: float = 0.0
     """Seconds for the throughput table, about; what is not ready by then is left out. 0 for no limit."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well. Not for cuda."""
-    threads: int = 0
-    """CPU threads; 0 for all cores."""
-    json: bool = False
-    """Print JSON lines instead of tables."""
-    out: Path | None = None
-    """File that the JSON lines are appended to, beside what is printed."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("device", self.device, ("cpu", "cuda")),
-            ("dtype", self.dtype, ("auto", "float32", "bfloat16")),
-            ("clock", self.clock, ("wall", "cpu")),
-        ):
-            if value not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        super().__post_init__()
         if "auto" in self.ways:
             self.ways = WAYS[self.device]
         for name, chosen, known in (("tables", self.tables, TABLES), ("ways", self.ways, WAYS[self.device])):
@@ -68,13 +50,9 @@ class HCFormerOptions:
                 raise UserError(f"{name} on {self.device} are {', '.join(known)}, got {', '.join(sorted(unknown))}")
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes) < 4:
             raise UserError(f"sizes must grow and be 4 or more, got {self.sizes}")
-        if self.repeats < 2:
-            raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
         if self.batch < 0 or self.size < 4 or self.time_limit < 0:
             given = f"{self.batch}, {self.size} and {self.time_limit:g}"
             raise UserError(f"batch must be 0 or more, size 4 or more and time-limit 0 or more, got {given}")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
         if self.dtype == "auto":
             self.dtype = "bfloat16" if self.device == "cuda" else "float32"
         self.batch = self.batch or (128 if self.device == "cuda" else 32)

@@ -32,7 +32,7 @@ class HelmOptions(BenchOptions):
     twin_experts: Literal["auto", "grouped_mm", "ramify"] = "auto"
     """Who runs the twin's experts: transformers (grouped_mm, compiles in bf16 only) or ours; auto takes what runs."""
     repeats: int = 10
-    clock: Literal["wall", "cpu", "device"] = "wall"  # type: ignore[assignment]
+    clock: Literal["wall", "cpu", "device"] = "wall"
     """cpu counts CPU time, for a machine that others use as well; device counts the kernels of a GPU alone."""
     profile: bool = False
     """Print the kernels of ours and of the twin, by time."""
@@ -46,8 +46,8 @@ class HelmOptions(BenchOptions):
                 raise UserError(f"{name} must be {least} or more, got {getattr(self, name)}")
         if self.length == 1 or min(self.vocab) < 0:
             raise UserError("length must be 2 or more, so that a token has a next one, and vocab 0 or more")
-        if self.clock == "device" and self.device == "cpu":
-            raise UserError("clock device does not belong to device cpu; use --clock wall")
+        if (self.clock == "cpu") == (self.device == "cuda") and self.clock != "wall":
+            raise UserError(f"clock {self.clock} does not belong to device {self.device}; use --clock wall")
         if self.device == "cpu" and "graphs" in self.modes:
             raise UserError("mode graphs needs CUDA; use --modes eager compiled with --device cpu")
         on_gpu = self.device == "cuda"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ramify.bench.options import BenchOptions
+from ramify.bench.options import ClockOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code
 from ramify.tables import markdown_head, markdown_row
@@ -41,7 +41,7 @@ IDENTITY = 1e-3
 
 
 @dataclass
-class HiMapperOptions(BenchOptions):
+class HiMapperOptions(ClockOptions):
     tables: tuple[Literal["cost", "speed"], ...] = ("cost", "speed")
     """What to measure."""
     models: tuple[str, ...] = ("deit_small_patch16_224", "resnet50")

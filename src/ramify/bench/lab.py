@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ramify.bench.options import BenchOptions
+from ramify.bench.options import ClockOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import exit_code
 from ramify.tables import markdown_head
@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass
-class LabOptions(BenchOptions):
+class LabOptions(ClockOptions):
     n: int = 256
     """Features."""
     batch: int = 256

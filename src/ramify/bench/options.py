@@ -20,8 +20,6 @@ class BenchOptions:
     """Where to run."""
     repeats: int = 5
     """Rounds; in each round every contender is timed once."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` counts CPU time instead, for a machine that others use as well; best with one thread. Not for cuda."""
     threads: int = 0
     """CPU threads; 0 for all cores."""
     json: bool = False
@@ -41,8 +39,6 @@ class BenchOptions:
             raise UserError(f"repeats must be 2 or more, got {self.repeats}; a spread needs two rounds")
         if self.threads < 0:
             raise UserError(f"threads must be 0 (all cores) or more, got {self.threads}")
-        if self.clock == "cpu" and self.device == "cuda":
-            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
 
     def settings(self) -> dict[str, Any]:
         """The options as they go into the header."""
@@ -51,7 +47,7 @@ class BenchOptions:
     def flags(self, without: Collection[str] = ()) -> list[str]:
         """The flags that ask for this again, but for some fields: what is measured first, then how."""
         words: list[str] = []
-        shared = {field.name for field in fields(BenchOptions)}
+        shared = {field.name for field in fields(ClockOptions)}
         for field in sorted(fields(self), key=lambda field: field.name in shared):
             value, flag = getattr(self, field.name), field.name.replace("_", "-")
             if value == field.default or field.name in without:
@@ -64,7 +60,20 @@ class BenchOptions:
 
 
 @dataclass
-class GeometryOptions(BenchOptions):
+class ClockOptions(BenchOptions):
+    """Also by which clock."""
+
+    clock: Literal["wall", "cpu"] = "wall"
+    """`cpu` counts CPU time instead, for a machine that others use as well; best with one thread. Not for cuda."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clock == "cpu" and self.device == "cuda":
+            raise UserError("clock cpu does not see what the GPU does; use --clock wall with --device cuda")
+
+
+@dataclass
+class GeometryOptions(ClockOptions):
     ops: tuple[str, ...] = ()
     """Operations to run, all of them by default; `lorentz` or `pairwise` chooses those with the word in their name."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ramify.errors import UserError, one_line_parser
+
+if TYPE_CHECKING:
+    from ramify.bench.options import BenchOptions
 
 Options = TypeVar("Options")
 
@@ -21,24 +24,8 @@ Emit = Callable[[dict[str, Any], Sequence[str]], None]
 _LARGEST_BLOCK = 32 * 2**20 - 2**16  # bytes; freeing a larger one does not move glibc's threshold
 
 
-class SessionOptions(Protocol):
-    """The options that all benchmarks have."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def json(self) -> bool: ...
-
-    @property
-    def out(self) -> Path | None: ...
-
-
 @contextmanager
-def session(options: SessionOptions, stream: TextIO | None = None) -> Iterator[Emit]:
+def session(options: BenchOptions, stream: TextIO | None = None) -> Iterator[Emit]:
     """Gives the function that prints; within the context torch has the threads that were asked for (0: all cores).
 
     Lines for people, or JSON lines if asked for, go to ``stream`` (standard output by default). JSON lines are also

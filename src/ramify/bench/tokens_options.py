@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ramify.bench.options import BenchOptions
+from ramify.bench.options import ClockOptions
 from ramify.bench.session import parse_options
 from ramify.errors import UserError
 
@@ -63,7 +63,7 @@ TARGETS = (
 
 
 @dataclass
-class TokensOptions(BenchOptions):
+class TokensOptions(ClockOptions):
     tables: tuple[Table, ...] = TABLES
     """clustering: from distances or features to labels. models: images per second of whole models."""
     batches: tuple[int, ...] = (1, 32, 256)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ramify.bench.options import BenchOptions
+from ramify.bench.options import ClockOptions
 from ramify.bench.session import Emit, parse_options, session
 from ramify.errors import UserError, exit_code, require
 from ramify.tables import markdown_head, markdown_row
@@ -43,7 +43,7 @@ STEPS = ("trained", "frozen", "q,k,v", "scale", "diagonal", "lora", "lora, layer
 
 
 @dataclass
-class VlmOptions(BenchOptions):
+class VlmOptions(ClockOptions):
     size: Literal["tiny", "base"] = "base"
     """base is CLIP ViT-B/16; tiny shows that everything works, its times mean little."""
     steps: tuple[str, ...] = STEPS
