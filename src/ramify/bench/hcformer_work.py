@@ -44,6 +44,8 @@ class Bill:
     by_name: Counter[str] = field(default_factory=Counter)
     """Bytes by operation."""
     calls: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
+    """Bytes that the backward pass waits for, beside the parameters and the pictures."""
 
     @property
     def seconds(self) -> float:
@@ -110,8 +112,19 @@ def bill(name: str, batch: int, size: int = 224, training: bool = False, checkpo
         if isinstance(model, HCFormer) and checkpointing:
             model.set_grad_checkpointing(checkpointing)
         x = torch.empty(batch, 3, size, size)
+        known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), x)}
+        held: dict[int, int] = {}
+
+        def pack(t: Tensor) -> Tensor:
+            storage = t.untyped_storage()
+            if storage._cdata not in known:
+                held[storage._cdata] = storage.nbytes()
+            return t
+
         with _Counting(found), torch.set_grad_enabled(training):
-            loss = model(x).float().square().mean()
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                loss = model(x).float().square().mean()
+                found.kept = sum(held.values())
             if training:
                 loss.backward()
     return found
