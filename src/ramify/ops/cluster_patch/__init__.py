@@ -19,6 +19,8 @@ __all__ = ["Cut", "cluster_patch", "fits", "reference"]
 
 MAX_CENTRES, MAX_DIM = 64, 64
 """Centres of a window and width of a head that a kernel holds at once."""
+MAX_BOTH = 32
+"""Most of both in float32: the gradient of 64 and 64 would need 270 KB of shared memory, of 227 that there are."""
 
 
 def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
@@ -29,6 +31,9 @@ def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
     elif cut.centres > MAX_CENTRES or cut.dim > MAX_DIM:
         given = f"{cut.centres} centres of a window and heads of {cut.dim}"
         misfit = f"{given}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
+    elif both.dtype == torch.float32 and min(cut.centres, cut.dim) > MAX_BOTH:
+        given = f"{cut.centres} centres of a window and heads of {cut.dim}"
+        misfit = f"{given} in float32, of which shared memory holds up to {MAX_BOTH} of one of them"
     return choose(backend, both, misfit) == "triton"
 
 

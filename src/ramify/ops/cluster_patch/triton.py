@@ -293,8 +293,9 @@ PROGRAMS = 1584
 """Programs of a launch, about: twelve per multiprocessor of a Hopper GPU, so that the last ones do not wait long."""
 
 
-WIDE, TILE = 2048, 64
-"""Pairs of a patch and a centre that a program holds at once; with more, patches go by in tiles of this size."""
+WIDE, TILE, FLOAT32_TILE = 2048, 64, 16
+"""Pairs of a patch and a centre that a program holds at once; with more, patches go by in tiles of this size. Larger
+ones of float32 spill 1.7 KB of every thread's registers in the backward pass."""
 
 
 def is_wide(cut: Cut) -> bool:
@@ -322,8 +323,9 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
-    settings = {**_settings(cut, has_bias, dtype), "BLOCK_N": TILE, "num_warps": 4, "num_stages": 1}
+def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, registers: int = 255) -> dict[str, Any]:
+    settings = {**_settings(cut, has_bias, dtype), **_options(dtype, 1, registers)}
+    settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else TILE
     return {key: value for key, value in settings.items() if key not in ("GROUPS", "G", "FULL")}
 
 
@@ -352,7 +354,7 @@ def forward(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple
             from .wide import wide_cluster_patch_kernel as kernel
 
             grid = (cut.num_windows * cut.num_heads, B)
-            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, dtype))
+            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, dtype, 168))
             return out, parts, moments.sum(1)
         images = _images(B, settings)
         grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))

@@ -122,12 +122,13 @@ def wide_cluster_patch_kernel(both, alpha, bias, out, parts, moments, S: tl.cons
     base = image * (HEIGHT * WIDTH * 2 * INNER)
     factor = tl.load(alpha).to(tl.float32)
     at_bias = (window * HEADS + head) * (MY * MX * N) + tl.arange(0, BLOCK_M) * N
-    towards, value_centre, _, reachable, _, _ = _centres(
+    # names of their own: a name that a loop below gives another shape would not compile
+    towards, value_centre, _counts, reachable, _lengths, _over = _centres(
         both, base, window, head, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, MY, MX, HEADS, D, WIDEN, BLOCK_N,
         BLOCK_M, BLOCK_D,
     )  # fmt: skip
     towards = towards.to(stored)
-    gathered, _ = _gathered(
+    gathered, _masses = _gathered(
         both, base, window, head, towards, value_centre, factor, bias, at_bias, reachable, S, COLUMNS, WY, WX, TOP,
         LEFT, HEIGHT, WIDTH, HEADS, D, HAS_BIAS, WIDEN, BLOCK_N, BLOCK_M, BLOCK_D,
     )  # fmt: skip

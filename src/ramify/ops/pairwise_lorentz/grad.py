@@ -149,12 +149,17 @@ def _means_kernel(p, grad, means, R, M, ROWS: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @functools.cache
-def _sizes(N: int, M: int, n: int) -> dict[str, int]:
-    """As many rows and columns as registers hold, and shared memory in float32."""
+def _sizes(N: int, M: int, n: int, is_plain: bool) -> dict[str, int]:
+    """As many rows and columns as registers hold, and shared memory in float32.
+
+    Args:
+        is_plain: float32 without differences, which takes the most shared memory: in two stages, of 128 components, one
+            program of four warps would have a multiprocessor for itself.
+    """
     is_wide = width(n) > 128
     bm = max(16, min(32 if is_wide else 64, triton.next_power_of_2(N)))
-    bn = max(16, min(32 if width(n) > 32 else 64, triton.next_power_of_2(M)))
-    stages = 1 if is_wide else 2
+    bn = max(16, min(32 if width(n) > 32 or bm == 16 else 64, triton.next_power_of_2(M)))
+    stages = 1 if is_wide or (is_plain and width(n) == 128) else 2
     return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": min(32, width(n)), "num_warps": 4, "num_stages": stages}
 
 
@@ -186,7 +191,7 @@ def pairs_grad(
         return out
     if not M:
         return out.zero_()
-    sizes = _sizes(N, M, n)
+    sizes = _sizes(N, M, n, x.dtype == torch.float32 and not exact)
     settings = {
         "OVER_S": c**-0.5, "RATE": 1 / (math.sqrt(c) * temperature), "OVER_T": 1 / temperature,
         "SOFTMAX": log_sums is not None, "FLIPPED": flipped, "SAME": same, "EXACT": exact, "BLUR": blur(n),

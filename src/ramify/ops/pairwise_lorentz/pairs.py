@@ -46,7 +46,7 @@ def over_lengths(x, row, is_row, n, BLOCK: tl.constexpr):
     """1 / |x| in float64, 0 for zero rows."""
     square = tl.zeros((BLOCK,), tl.float64)
     for k in range(n):
-        part = tl.load(x + row * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)
+        part = tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)
         square += part * part
     is_zero = square <= 1.1754943508222875e-38
     return tl.where(is_zero, 0.0, 1.0 / tl.sqrt(tl.where(is_zero, 1.0, square)))
@@ -55,7 +55,7 @@ def over_lengths(x, row, is_row, n, BLOCK: tl.constexpr):
 @triton.jit
 def direction(x, row, is_row, n, k, over):
     """Component k of unit vectors, in float64."""
-    return tl.load(x + row * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64) * over
+    return tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64) * over
 
 
 @triton.jit

@@ -32,7 +32,7 @@ LOWEST = tl.constexpr(-1e30)
 def _load_rows(x, row, is_row, first, n, BK: tl.constexpr):
     column = first + tl.arange(0, BK)
     inside = is_row[:, None] & (column < n)[None, :]
-    return tl.load(x + row[:, None] * n + column[None, :], mask=inside, other=0.0)
+    return tl.load(x + row[:, None].to(tl.int64) * n + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -195,7 +195,11 @@ def width(n: int) -> int:
 def _tile(N: int, M: int, n: int) -> dict[str, int]:
     bm = max(16, min(128 if min(N, M) > 512 else 64, triton.next_power_of_2(N)))
     bn = max(16, min(64, triton.next_power_of_2(M)))
-    return {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 8 if bm * bn > 64 * 64 else 4, "num_stages": 3}
+    settings = {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 4, "num_stages": 3}
+    if bm * bn > 64 * 64:
+        # Two programs on a multiprocessor, so that one multiplies while the other takes logarithms.
+        settings |= {"num_warps": 8} | ({} if interpreted() else {"maxnreg": 128})
+    return settings
 
 
 @functools.cache
