@@ -144,6 +144,17 @@ def judged(results: dict[str, dict[str, float]], gib: dict[str, float], device: 
     return hcformer_speed._judge(found, memory, options, lambda line, text: lines.append((line, text))), lines
 
 
+def test_rivals_and_the_fastest_ways_come_first():
+    """Where time is short, there is still something to compare."""
+    names = [("hcformer_nano", "autotuned"), ("hcformer_nano", "eager"), ("hcformer_medium", "graphs"),
+             ("swin", "compiled"), ("swin", "eager"), ("hcformer_nano", "published with its padding"),
+             ("hcformer_nano", "kernels")]  # fmt: skip
+    runners = [hcformer_speed.Runner(name, way, torch.nn.Identity(), None) for name, way in names]
+    order = [(r.name, r.way) for r in sorted(runners, key=hcformer_speed._worth)]
+    assert order[:3] == [("swin", "eager"), ("hcformer_nano", "kernels"), ("hcformer_medium", "graphs")]
+    assert order[3:5] == [("hcformer_nano", "eager"), ("swin", "compiled")]
+
+
 def test_targets_of_a_gpu():
     swin, medium = "swin_tiny_patch4_window7_224, eager", "hcformer_medium, "
     times = {swin: 0.06, medium + "kernels": 0.04, medium + "kernels+mlp": 0.05, "hcformer_nano, graphs": 0.01}

@@ -12,7 +12,7 @@ RIVALS = ("swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50")
 TABLES = ("growth", "throughput", "work")
 WAYS = {
     "cpu": ("eager", "compiled"),
-    "cuda": ("kernels", "graphs", "eager", "compiled", "kernels+mlp", "graphs+mlp", "compiled+mlp"),
+    "cuda": ("kernels", "graphs", "eager", "compiled", "kernels+mlp", "graphs+mlp", "compiled+mlp", "autotuned"),
 }
 
 
