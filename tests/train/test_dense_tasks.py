@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,13 @@ class NoDense:
 def test_mistakes_of_the_user_are_one_line(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_detection_asks_for_its_scorer_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    with pytest.raises(UserError, match=r"needs pycocotools: pip install ramify\[eval\]$"):
+        fit(recipe("world_detect", "data.num_train=4", "data.num_val=2"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists(), "nothing was trained"
 
 
 def test_a_transform_leaves_the_label_map_alone() -> None:

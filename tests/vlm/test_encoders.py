@@ -265,6 +265,8 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_one_line(monkeypatch:
     with pytest.raises(UserError, match=r"mine: no such folder, and no model of the hub \(We couldn't") as error:
         load_encoder("hf:runs/mine")
     assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"train it first: ramify train clip_world_tiny --out runs/clip_world_tiny$"):
+        load_encoder("hf:runs/clip_world_tiny")
 
 
 def test_a_checkpoint_with_holes_is_refused(tmp_path: Path) -> None:

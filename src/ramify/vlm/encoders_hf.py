@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ramify.config import recipe_folder
 from ramify.errors import UserError, require
 from ramify.files import write_text
 from ramify.vlm.encoders import Encoder, no_weights, readable_imports, seeded
@@ -162,6 +163,14 @@ class SentenceEncoder(Encoder):
         return folder
 
 
+def _how_to_get(folder: Path) -> str:
+    """What to do about a folder that is missing: recipes name runs of other recipes, which come first."""
+    own = recipe_folder()
+    if not folder.exists() and own is not None and (own / f"{folder.name}.yaml").is_file():
+        return f"train it first: ramify train {folder.name} --out {folder}"
+    return "give a folder of save_pretrained"
+
+
 def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
     """The encoder of a folder on this machine (a run of the task contrast is one too), or of a name on the hub."""
     with readable_imports():
@@ -177,7 +186,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             where = "no model here" if Path(source).is_dir() else "no such folder, and no model of the hub"
-            raise UserError(f"{spec}: {where} ({_why(error)}); give a folder of save_pretrained") from error
+            raise UserError(f"{spec}: {where} ({_why(error)}); {_how_to_get(Path(source))}") from error
         tokenizer = _tokenizer(spec, source)
         if random_init:
             with seeded(seed):

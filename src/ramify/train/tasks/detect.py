@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ramify.data.sample import BadSample, Sample
-from ramify.errors import UserError
+from ramify.errors import UserError, require
 from ramify.evaluate.detection import CocoScorer
 from ramify.train.plugin import with_plugin_loss
 from ramify.train.recipe import Recipe
@@ -35,6 +35,8 @@ class Detect(Task):
         self._image_ids: dict[str, int] = {}
 
     def build_dataset(self, split: str) -> Any:
+        if split == "train":
+            require("pycocotools", "eval")  # now, not when the first epoch is over and is to be scored
         dataset = super().build_dataset(split)
         self._image_ids |= getattr(dataset, "image_ids", {})
         return dataset
