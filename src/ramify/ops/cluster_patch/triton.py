@@ -18,7 +18,7 @@ Bytes at batch 128 and 224 px in bfloat16, and microseconds at 4.2 TB/s, forward
 
 A program waits for its own products, four forward and eleven backward, so what is left depends on how many are
 resident: 119 registers forward (four programs per multiprocessor), 168 backward (three, 104 bytes spilt) for 128
-threads; in tiles 176 and 255 (two). Expected: 1.5 to 2 times the floor, in tiles 3 to 4 times.
+threads; in tiles 167 (three) and 255 (two). Expected: 1.5 to 2 times the floor, in tiles 3 to 4 times.
 Sums over images and heads are taken in a fixed order.
 """
 

@@ -19,7 +19,7 @@ from . import reference
 
 __all__ = ["fits", "mlr_logits", "reference"]
 
-MAX_CLASSES = 2**24
+MAX_CLASSES = 65535 * 256
 """More columns than this have more tiles than a launch can count."""
 
 

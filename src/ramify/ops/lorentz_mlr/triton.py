@@ -16,7 +16,9 @@ from torch import Tensor
 from ..backend import has_data
 from ..launch import launch
 
-_ROWS, _COLUMNS = 16, 256
+_ROWS, _GRAD_ROWS, _COLUMNS = 8, 16, 256
+"""Of a tile: small ones forward, many of which fit on a multiprocessor and wait for memory together (56 registers, nine
+programs); taller ones backward, where every tile of rows writes sums of its columns."""
 
 
 @triton.jit
@@ -105,12 +107,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the product (R, K), of times (tiles, R), and of time column and scale (tiles, 2 K), to be summed."""
     R, K = product.shape
-    tall, wide = triton.cdiv(R, _ROWS), triton.cdiv(K, _COLUMNS)
+    tall, wide = triton.cdiv(R, _GRAD_ROWS), triton.cdiv(K, _COLUMNS)
     grad_product = torch.empty_like(product)
     row_sums = torch.empty(wide, R, dtype=torch.float32, device=product.device)
     column_sums = torch.empty(tall, 2 * K, dtype=torch.float32, device=product.device)
     if has_data(product) and product.numel():
         tensors = (product, times, time_column, scale, grad, grad_product, row_sums, column_sums)
-        settings = {"ROWS": _ROWS, "BLOCK": _COLUMNS, "num_warps": 4}
+        settings = {"ROWS": _GRAD_ROWS, "BLOCK": _COLUMNS, "num_warps": 8}
         launch(_logits_grad_kernel, (tall, wide), tensors, (R, K), settings)
     return grad_product, row_sums, column_sums
