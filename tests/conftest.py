@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,32 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real data at {path}; set RAMIFY_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., str]:
+    """``run_python(code, NAME=value)``: what a fresh interpreter prints, which must not fail; with more environment."""
+
+    def run(code: str, **environment: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def no_waiting() -> Callable[[], AbstractContextManager[None]]:
+    """``with no_waiting():`` is an error where the host waits for the GPU."""
+    import torch
+
+    @contextmanager
+    def watch() -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return watch

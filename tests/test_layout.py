@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -131,16 +128,13 @@ print(space.dist0(x).item(), x.grad.isfinite().all().item())
 """
 
 
-def test_geometry_needs_torch_alone():
+def test_geometry_needs_torch_alone(run_python):
     """Not even numpy. Only what torch itself imports (sympy, networkx) may be there."""
     blocked = (
         "numpy scipy sklearn skimage matplotlib PIL yaml tyro rich safetensors accelerate torchvision timm "
         "transformers tokenizers open_clip diffusers triton fastcluster pyarrow"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    code = ALONE.format(blocked=blocked)
-    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    radius, finite = out.stdout.split()
+    radius, finite = run_python(ALONE.format(blocked=blocked)).split()
     assert float(radius) == pytest.approx(0.5) and finite == "True"
 
 

@@ -19,11 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 
-def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], env=ENV, check=True, capture_output=True, text=True).stdout
-
-
-def test_import_is_quick_and_loads_no_torch():
+def test_import_is_quick_and_loads_no_torch(run_python):
     code = (
         "import time, sys; start = time.perf_counter(); import ramify; print(time.perf_counter() - start);"
         "print([m for m in ('torch', 'numpy', 'tyro', 'yaml', 'rich') if m in sys.modules])"
@@ -33,7 +29,7 @@ def test_import_is_quick_and_loads_no_torch():
     assert all(run[1] == "[]" for run in runs)
 
 
-def test_parts_load_on_first_use():
+def test_parts_load_on_first_use(run_python):
     code = "import sys, ramify; assert 'ramify.errors' not in sys.modules; print(ramify.errors.__name__)"
     assert run_python(code).strip() == "ramify.errors"
 

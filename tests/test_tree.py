@@ -6,7 +6,6 @@ import copy
 import gzip
 import json
 import pickle
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -565,24 +564,17 @@ def test_bad_input_gets_one_clear_line(make, problem):
     assert "\n" not in str(caught.value)
 
 
-def test_import_needs_numpy_alone():
+def test_import_needs_numpy_alone(run_python):
     code = (
         "import sys, ramify.tree; print([m for m in ('torch', 'scipy', 'networkx', 'matplotlib') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_env())
-    assert out.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"
 
 
 def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install ramify\[plot\]"):
         Tree([-1, 0]).draw("x.png")
-
-
-def _env():
-    import os
-
-    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")}
 
 
 # ---------------------------------------------------------------------- size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
@@ -331,12 +330,11 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         agglomerate(D3, 2, backend="fastcluster")
 
 
-def test_torch_is_all_that_is_needed() -> None:
+def test_torch_is_all_that_is_needed(run_python) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn', 'fastcluster', 'timm', 'tyro']));"
         "import torch; from ramify.cluster import agglomerate, dendrogram;"
         "D = torch.rand(2, 9, 9); D = D + D.mT;"
         "print(agglomerate(D, 3, linkage='single').max().item(), dendrogram(D).linkage(1).shape)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 (8, 4)\n"
+    assert run_python(code) == "2 (8, 4)\n"

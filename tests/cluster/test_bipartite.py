@@ -129,15 +129,12 @@ def test_labels_do_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.gpu
-def test_no_rival_waits_for_the_gpu_and_labels_are_those_of_the_cpu() -> None:
+def test_no_rival_waits_for_the_gpu_and_labels_are_those_of_the_cpu(no_waiting) -> None:
     features = torch.randn(4, 64, 16, dtype=torch.float64)  # products differ far below any decision
     on_gpu = features.cuda()
     all_labels(on_gpu, 20)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         found = all_labels(on_gpu, 20)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     scored = torch.randn(4, 64).cuda()
     assert torch.equal(top_k(scored, 9).cpu(), top_k(scored.cpu(), 9))
     for name, labels in all_labels(features, 20).items():

@@ -63,14 +63,13 @@ def test_any_text_comes_back_from_its_tokens(tokenizer: Any, text: str) -> None:
     assert ids[0] == tokenizer.bos_token_id and tokenizer.decode(ids[1:]) == text
 
 
-def test_training_is_repeatable_in_another_process(tokenizer: Any) -> None:
+def test_training_is_repeatable_in_another_process(tokenizer: Any, run_python) -> None:
     code = (
         "from ramify.data.text.sources import builtin_documents; from ramify.data.text.tokenizer import *;"
         "print(tokenizer_fingerprint(train_tokenizer(builtin_documents(), 600)))"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "77", "TOKENIZERS_PARALLELISM": "false"}
-    found = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == tokenizer_fingerprint(tokenizer)
+    found = run_python(code, PYTHONHASHSEED="77", TOKENIZERS_PARALLELISM="false")
+    assert found.strip() == tokenizer_fingerprint(tokenizer)
 
 
 def test_folder_is_one_of_hugging_face(tokenizer: Any, tmp_path: Path) -> None:
@@ -295,11 +294,9 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
         build_text(settings, "val")
 
 
-def test_settings_import_no_torch() -> None:
+def test_settings_import_no_torch(run_python) -> None:
     code = "import sys; from ramify.data.text import TextSettings; TextSettings(); print('torch' in sys.modules)"
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "False"
+    assert run_python(code).strip() == "False"
 
 
 def test_real_text(shared_data: Path, tmp_path: Path) -> None:

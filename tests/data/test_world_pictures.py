@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -32,7 +30,7 @@ FINGERPRINT = (
 # ---------------------------------------------------------------- determinism
 
 
-def test_a_picture_does_not_depend_on_chunks_count_order_or_process(seed: int) -> None:
+def test_a_picture_does_not_depend_on_chunks_count_order_or_process(seed: int, run_python) -> None:
     seed %= 1000
     order = [5, 0, 70, 33]
     long, short = World("val", num_images=90, size=48, seed=seed), World("val", num_images=71, size=48, seed=seed)
@@ -43,8 +41,7 @@ def test_a_picture_does_not_depend_on_chunks_count_order_or_process(seed: int) -
             assert world[i].captions == long[i].captions
     data = b"".join(long[i].image.numpy().tobytes() + long[i].parts.numpy().tobytes() for i in order)  # type: ignore[union-attr]
     code = FINGERPRINT.format(n=71, seed=seed, order=order)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == hashlib.sha256(data).hexdigest()
+    assert run_python(code).strip() == hashlib.sha256(data).hexdigest()
 
 
 def test_splits_and_seeds_share_no_picture() -> None:

@@ -169,12 +169,3 @@ def environment() -> dict[str, str]:
     import os
 
     return {k: v for k, v in os.environ.items() if k != "RAMIFY_DEBUG"}
-
-
-def test_geometry_needs_torch_alone():
-    code = """
-import sys
-sys.modules.update({name: None for name in ("scipy", "timm", "transformers", "tyro", "rich", "accelerate", "yaml")})
-import ramify.geometry
-"""
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

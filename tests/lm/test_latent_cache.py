@@ -225,7 +225,7 @@ def test_a_step_compiles_whole_with_a_static_cache(mode: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["latent", "full"])
 @torch.no_grad()
-def test_bfloat16_steps_on_a_gpu(mode: str) -> None:
+def test_bfloat16_steps_on_a_gpu(mode: str, no_waiting) -> None:
     """Compiled with a static cache, never waiting for the GPU, close to the same layer in float32 on a CPU."""
     layer = make(torch.float32, cache_mode=mode).eval()
     s = torch.randn(2, LENGTH, 20)
@@ -243,11 +243,8 @@ def test_bfloat16_steps_on_a_gpu(mode: str) -> None:
     outputs = [layer(inputs[0][0], (inputs[0][1], inputs[0][2]), inputs[0][3], cache)]
     step = torch.compile(lambda x, cos, sin, mask: layer(x, (cos, sin), mask, cache), fullgraph=True)
     outputs.append(step(*inputs[1]))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         outputs += [step(*given) for given in inputs[2:]]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert (torch.cat(outputs, 1).float().cpu() - exact).norm() < 2e-2 * exact.norm()
 
 

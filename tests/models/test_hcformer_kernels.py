@@ -144,7 +144,7 @@ def test_kernels_change_nothing_but_rounding(dtype: torch.dtype, seed: int, monk
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_the_device_and_a_graph_replays_it(seed: int) -> None:
+def test_nothing_waits_for_the_device_and_a_graph_replays_it(seed: int, no_waiting) -> None:
     model = timm.create_model("hcformer_nano", num_classes=10).cuda().eval()
     static = torch.randn(4, 3, 224, 224, device="cuda")
 
@@ -155,11 +155,8 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_it(seed: int) -> None:
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step()

@@ -148,7 +148,7 @@ def test_merging_takes_tokens_that_are_not_contiguous(device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("linkage", LINKAGES)
-def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str) -> None:
+def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str, no_waiting) -> None:
     static = features(4, 196, 64, "smooth", "cuda")
     tokens = torch.randn(4, 197, 32, device="cuda")
     size = torch.ones(4, 197, device="cuda")
@@ -160,11 +160,8 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str) -> No
     for _ in range(2):
         step()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found, merged = step()

@@ -250,7 +250,7 @@ def test_merge_and_unmerge_compile_without_a_break() -> None:
 
 
 @pytest.mark.gpu
-def test_merge_on_a_gpu_repeats_bit_for_bit_and_does_not_wait() -> None:
+def test_merge_on_a_gpu_repeats_bit_for_bit_and_does_not_wait(no_waiting) -> None:
     x = torch.randn(16, 196, 384, device="cuda", requires_grad=True)
     size, labels = torch.randint(1, 5, (16, 196), device="cuda").float(), random_labels(16, 196, 24).cuda()
     up = torch.randn(16, 196, 384, device="cuda")
@@ -260,11 +260,8 @@ def test_merge_on_a_gpu_repeats_bit_for_bit_and_does_not_wait() -> None:
         return merged, torch.autograd.grad(unmerge(merged, labels), x, up)[0]
 
     first = run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         others = [run() for _ in range(20)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     expected, _ = merge_loop(x.detach().cpu()[:2], size.cpu()[:2], labels.cpu()[:2], 24)
     torch.testing.assert_close(first[0][:2].double().cpu(), expected, rtol=2e-6, atol=2e-6)

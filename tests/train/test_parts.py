@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,11 +67,9 @@ def test_flatten_and_check_resumable():
             check_resumable(recipe, tiny.recipe("model.args.width=8", change), Path("x"))
 
 
-def test_recipe_module_imports_no_torch():
+def test_recipe_module_imports_no_torch(run_python):
     code = "import sys, ramify.train.recipe, ramify.cli.train, ramify.cli.eval; print('torch' in sys.modules)"
-    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python(code).strip() == "False"
 
 
 # ------------------------------------------------------------------------------------------------------------- report

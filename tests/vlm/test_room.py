@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import ramify.vlm
@@ -15,10 +12,9 @@ def test_every_name_is_there(name: str):
     assert getattr(ramify.vlm, name).__name__ == name and name in dir(ramify.vlm)
 
 
-def test_nothing_is_imported_early():
+def test_nothing_is_imported_early(run_python):
     code = "import sys, ramify.vlm; print('torch' in sys.modules, 'transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "False False\n"
+    assert run_python(code) == "False False\n"
 
 
 def test_an_unknown_name_is_an_attribute_error():
