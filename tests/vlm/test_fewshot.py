@@ -24,10 +24,11 @@ from ramify.vlm.fewshot import (
     split_base_new,
     train,
 )
-from ramify.vlm.fewshot_run import Bench, _progress, run_one, summarise, table
+from ramify.vlm.fewshot_run import Bench, run_one, summarise, table
 from ramify.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
 from ramify.vlm.head_file import load_head, save_head
 from ramify.vlm.lathadapter import LatentHierarchyHead
+from ramify.vlm.progress import counted
 from ramify.vlm.prompts import Host
 
 NAMES = tuple(f"class {i}" for i in range(8))
@@ -255,15 +256,15 @@ def test_the_ablation_has_each_part_on_and_off() -> None:
 
 
 def test_progress_of_a_long_job_is_a_line_now_and_then_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
-    with _progress("runs", 3, quiet=False, every=0) as advance:
+    with counted("runs", 3, quiet=False, every=0) as advance:
         for _ in range(3):
             advance(1)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "runs: 3 to do" and [line.partition(",")[0] for line in lines[1:]] == ["runs: 1/3", "runs: 2/3"]
     assert lines[2].endswith(" s left")
-    with _progress("runs", 3, quiet=False) as advance:  # a short one says no more
+    with counted("runs", 3, quiet=False) as advance:  # a short one says no more
         advance(3)
-    with _progress("runs", 3, quiet=True) as advance:
+    with counted("runs", 3, quiet=True) as advance:
         advance(3)
     assert capsys.readouterr().err == "runs: 3 to do\n"
 

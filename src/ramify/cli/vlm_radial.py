@@ -106,6 +106,7 @@ def train_radial(config: TrainRadialConfig) -> None:
     """
     config.check()
     from ramify.vlm import radial_trainer as radial
+    from ramify.vlm.progress import counted
 
     out = config.out
     if (out / radial.CHECKPOINT).exists() and not (config.resume or config.overwrite):
@@ -127,14 +128,17 @@ def train_radial(config: TrainRadialConfig) -> None:
     trainer = radial.RadialTrainer(encoder.encode_text, parameters, chains, settings)
     num_parameters = sum(parameter.numel() for parameter in parameters.values())
     _say(
-        f"{len(chains):,} chains, {trainer.num_steps:,} steps of {settings.batch_size}, {num_parameters:,} parameters; "
-        f"embedding {len(trainer.texts()):,} texts as they are now",
+        f"{len(chains):,} chains, {trainer.num_steps:,} steps of {settings.batch_size}, {num_parameters:,} parameters",
         config.quiet,
     )
-    with full_disk_is_one_line(out), _progress(config.quiet) as show:
-        terms = radial.train(
-            trainer, out, resume=config.resume, checkpoint_seconds=config.checkpoint_seconds, show=show
-        )
+    with full_disk_is_one_line(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with counted("embedding texts as they are now", len(trainer.texts()), config.quiet) as show_texts:
+            trainer.remember(out / radial.FIRST, show=show_texts)
+        with _progress(config.quiet) as show:  # reads what was just kept
+            terms = radial.train(
+                trainer, out, resume=config.resume, checkpoint_seconds=config.checkpoint_seconds, show=show
+            )
         if handle is not None:
             handle.save(out / "adapter")
             handle.merge_and_unload()

@@ -6,10 +6,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from ramify.data import DataSettings, build_dataset
@@ -31,6 +29,7 @@ from ramify.vlm.fewshot import (
 )
 from ramify.vlm.fewshot_settings import ZERO_SHOT, FewShotJob
 from ramify.vlm.head_file import save_head
+from ramify.vlm.progress import counted
 from ramify.vlm.prompts import Host, JointHost, PromptHost
 
 _NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "device", "seeds", "shots", "ablate")
@@ -71,7 +70,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
         earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
         report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(bench.names)}
         rows: list[dict[str, Any]] = []
-        with _progress("few-shot runs", len(wanted), job.quiet) as advance:
+        with counted("few-shot runs", len(wanted), job.quiet) as advance:
             for variant, parts, shots, seed in wanted:
                 rows.append(kept.get((variant, shots, seed)) or run_one(job, bench, variant, parts, shots, seed))
                 report |= {"rows": rows + earlier, "summary": summarise(rows + earlier)}
@@ -141,7 +140,7 @@ def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: s
     change = SHIFTS[shift] if shift else None
     if job.host == "joint":
         return PixelSet(encoder, dataset, change)
-    with _progress(f"features of {_short(data)} {split} {shift}".strip(), len(dataset), job.quiet) as advance:
+    with counted(f"features of {_short(data)} {split} {shift}".strip(), len(dataset), job.quiet) as advance:
         done = 0
 
         def show(now: int, total: int) -> None:
@@ -302,32 +301,3 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """As JSON gives it back."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
-
-
-@contextmanager
-def _progress(name: str, total: int, quiet: bool, every: float = 30.0) -> Iterator[Callable[[int], None]]:
-    """A function that takes how many were done: a bar on a terminal, a line now and then when piped."""
-    if quiet:
-        yield lambda count: None
-    elif not sys.stderr.isatty() or find_spec("rich") is None:
-        print(f"{name}: {total} to do", file=sys.stderr, flush=True)
-        done, started = 0, time.monotonic()
-        said = started
-
-        def line(count: int) -> None:
-            nonlocal done, said
-            done, now = done + count, time.monotonic()
-            if now - said >= every and done < total:
-                said = now
-                left = (now - started) / done * (total - done)
-                print(f"{name}: {done}/{total}, {left:.0f} s left", file=sys.stderr, flush=True)
-
-        yield line
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=total)
-            yield lambda count: bar.advance(task, count)

@@ -126,11 +126,12 @@ class RadialTrainer:
 
     # ------------------------------------------------------------------------------------------------ first embeddings
 
-    def remember(self, path: Path | None = None, block: int = 256) -> None:
+    def remember(self, path: Path | None = None, block: int = 256, show: Callable[[int], None] | None = None) -> None:
         """Embed every text as the encoder is now: what ``keep`` holds on to. Do this before the first step.
 
         Args:
             path: file in which they are kept, and from which they are taken if it is of the same texts and encoder.
+            show: told how many more are embedded.
         """
         texts = self.texts()
         self._place = {text: i for i, text in enumerate(texts)}
@@ -151,6 +152,8 @@ class RadialTrainer:
             for start in range(0, len(order), block):
                 rows = order[start : start + block]
                 first[rows] = self.encode([texts[i] for i in rows]).float().cpu()
+                if show is not None:
+                    show(len(rows))
         if not bool(first.isfinite().all()):
             bad = int((~first.isfinite().all(1)).nonzero()[0])
             raise UserError(f"the encoder gives numbers that are not finite for {texts[bad]!r}; look at its weights")
