@@ -60,6 +60,17 @@ def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
     Path(f"{log}.{rank}").write_text(json.dumps(found))
 
 
+def _asks_for_any_device(rank: int, port: int, log: str) -> None:
+    """Gathers among two processes that were told nothing of CPUs, as in the README."""
+    from ramify.train.distributed import Processes
+
+    _be_rank(rank, port)
+    processes = Processes("auto")
+    found = {"size": processes.size, "all": processes.gather(torch.tensor([rank])).tolist()}
+    processes.close()
+    Path(f"{log}.{rank}").write_text(json.dumps(found))
+
+
 def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) -> list[dict[str, str]]:
     """Train in two processes; gives what each printed and how it ended."""
     return in_two(tmp_path, _rank, str(out), overrides, resume)
@@ -83,6 +94,29 @@ def in_two(tmp_path: Path, target: Any, *args: Any) -> list[Any]:
         process.kill()
     assert not hanging, "a process waits for ever"
     return [json.loads(Path(f"{log}.{r}").read_text()) for r in range(2)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="two processes would want two GPUs")
+def test_processes_find_each_other_without_a_gpu_and_without_a_flag(tmp_path: Path) -> None:
+    assert in_two(tmp_path, _asks_for_any_device) == [{"size": 2, "all": [0, 1]}] * 2
+
+
+def test_a_process_that_is_alone_where_several_were_started_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    import accelerate
+
+    from ramify.errors import UserError
+    from ramify.train.distributed import Processes
+
+    class Alone:
+        def __init__(self, cpu: bool) -> None:
+            self.device, self.process_index, self.num_processes = torch.device("cpu"), 0, 1
+
+    monkeypatch.setattr(accelerate, "Accelerator", Alone)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert Processes("cpu").size == 1, "not started by torchrun"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(UserError, match=r"3 processes were started \(WORLD_SIZE\), accelerate sees 1"):
+        Processes("cpu")
 
 
 def test_processes_come_together_again_after_they_parted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ With one process every function here is the identity, so the loop reads the same
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -35,12 +36,21 @@ class Processes:
             raise UserError(f"run.device must be auto, cpu or cuda, got {device!r}")
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("run.device cuda cannot be used here: torch sees no GPU")
+        # By torchrun, that is: clusters set WORLD_SIZE alone, for other programs.
+        started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+        # Without a GPU accelerate has to be told that processes meet on CPUs: else each would be alone and train the
+        # whole run, all of them into one folder.
+        on_cpu = device == "cpu" or (started > 1 and not torch.cuda.is_available())
         if _num_closed:
-            _join_again("gloo" if device == "cpu" or not torch.cuda.is_available() else "nccl")
-        self.accelerator = Accelerator(cpu=device == "cpu")
+            _join_again("gloo" if on_cpu or not torch.cuda.is_available() else "nccl")
+        self.accelerator = Accelerator(cpu=on_cpu)
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
+        if self.size != started:
+            raise UserError(
+                f"{started} processes were started (WORLD_SIZE), accelerate sees {self.size}; start them by torchrun"
+            )
         self.shards = parallel == "fsdp2" and self.size > 1
         self._whole: list[nn.Parameter] = []
         """Parameters of a sharded model that cannot be cut: single numbers."""
