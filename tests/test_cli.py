@@ -50,6 +50,8 @@ class FeedConfig:
     """How often."""
     mood: Literal["calm", "wild"] = "calm"
     food: Food = field(default_factory=Food)
+    shelf: Path | None = None
+    """Where it is kept."""
 
     def __post_init__(self):
         if self.times < 1:
@@ -189,6 +191,7 @@ def test_nothing_said_prints_help_on_stderr_and_fails(capsys, zoo):
         (["zoo", "fed"], "unknown verb 'fed' for ramify zoo; did you mean 'feed'?"),
         (["zoo", "feed"], "animal"),
         (["zoo", "feed", "cow", "--tmes", "3"], "--times"),
+        (["zoo", "feed", "cow", "--shelff", "3"], "perhaps you meant: --shelf PATH Where it is kept. (see"),
         (["zoo", "feed", "cow", "--times", "x"], "--times"),
         (["zoo", "feed", "cow", "--times"], "--times"),
         (["zoo", "feed", "cow", "--mood", "sad"], "sad"),
@@ -269,7 +272,10 @@ def test_flags_win_over_the_config_file(zoo, capsys, tmp_path):
     assert cli.main([*args, "--food.name", "oats"]) == 0
     assert capsys.readouterr().out == "yak 5 calm oats 0.0003\n"
     assert cli.main([*args, "--print-config"]) == 0
-    assert capsys.readouterr().out == "animal: yak\ntimes: 5\nmood: calm\nfood:\n  name: hay\n  grams: 0.0003\n"
+    assert (
+        capsys.readouterr().out
+        == "animal: yak\ntimes: 5\nmood: calm\nfood:\n  name: hay\n  grams: 0.0003\nshelf: null\n"
+    )
 
 
 def test_config_file_may_leave_what_flags_give(zoo, capsys, tmp_path):

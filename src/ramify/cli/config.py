@@ -105,4 +105,5 @@ def _one_line(text: str) -> str:
             sections[-1] = f"{sections[-1]} {line}".strip()
     kept = [part for part in sections if part and not part.startswith(("For full helptext", "Argument helptext"))]
     message = "; ".join(part[0].lower() + part[1:] for part in kept)
+    message = message.replace("{None}|", "").replace(" (default: None)", "")
     return message or " ".join(text.split()) or "wrong arguments"
