@@ -12,6 +12,7 @@ from PIL import Image
 
 from ramify import cli
 from ramify.config import load
+from ramify.errors import UserError
 from ramify.explore import demo
 from ramify.train.recipe import Recipe
 
@@ -145,3 +146,14 @@ def test_folder_without_a_run_and_out_that_is_a_file(tmp_path: Path, capsys: pyt
     (tmp_path / "file").write_text("")
     assert cli.main(["demo", "--out", str(tmp_path / "file")]) == 2
     assert "is a file, expected a folder" in capsys.readouterr().err
+
+
+def test_a_run_with_a_dense_head_is_not_said_to_have_no_clusters() -> None:
+    """Its backbone may well cluster: what hides them is the head."""
+    import torch
+
+    from ramify.explore.report import Subject
+
+    subject = Subject(torch.nn.Identity(), "hcformer_pico", 64, recipe=Recipe(task="segment"))
+    with pytest.raises(UserError, match=r"^a run of the task segment cannot be explained: its head shows no clusters"):
+        subject.require_clusters()

@@ -56,6 +56,11 @@ class Subject:
 
     def require_clusters(self) -> None:
         if not can_cluster(self.model) and not self.has_queries:
+            if self.recipe is not None and not self.has_classes:
+                raise UserError(
+                    f"a run of the task {self.recipe.task} cannot be explained: its head shows no clusters; give a run "
+                    "of the task classify; ramify eval gives the numbers of this one"
+                )
             raise UserError(
                 f"{self.name} cannot be explained: it does not cluster; give a run of an HCFormer or a Hi-Mapper, or a "
                 "name, e.g. hcformer_nano"
