@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ramify.models import hcformer
 from ramify.models.hcformer import Block, HCFormer
+from ramify.nn import products
 from ramify.nn.cluster import MapNorm
 
 PEAK, BANDWIDTH, LAUNCH = 600e12, 4.2e12, 7e-6
@@ -98,6 +99,7 @@ def _as_on_a_gpu() -> Iterator[None]:
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1", "RAMIFY_BACKEND": "triton"}),
         mock.patch.object(MapNorm, "forward", MapNorm.by_layer_norm),
         mock.patch.object(MapNorm, "before", MapNorm.inside),
+        mock.patch.object(products, "keeps_gelu", return_value=False),
         mock.patch.object(hcformer, "CACHE", 2**62),  # no parts of a batch
     ):
         yield

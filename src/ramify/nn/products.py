@@ -24,12 +24,18 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor
     return F.linear(x, weight * factor.unsqueeze(1), None if bias is None else bias * factor)
 
 
+def keeps_gelu(x: Tensor) -> bool:
+    """Whether ``gelu(x)`` is kept: on a CPU, where memory is plenty and GELU a twentieth of a step, and by compilers,
+    which choose by themselves."""
+    return x.device.type == "cpu" or torch.compiler.is_compiling()
+
+
 def gelu_linear(x: Tensor, linear: nn.Linear, factor: Tensor | None = None) -> Tensor:
-    """``factor * linear(gelu(x))``, without keeping ``gelu(x)`` for the backward pass.
+    """``factor * linear(gelu(x))``; on a GPU without keeping ``gelu(x)`` for the backward pass.
 
     It is as large as ``x``, which is kept, and takes one pass to find again.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler chooses what it keeps by itself
+    if not torch.is_grad_enabled() or keeps_gelu(x):
         return scaled_linear(F.gelu(x), linear.weight, linear.bias, factor)
     dtype = gemm_dtype(x)
     weight: Tensor = linear.weight
