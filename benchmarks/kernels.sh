@@ -8,7 +8,7 @@ measure() { # BENCHMARK FLAGS...
     "${RAMIFY[@]}" bench "$1" --device "$DEVICE" --out "$OUT/$1.jsonl" "${@:2}"
 }
 
-step kernels measure kernels "${quick[@]}"
-step hcformer measure hcformer --tables throughput "${tiny[@]}"
+step kernels measure kernels --time-limit 200 "${quick[@]}"
+step hcformer measure hcformer --tables throughput --time-limit 240 "${tiny[@]}"
 step pairwise measure geometry --ops pairwise "${quick[@]}"
 finish

@@ -380,7 +380,7 @@ churn()
 bare = min(faults() for _ in range(3))
 with session(GeometryOptions(device="cpu", threads=1)):
     churn()
-    print(bare, min(faults() for _ in range(3)))
+    print(bare, min(faults() for _ in range(10)))  # a busy system takes pages away now and then
 """
 
 
