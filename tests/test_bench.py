@@ -389,7 +389,7 @@ def test_no_contender_pays_for_fresh_pages():
     """Six tensors freed at once are more than twice the largest one: before the session each call touches new pages."""
     run = subprocess.run([sys.executable, "-c", CHURN], capture_output=True, text=True, check=True)
     bare, settled = map(int, run.stdout.split())
-    assert bare > 5000, bare
+    assert bare > 1000, bare
     assert settled < 100, settled
 
 
