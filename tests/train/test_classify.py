@@ -218,7 +218,8 @@ def test_help_names_every_task(capsys):
     assert main(["train", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     sentence = shown[shown.index("What is learned:") :].split(".")[0]
-    assert [task for task in TASKS if task not in sentence.replace(",", " ").split()] == []
+    own = [task for task, place in TASKS.items() if place.startswith("ramify.")]  # other tests add tasks of their own
+    assert own and [task for task in own if task not in sentence.replace(",", " ").split()] == []
 
 
 @pytest.mark.parametrize(
