@@ -59,8 +59,8 @@ def build_index(batch: Batch, groups: Sequence[int], n: int, piece: int = 0) -> 
     """The index of a chunk whose models see a piece of the frequency tables ``groups``."""
     device, dtype, size = batch.rows.device, batch.values.dtype, batch.sizes[piece]
     groups = [a * len(batch.sizes) + piece for a in groups]
-    # Rounded up, so that every model's part of a tensor begins at a multiple of 16 bytes wherever it stands in the chunk:
-    # on AMD's CPUs the last bit of a product depends on that.
+    # Rounded up, so that every model's part of a tensor begins at a multiple of 16 bytes, whatever its place in the
+    # chunk: on AMD's CPUs the last bit of a product depends on that.
     G, R = len(groups), -(-max(1, *(batch.num_rows[a] for a in groups)) // 4) * 4
     lengths = [batch.starts[a + 1] - batch.starts[a] for a in groups]
     total = sum(lengths)
