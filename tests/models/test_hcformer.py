@@ -309,3 +309,31 @@ def test_batch_norm_leaves_pictures_alone_in_evaluation():
 def test_unknown_convolutions_and_norms_are_one_line(name, value):
     with pytest.raises(ValueError, match=f"{name} '{value}' is unknown"):
         timm.create_model("hcformer_pico", **{name: value})
+
+
+class Doubled(nn.Module):
+    """Stands for a layer that somebody put in the place of a linear one, such as an adapter."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear, self.weight, self.bias = linear, linear.weight, linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.linear(x)
+
+
+@pytest.mark.parametrize("layer", ["fc1", "fc2"])
+def test_a_layer_in_the_place_of_the_mlps_is_called(layer: str):
+    """The block computes the products of plain linear layers by itself; others it must ask."""
+    model = timm.create_model("hcformer_pico", num_classes=5).double().eval()
+    mlp = model.stages[1].blocks[0].mlp
+    linear, x = getattr(mlp, layer), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = model(x)
+    setattr(mlp, layer, Doubled(linear))
+    found = model(x)
+    setattr(mlp, layer, linear)
+    with torch.no_grad():
+        linear.weight.mul_(2)
+        linear.bias.mul_(2)
+    torch.testing.assert_close(found, model(x), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found, before)

@@ -73,7 +73,8 @@ class Block(nn.Module):
     def _mlp(self, x: Tensor) -> Tensor:
         """``scale2 * mlp(norm2(x))``, with the norm's and the scale's factors inside the products."""
         mlp, norm, factor = self.mlp, self.norm2, _factor(self.scale2)
-        assert isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.fc2, nn.Linear)
+        if type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
+            return self.scale2(mlp(norm(x)))  # adapters, quantised layers: they know their product, we do not
         hidden = norm.before(x, mlp.fc1) if isinstance(norm, MapNorm) else mlp.fc1(norm(x))
         if self.is_gelu and not self.has_dropout:
             return gelu_linear(hidden, mlp.fc2, factor)
