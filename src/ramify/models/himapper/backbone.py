@@ -7,6 +7,7 @@ a hook. A reader holds no module, so that the backbone stays where it is and cop
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Features:
     classify: Classify | None = None
 
 
-class Reader:
+class Reader(ABC):
     """How one kind of backbone is read.
 
     Attributes:
@@ -45,9 +46,9 @@ class Reader:
     def __init__(self, channels: int, pooled_channels: int):
         self.channels, self.pooled_channels = channels, pooled_channels
 
+    @abstractmethod
     def read(self, backbone: nn.Module, x: Tensor) -> Features:
         """Features of a batch of pictures (B, 3, H, W)."""
-        raise NotImplementedError
 
     def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
         """The backbone's own logits."""
