@@ -54,12 +54,34 @@ class _Distance(torch.autograd.Function):
         return _Steps.apply(grad, x, y, d), _Steps.apply(grad.mT, y, x, d.mT)
 
 
+MOST_TERMS = 2**28
+"""Terms ``g_ij (x_i - y_j) / d_ij`` of one call. Torch's CUDA kernel writes all of them to memory before it sums, and
+counts them in 32 bits: from 2^31 on, as for (8, 2048, 2048, 128), it writes out of bounds."""
+
+
+def _sum_steps(grad: Tensor, x: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """``sum_j g_ij (x_i - y_j) / d_ij``, halved along batch, rows of x, rows of y until a call is small enough."""
+    if d.numel() * x.shape[-1] <= MOST_TERMS or d.numel() == 1:
+        return torch.ops.aten._cdist_backward(grad.contiguous(), x.contiguous(), y.contiguous(), 2.0, d.contiguous())
+    if x.dim() > 3:  # batch axes as one
+        flat = _sum_steps(*(t.reshape(-1, *t.shape[-2:]) for t in (grad, x, y, d)))
+        return flat.view(x.shape)
+    if x.dim() == 3 and x.shape[0] > 1:
+        return torch.cat([_sum_steps(*part) for part in zip(*(t.chunk(2) for t in (grad, x, y, d)), strict=True)])
+    if x.shape[-2] > 1:
+        rows = zip(*(t.chunk(2, -2) for t in (grad, x, d)), strict=True)
+        return torch.cat([_sum_steps(g, a, y, e) for g, a, e in rows], -2)
+    columns = zip(grad.chunk(2, -1), y.chunk(2, -2), d.chunk(2, -1), strict=True)
+    first, second = (_sum_steps(g, x, b, e) for g, b, e in columns)
+    return first + second
+
+
 class _Steps(torch.autograd.Function):
     """``sum_j g_ij (x_i - y_j) / d_ij``, summed from differences; its own backward is made of matrix products."""
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        return torch.ops.aten._cdist_backward(grad.contiguous(), x.contiguous(), y.contiguous(), 2.0, d.contiguous())
+        return _sum_steps(grad, x, y, d)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
