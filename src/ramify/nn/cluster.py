@@ -72,9 +72,13 @@ class MapNorm(nn.Module):
 
     def inside(self, x: Tensor, linear: nn.Linear) -> Tensor:
         """The same with weight and bias of the norm in those of the product: passes over small tensors, not the map."""
+        return F.linear(*self.folded(x, linear))
+
+    def folded(self, x: Tensor, linear: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+        """What :meth:`inside` multiplies: the normed map without weight and bias, and a product's that has them."""
         bias = (linear.weight * self.bias).sum(1)
         bias = bias if linear.bias is None else bias + linear.bias
-        return F.linear(F.layer_norm(x, x.shape[1:], eps=self.eps), linear.weight * self.weight, bias)
+        return F.layer_norm(x, x.shape[1:], eps=self.eps), linear.weight * self.weight, bias
 
     def with_shared(self, shared: Tensor, own: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
         """The norm of ``[shared, own]`` without putting them together.
