@@ -6,6 +6,7 @@ OUT=${OUT:-runs/benchmarks}
 DATA=${DATA:-../shared/data}
 QUICK=${QUICK:-}
 DEVICE=${DEVICE:-$([ -n "$QUICK" ] && echo cpu || echo cuda)}
+[ -n "$QUICK" ] && JOBS=${JOBS:-1}  # a small machine has memory for one run
 FAILED=()
 mkdir -p "$OUT"
 

@@ -2,14 +2,14 @@
 # Hi-Mapper: what it adds to a forward pass, and what each of its parts is worth (docs/himapper.md, docs/RESULTS.md).
 source "$(dirname "$0")/common.sh"
 few=()
-[ -n "$QUICK" ] && few=(schedule.epochs=0.02 data.num_workers=0)
+[ -n "$QUICK" ] && few=(schedule.steps=2 schedule.warmup=0 data.workers=0)
 
 arms() { # TABLE DATA
     "${RAMIFY[@]}" compare "recipes/$1.yaml" --out "$OUT/$1" --jobs "${JOBS:-4}" --overrides "data.root=$DATA/$2" \
         "model.weights=$DATA/weights/tf_efficientnet_lite0_fp16.safetensors" "run.device=$DEVICE" "${few[@]}"
 }
 
-cost() { "${RAMIFY[@]}" bench himapper --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --batch 1 --size 64 --repeats 2 --no-compile); }
+cost() { "${RAMIFY[@]}" bench himapper --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --batch 1 --repeats 2 --no-compile); }
 
 step cost cost
 step pets arms himapper_arms_pets oxford-pets/oxford_pets_128.npz

@@ -3,14 +3,14 @@
 source "$(dirname "$0")/common.sh"
 clips=$OUT/clip world=() few=() radial=() chains=()
 if [ -n "$QUICK" ]; then
-    few=(schedule.epochs=0.02 data.num_train=200 data.num_val=40)
-    world=(--num-train 200 --num-val 60 --epochs 1) radial=(--num-chains 40) chains=(--limit 40)
+    few=(schedule.steps=2 schedule.warmup=0 data.num_train=600 data.num_val=40)
+    world=(--num-train 200 --num-val 60 --epochs 1 --shots 1) radial=(--num-chains 40) chains=(--limit 40)
 fi
 
-clip() { "${RAMIFY[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs 6 --overrides "run.device=$DEVICE" "${few[@]}"; }
+clip() { "${RAMIFY[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" "${few[@]}"; }
 
 openvocab() {
-    "${RAMIFY[@]}" compare recipes/compare_openvocab.yaml --out "$OUT/openvocab" --jobs 6 --overrides "run.device=$DEVICE" \
+    "${RAMIFY[@]}" compare recipes/compare_openvocab.yaml --out "$OUT/openvocab" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" \
         "model.name=hf:$clips/clip/seed{seed}" "${few[@]}"
 }
 

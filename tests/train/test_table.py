@@ -26,6 +26,7 @@ from ramify.train.table import (
     stretch_to,
     to_markdown,
 )
+from ramify.train.workers import workers
 
 from . import tiny
 
@@ -196,7 +197,7 @@ def test_workers_end_when_the_table_is_killed():
     code = (
         "import multiprocessing, os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from ramify.train.table import end_with_parent\n"
+        "from ramify.train.workers import end_with_parent\n"
         "if __name__ == '__main__':\n"
         "    pool = ProcessPoolExecutor(1, multiprocessing.get_context('spawn'), initializer=end_with_parent)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
@@ -237,3 +238,8 @@ def test_the_module_runs_without_the_command_line(table, tmp_path, capsys):
     assert "### Small" in capsys.readouterr().out
     assert _main([str(tmp_path / "gone.yaml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_killed_process_is_one_clear_line():
+    with pytest.raises(UserError, match=r"one of 2 processes was killed, .* fewer --jobs"), workers(2) as pool:
+        pool.submit(os._exit, 9).result()

@@ -174,23 +174,15 @@ def measure(settings: Settings, say: Callable[[str], None] = lambda line: None) 
     """All runs, several at a time if asked for."""
     if settings.jobs == 1:
         return [measure_run(settings, run, say) for run in settings.runs]
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    from ramify.train.workers import workers
 
-    from ramify.train.table import end_with_parent
-
-    # Fresh processes: a forked one could not use the GPU.
-    with ProcessPoolExecutor(settings.jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+    with workers(settings.jobs) as pool:
         futures = [pool.submit(measure_run, settings, run) for run in settings.runs]
-        try:
-            found = []
-            for run, future in zip(settings.runs, futures, strict=True):
-                found.append(future.result())
-                say(f"{run} done")
-            return found
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        found = []
+        for run, future in zip(settings.runs, futures, strict=True):
+            found.append(future.result())
+            say(f"{run} done")
+        return found
 
 
 # ------------------------------------------------------------------------------------------------------------ Markdown

@@ -188,23 +188,17 @@ def make_table(
                 print(f"[{len(found) + 1}/{len(work)}] {row}, seed {seed} ...", flush=True)
             take(train_one(settings, row, seed, out, stretch(row, seed), quiet))
     else:
-        from concurrent.futures import ProcessPoolExecutor, as_completed
-        from multiprocessing import get_context
+        from concurrent.futures import as_completed
+
+        from ramify.train.workers import workers
 
         _render_world(settings)  # once, instead of in every process at the same time
-        # Fresh processes: a forked one could not use the GPU.
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-            try:
-                for is_timed in (False, True):
-                    part = [(row, seed) for row, seed in work if (TIME_OF in settings.rows[row]) == is_timed]
-                    futures = [
-                        pool.submit(train_one, settings, row, seed, out, stretch(row, seed)) for row, seed in part
-                    ]
-                    for future in as_completed(futures):
-                        take(future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with workers(jobs) as pool:
+            for is_timed in (False, True):
+                part = [(row, seed) for row, seed in work if (TIME_OF in settings.rows[row]) == is_timed]
+                futures = [pool.submit(train_one, settings, row, seed, out, stretch(row, seed)) for row, seed in part]
+                for future in as_completed(futures):
+                    take(future.result())
     return [found[row, seed] for row in settings.rows for seed in settings.seeds]
 
 
@@ -235,25 +229,6 @@ def _step_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
         return None
     (first, start), (last, stop) = training[0], training[-1]
     return (stop - start) / (last - first)
-
-
-def end_with_parent() -> None:
-    """Watch the process that started this one, and end when it is gone: a killed table leaves nothing running.
-
-    What was trained is in the run's checkpoint, from which the next call goes on.
-    """
-    import os
-    import threading
-    import time
-
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _render_world(settings: TableSettings) -> None:
