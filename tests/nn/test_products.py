@@ -11,7 +11,7 @@ from ramify.models import hcformer
 from ramify.models.hcformer import HCFormer
 from ramify.nn import ClusterMixer, products
 from ramify.nn.cluster import MapNorm
-from ramify.nn.products import gelu_linear, scaled_linear
+from ramify.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
 from ramify.ops import backend as backends
 
 
@@ -102,6 +102,128 @@ def test_the_norm_inside_a_product(seed: int) -> None:
     torch.testing.assert_close(norm.before(x, linear), plain, rtol=0, atol=0)
     for one, other in zip(grads(inside, *given), grads(plain, *given), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass of MLPs as on a GPU, by Triton's interpreter."""
+    if not (backends.has_triton() and backends.interpreted()):
+        pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
+    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+
+
+def mlp_parts(dtype: torch.dtype, bias: bool, scaled: bool) -> tuple[nn.Linear, nn.Linear, list[Tensor]]:
+    """Two products, and all that has a gradient: map, weights and biases, perhaps a factor at the end."""
+    first, last = nn.Linear(6, 20, bias=bias), nn.Linear(20, 5, bias=bias)
+    x = torch.randn(3, 4, 6).to(dtype).requires_grad_()
+    factor = [torch.rand(5, requires_grad=True)] if scaled else []
+    return first, last, [x, *first.parameters(), *last.parameters(), *factor]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_mlp_by_its_kernel(bias: bool, scaled: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
+    first, last, given = mlp_parts(torch.float32, bias, scaled)
+    x, factor = given[0], given[-1] if scaled else None
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        assert has_gelu_mlp(x)
+        out = gelu_mlp(x, first.weight, first.bias, last, factor)
+    # a factor that stays outside of a float16 product has its own dtype, as everywhere
+    assert out.dtype == (torch.float32 if scaled and dtype == torch.float16 else dtype)
+    exact = [leaf.detach().double().requires_grad_() for leaf in given]
+    weights = exact[1:3] if bias else [exact[1], None], exact[3:5] if bias else [exact[2], None]
+    plain = F.linear(F.gelu(F.linear(exact[0], *weights[0])), *weights[1])  # type: ignore[arg-type]
+    plain = plain * exact[-1] if scaled else plain
+    found = [out.detach(), *grads(out, *given)]
+    unit = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
+    for one, other in zip(found, [plain.detach(), *grads(plain, *exact)], strict=True):
+        assert one.shape == other.shape and ((one - other).norm() / other.norm()).item() < unit
+    assert all(one.dtype == torch.float32 for one in found[1:])
+
+
+def test_an_mlp_keeps_the_map_before_its_activation(seed: int, by_kernel: None) -> None:
+    first, last, given = mlp_parts(torch.float32, True, False)
+    seen: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        gelu_mlp(given[0], first.weight, first.bias, last)
+    hidden = first(given[0])
+    maps = [t for t in seen if t.numel() == hidden.numel() and t.dim() == hidden.dim()]
+    assert len(seen) == 6 and len(maps) == 1
+    torch.testing.assert_close(maps[0], hidden)
+
+
+def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
+    """Gradients of one size and sign: a sum that is rounded to bfloat16 on its way is off by more."""
+    last = nn.Linear(2, 1, bias=False)
+    weight, bias = torch.randn(2, 3).requires_grad_(), torch.randn(2).requires_grad_()
+    x = torch.randn(3000, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = gelu_mlp(x, weight, bias, last)
+    (found,) = torch.autograd.grad(out, bias, torch.ones_like(out))
+    exact = bias.detach().double().requires_grad_()
+    hidden = F.linear(x.bfloat16().double(), weight.detach().bfloat16().double(), exact)
+    plain = F.gelu(hidden) @ last.weight.detach().bfloat16().double().mT
+    (wanted,) = torch.autograd.grad(plain, exact, torch.ones_like(plain))
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=0.0)
+
+
+def test_an_mlp_in_parts_that_learn(seed: int, by_kernel: None) -> None:
+    """Whatever is frozen has no gradient, and the rest is as it was."""
+    first, last, given = mlp_parts(torch.float32, True, False)
+    whole = grads(gelu_mlp(given[0], first.weight, first.bias, last), *given)
+    for place, leaf in enumerate(given):
+        for other in given:
+            other.requires_grad_(other is leaf)
+        (alone,) = grads(gelu_mlp(given[0], first.weight, first.bias, last), leaf)
+        torch.testing.assert_close(alone, whole[place], rtol=1e-6, atol=1e-6)
+
+
+def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
+    first, last, given = mlp_parts(torch.float32, True, True)
+    twice = []
+    for out in (
+        gelu_mlp(given[0], first.weight, first.bias, last, given[-1]),
+        last(F.gelu(first(given[0]))) * given[-1],
+    ):
+        inner = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), given))
+    for one, other in zip(*twice, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("checkpointing", [False, "mlp", True])
+def test_the_network_s_mlps_by_their_kernel(
+    norm: str, checkpointing: bool | str, seed: int, by_kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"img_size": 32, "dims": (8, 16, 16, 24), "depths": (1, 1, 1, 1), "head_dim": 8, "num_classes": 5}
+    sizes |= {"num_heads": (1, 1, 1, 1), "folds": (1, 1, 1, 1), "patch_centres": (2, 2, 1, 1), "layer_scale": 1.0}
+    model = HCFormer(**sizes, window_centres=(0, 0, 0, 0), mlp_ratios=(2, 2, 2, 2), norm=norm)  # type: ignore[arg-type]
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.set_grad_checkpointing(checkpointing)  # type: ignore[arg-type]
+    x, results = torch.randn(2, 3, 32, 32), []
+    calls: list[int] = []
+    kernel = products.gelu_grad
+    monkeypatch.setattr(products, "gelu_grad", lambda *args, **kwargs: calls.append(1) or kernel(*args, **kwargs))
+    for is_plain in (False, True):
+        monkeypatch.setattr(products, "keeps_gelu", lambda x, is_plain=is_plain: is_plain)
+        out = model(x)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+    assert len(calls) == 4
+    for one, other in zip(*results, strict=True):
+        assert ((one - other).norm() / other.norm().clamp_min(1e-3)).item() < 1e-3
+
+
+def test_transforms_and_evaluation_do_without_the_kernel(seed: int, by_kernel: None) -> None:
+    x = torch.randn(4, 6)
+    assert has_gelu_mlp(x)
+    with torch.no_grad():
+        assert not has_gelu_mlp(x)
+    seen: list[bool] = []
+    torch.func.vmap(lambda row: (seen.append(has_gelu_mlp(row)), row)[1])(x)
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..nn.cluster import ClusterAssignment, ClusterMixer, MapNorm
 from ..nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
-from ..nn.products import gelu_linear, scaled_linear
+from ..nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
 from ..nn.windows import Size
 from .convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 
@@ -75,8 +75,13 @@ class Block(nn.Module):
         mlp, norm, factor = self.mlp, self.norm2, _factor(self.scale2)
         if type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
             return self.scale2(mlp(norm(x)))  # adapters, quantised layers: they know their product, we do not
+        is_bare = self.is_gelu and not self.has_dropout
+        if is_bare and has_gelu_mlp(x):
+            is_folded, fc1 = isinstance(norm, MapNorm), mlp.fc1
+            product = norm.folded(x, fc1) if is_folded else (norm(x), fc1.weight, fc1.bias)
+            return gelu_mlp(*product, mlp.fc2, factor)
         hidden = norm.before(x, mlp.fc1) if isinstance(norm, MapNorm) else mlp.fc1(norm(x))
-        if self.is_gelu and not self.has_dropout:
+        if is_bare:
             return gelu_linear(hidden, mlp.fc2, factor)
         return mlp.drop2(scaled_linear(mlp.drop1(mlp.act(hidden)), mlp.fc2.weight, mlp.fc2.bias, factor))
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.derivatives import grads_with_graph, in_transform, wants_graph
+from ..ops.gelu_grad import fits, gelu_grad
 from .common import gemm_dtype
 
 
@@ -38,12 +40,37 @@ def gelu_linear(x: Tensor, linear: nn.Linear, factor: Tensor | None = None) -> T
     if not torch.is_grad_enabled() or keeps_gelu(x):
         return scaled_linear(F.gelu(x), linear.weight, linear.bias, factor)
     dtype = gemm_dtype(x)
-    weight: Tensor = linear.weight
-    bias: Tensor | None = linear.bias
-    if factor is not None and dtype != torch.float16:
-        weight, bias, factor = weight * factor.unsqueeze(1), None if bias is None else bias * factor, None
+    weight, bias, factor = _scaled(linear, factor, dtype)
     y: Tensor = _GeluLinear.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return y if factor is None else y * factor
+
+
+def has_gelu_mlp(x: Tensor) -> bool:
+    """Whether :func:`gelu_mlp` has more to offer than its two products: a kernel for the backward pass between them."""
+    return torch.is_grad_enabled() and not keeps_gelu(x) and not in_transform() and fits(x)
+
+
+def gelu_mlp(x: Tensor, weight: Tensor, bias: Tensor | None, linear: nn.Linear, factor: Tensor | None = None) -> Tensor:
+    """``factor * linear(gelu(x @ weight.T + bias))``, where :func:`has_gelu_mlp`.
+
+    Keeps ``x`` and the hidden map before GELU. The backward pass reads that and its gradient once, for GELU again, for
+    the gradient through it and for that of ``bias``, whose terms are added in float32.
+    """
+    dtype = gemm_dtype(x)
+    last_weight, last_bias, factor = _scaled(linear, factor, dtype)
+    y: Tensor = _GeluMlp.apply(x.to(dtype), weight.to(dtype), bias, last_weight.to(dtype), last_bias)
+    return y if factor is None else y * factor
+
+
+def _scaled(
+    linear: nn.Linear, factor: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Weight and bias with the factor inside; it is given back where it has to stay outside."""
+    weight: Tensor = linear.weight
+    bias: Tensor | None = linear.bias
+    if factor is None or dtype == torch.float16:
+        return weight, bias, factor
+    return weight * factor.unsqueeze(1), None if bias is None else bias * factor, None
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -70,3 +97,41 @@ class _GeluLinear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             to_bias = rows.sum(0)
         return to_x, to_weight, to_bias
+
+
+class _GeluMlp(torch.autograd.Function):
+    """Map and weights in one dtype; biases in any, which is that of their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, last_weight: Tensor, last_bias: Tensor | None
+    ) -> Tensor:
+        hidden = F.linear(x, weight, _as(bias, x.dtype))
+        ctx.save_for_backward(x, hidden, weight, bias, last_weight, last_bias)
+        return F.linear(F.gelu(hidden), last_weight, _as(last_bias, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, hidden, weight, bias, last_weight, last_bias = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if wants_graph():
+            return grads_with_graph(_plain_mlp, (x, weight, bias, last_weight, last_bias), needed, grad)
+        rows = grad.reshape(-1, grad.shape[-1])
+        # written over: nobody else knows this gradient
+        to_hidden, gelu, sums = gelu_grad(hidden.reshape(-1, hidden.shape[-1]), rows @ last_weight, overwrite=True)
+        return (
+            (to_hidden @ weight).view(x.shape) if needed[0] else None,
+            to_hidden.mT @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
+            _as(sums, bias.dtype) if needed[2] else None,
+            rows.mT @ gelu if needed[3] else None,
+            _as(rows.sum(0), last_bias.dtype) if needed[4] else None,
+        )
+
+
+def _plain_mlp(x: Tensor, weight: Tensor, bias: Tensor | None, last_weight: Tensor, last_bias: Tensor | None) -> Tensor:
+    """What :class:`_GeluMlp` computes, for derivatives of its derivatives."""
+    return F.linear(F.gelu(F.linear(x, weight, _as(bias, x.dtype))), last_weight, _as(last_bias, x.dtype))
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)

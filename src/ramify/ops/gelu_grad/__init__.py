@@ -1,0 +1,58 @@
+"""The gradient of GELU, its values again, and the gradient's column sums: what an MLP's backward pass needs between
+its two products.
+
+``gelu_grad`` is the operation, ``reference`` holds the definition, ``triton`` the kernel.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from . import reference
+
+__all__ = ["gelu_grad", "reference"]
+
+
+def fits(x: Tensor, backend: str = "auto") -> bool:
+    """Whether the kernel runs."""
+    misfit = None
+    if x.dtype not in KERNEL_DTYPES:
+        misfit = f"{x.dtype}, the kernel takes float32, bfloat16 and float16"
+    return choose(backend, x, misfit) == "triton"
+
+
+def gelu_grad(
+    x: Tensor, grad: Tensor, *, overwrite: bool = False, backend: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What follows from ``x`` and the gradient of ``gelu(x)``, which has the exact error function, in one pass.
+
+    Args:
+        x: (..., h). grad: (..., h) in the same dtype.
+        overwrite: the gradient of ``x`` may take the place of ``grad``, which nobody reads any more.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        gradient of ``x`` (..., h), ``gelu(x)`` (..., h), and the sums (h,) of the former over all other axes: float32
+        at least, of numbers not yet rounded, in the same order every time.
+    """
+    if not fits(x, backend):
+        return reference.gelu_grad(x, grad)
+    width = x.shape[-1]
+    rows, grads = (given.reshape(given.numel() // width, width).contiguous() for given in (x, grad))
+    # an operator gives tensors of its own; graphs that are traced plan their memory themselves
+    found = _run_operator(rows, grads) if needs_operator(x) else _run(rows, grads, overwrite)
+    return found[0].view(x.shape), found[1].view(x.shape), found[2]
+
+
+def _run(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    from . import triton
+
+    return triton.gelu_grad(x, grad, overwrite)
+
+
+def _run_apart(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _run(x, grad)
+
+
+_run_operator = operator("gelu_grad", _run_apart)
