@@ -12,7 +12,7 @@ sweep() { # FOLDER FLAGS...; --resume goes on with what a stop has left
     "${RAMIFY[@]}" lab sweep --device "$DEVICE" --out "$folder" --checkpoint-seconds 30 "$@" "${small[@]}" "${resume[@]}"
 }
 
-step density sweep density --preset paper-density
+step density sweep density --preset paper-density --gamma -1 -0.556
 step curvature sweep curvature --preset curvature-grid --seeds 1
 # The two exponents that stay below the published ones: is it features that are dead from the start?
 step zero_bias sweep zero_bias --preset paper-grid --alpha 1.875 2 --gamma -1 --seeds 7 --bias-init zero
