@@ -77,9 +77,9 @@ class Block(nn.Module):
             return self.scale2(mlp(norm(x)))  # adapters, quantised layers: they know their product, we do not
         is_bare = self.is_gelu and not self.has_dropout
         if is_bare and has_gelu_mlp(x):
-            is_folded, fc1 = isinstance(norm, MapNorm), mlp.fc1
-            product = norm.folded(x, fc1) if is_folded else (norm(x), fc1.weight, fc1.bias)
-            return gelu_mlp(*product, mlp.fc2, factor)
+            if isinstance(norm, MapNorm):
+                return gelu_mlp(*norm.folded(x, mlp.fc1), mlp.fc2, factor)
+            return gelu_mlp(norm(x), mlp.fc1.weight, mlp.fc1.bias, mlp.fc2, factor)
         hidden = norm.before(x, mlp.fc1) if isinstance(norm, MapNorm) else mlp.fc1(norm(x))
         if is_bare:
             return gelu_linear(hidden, mlp.fc2, factor)
