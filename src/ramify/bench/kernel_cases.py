@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.geometry import lorentz, poincare
-from ramify.ops import lorentz_mlr, pairwise_lorentz, pairwise_poincare
+from ramify.ops import lorentz_mlr, map_norm, pairwise_lorentz, pairwise_poincare
 from ramify.ops.cluster_patch import Cut, cluster_patch
 from ramify.ops.cluster_patch.reference import cluster_patch as plain_patch
 from ramify.ops.cluster_window import cluster_window
@@ -88,7 +88,8 @@ class Draw:
 
     def __init__(self, device: str, seed: int, quick: bool = False):
         self.device, self.quick = device, quick
-        self.generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+        # Not the seed itself: torch has it, and cotangents that torch draws would be the inputs once more.
+        self.generator = None if device == "meta" else torch.Generator(device).manual_seed(seed ^ 0x2A2A2A2A)
 
     def normal(self, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
         x = torch.empty(shape, device=self.device)
@@ -198,6 +199,35 @@ def _window_work(draw: Draw, cut: Cut, B: int, dtype: torch.dtype) -> Work:
         leaves=(0, 1, 2),
         flops=2 * 4 * B * cut.inner * cut.num_windows * cells,
         scales=(1.0, 0.05),
+    )
+
+
+MAPS = {  # height, width, channels
+    "medium stage 1": (56, 56, 64),
+    "medium stage 2": (28, 28, 128),
+    "medium stage 3": (14, 14, 320),
+    "medium stage 4": (7, 7, 512),
+}
+QUICK_MAPS = {"tiny": (3, 3, 8), "tiny, in parts": (33, 33, 32)}
+
+
+def norms(draw: Draw) -> Iterator[Job]:
+    """As autocast has them: the map is float32, the normed one is read by a product in bfloat16."""
+    maps, B = (QUICK_MAPS, 2) if draw.quick else (MAPS, BATCH)
+    for name, size in maps.items():
+        shape = f"({','.join(map(str, (B, *size)))})"
+        yield Job("map_norm", name, shape, BF16, functools.partial(_norm_work, draw, (B, *size)))
+
+
+def _norm_work(draw: Draw, shape: tuple[int, ...]) -> Work:
+    def to(x: Tensor) -> torch.dtype:
+        return torch.float64 if x.dtype == torch.float64 else BF16
+
+    return Work(
+        (draw.normal(*shape, scale=2.0) + 0.5,),
+        lambda x: (map_norm.reference.map_norm(x, 1e-5, to(x)),),
+        lambda x: (map_norm.map_norm(x, 1e-5, BF16, backend="triton"),),
+        leaves=(0,),
     )
 
 

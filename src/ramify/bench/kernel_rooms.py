@@ -38,6 +38,7 @@ from .kernel_cases import (
     Work,
     classifiers,
     lorentz_pairs,
+    norms,
     patches,
     poincare_pairs,
     windows,
@@ -406,6 +407,7 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
 
 
 ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
+    "map_norm": norms,
     "cluster_patch": patches,
     "cluster_window": windows,
     "pairwise_lorentz": lorentz_pairs,

@@ -20,8 +20,9 @@ from ..ops.cluster_patch import Cut, cluster_patch
 from ..ops.cluster_patch import fits as patch_fits
 from ..ops.cluster_window import cluster_window
 from ..ops.cluster_window import fits as window_fits
+from ..ops.map_norm import map_norm
 from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
-from .common import wide
+from .common import gemm_dtype, wide
 from .products import scaled_linear
 from .windows import (
     Size,
@@ -63,8 +64,10 @@ class MapNorm(nn.Module):
         return self.by_layer_norm(x)
 
     def by_layer_norm(self, x: Tensor) -> Tensor:
-        """The same by a kernel that takes a sample as one row."""
-        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[1:], eps=self.eps), self.weight)
+        """The same by kernels that take a sample as one row."""
+        is_cast = torch.is_autocast_enabled(x.device.type)  # autocast has norms in float32
+        dtype = torch.promote_types(x.dtype, torch.float32) if is_cast else x.dtype
+        return torch.addcmul(self.bias, map_norm(x, self.eps, dtype), self.weight)
 
     def before(self, x: Tensor, linear: nn.Linear) -> Tensor:
         """``linear(norm(x))``."""
@@ -78,7 +81,7 @@ class MapNorm(nn.Module):
         """What :meth:`inside` multiplies: the normed map without weight and bias, and a product's that has them."""
         bias = (linear.weight * self.bias).sum(1)
         bias = bias if linear.bias is None else bias + linear.bias
-        return F.layer_norm(x, x.shape[1:], eps=self.eps), linear.weight * self.weight, bias
+        return map_norm(x, self.eps, gemm_dtype(x)), linear.weight * self.weight, bias
 
     def with_shared(self, shared: Tensor, own: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
         """The norm of ``[shared, own]`` without putting them together.

@@ -1,0 +1,117 @@
+"""The norm of a map: one mean and one variance per sample, the result in the dtype that the next product reads.
+
+``map_norm`` is the operation with its gradient, ``map_norm_grad`` that gradient alone. ``reference`` holds the
+definition, ``triton`` the kernels. Second derivatives are those of the plain formula of the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from ..derivatives import in_transform, wants_graph
+from . import reference
+
+__all__ = ["fits", "map_norm", "map_norm_grad", "reference"]
+
+MAX_NUMBERS = 2**30
+"""Numbers of a sample that a kernel can count."""
+
+
+def fits(x: Tensor, dtype: torch.dtype, backend: str = "auto") -> bool:
+    """Whether the kernels run."""
+    if in_transform():
+        return False
+    misfit = None
+    if x.dtype not in KERNEL_DTYPES or dtype not in KERNEL_DTYPES:
+        misfit = f"{x.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
+    elif x.shape[1:].numel() > MAX_NUMBERS:
+        misfit = f"samples of {x.shape[1:].numel()} numbers, the kernel takes up to {MAX_NUMBERS}"
+    return choose(backend, x, misfit) == "triton"
+
+
+def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto") -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` with mean and variance of each sample: all axes but the first.
+
+    For the backward pass it keeps its result, which the product behind it keeps as well for the gradient of its weight,
+    and not ``x``: fewer bytes to read, and no map to keep for the norm alone. The gradient that arrives is rounded to
+    the dtype of the result, and so is what it is multiplied with.
+
+    Args:
+        x: (B, ...). dtype: of the result, computed in float32 at least.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        The shape of ``x``, in ``dtype``; its gradient is in the dtype of ``x``.
+    """
+    if not fits(x, dtype, backend):
+        return reference.map_norm(x, eps, dtype)
+    normed, _ = _MapNorm.apply(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), eps, dtype)
+    return normed.view(x.shape)
+
+
+def map_norm_grad(
+    normed: Tensor, rstd: Tensor, grad: Tensor, dtype: torch.dtype, grad_rstd: Tensor | None = None, *,
+    backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Gradient of the map from that of its norm: ``rstd (g - mean(g) - normed mean(g normed))``.
+
+    It holds for any ``eps``, since ``x - mean = normed / rstd``; the mean of the map is not asked for.
+
+    Args:
+        normed: (B, ...). rstd: (B,) ``1 / sqrt(variance + eps)``. grad: (B, ...) gradient of ``normed``.
+        dtype: of the map and of the gradient.
+        grad_rstd: (B,) gradient of ``rstd``, which second derivatives have.
+
+    Returns:
+        The shape of ``normed``, in ``dtype``.
+    """
+    if not fits(normed, dtype, backend):
+        return reference.map_norm_grad(normed, rstd, grad, dtype, grad_rstd)
+    run = _backward_operator if needs_operator(normed) else _backward
+    rows, grads = (part.reshape(rstd.shape[0], -1).contiguous() for part in (normed, grad))
+    found: Tensor = run(rows, rstd, grads, dtype, grad_rstd)
+    return found.view(normed.shape)
+
+
+def _forward(x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    from . import triton
+
+    return triton.forward(x, eps, dtype)
+
+
+def _backward(normed: Tensor, rstd: Tensor, grad: Tensor, dtype: torch.dtype, grad_rstd: Tensor | None) -> Tensor:
+    from . import triton
+
+    return triton.backward(normed, rstd, grad, dtype, grad_rstd)
+
+
+_forward_operator = operator("map_norm", _forward)
+_backward_operator = operator("map_norm_grad", _backward)
+
+
+class _MapNorm(torch.autograd.Function):
+    """(B, N) rows to their norm and ``rstd`` (B,), which has a gradient so that the first gradient has one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        run = _forward_operator if needs_operator(x) else _forward
+        normed, rstd = run(x.contiguous(), eps, dtype)
+        ctx.save_for_backward(normed, rstd)
+        ctx.set_materialize_grads(False)
+        ctx.dtype = x.dtype
+        return normed, rstd
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_rstd: Tensor | None) -> tuple[Tensor | None, None, None]:
+        normed, rstd = ctx.saved_tensors
+        if grad is None and grad_rstd is None:
+            return None, None, None
+        grad = torch.zeros_like(normed) if grad is None else grad
+        if wants_graph():
+            return reference.map_norm_grad(normed, rstd, grad, ctx.dtype, grad_rstd), None, None
+        run = _backward_operator if needs_operator(normed) else _backward
+        return run(normed, rstd, grad.contiguous(), ctx.dtype, grad_rstd), None, None
