@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops.derivatives import grads_with_graph, in_transform, wants_graph
 from ..ops.gelu_grad import fits, gelu_grad
+from ..ops.sum_rows import sum_rows
 from .common import gemm_dtype
 
 
@@ -124,7 +125,7 @@ class _GeluMlp(torch.autograd.Function):
             to_hidden.mT @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
             _as(sums, bias.dtype) if needed[2] else None,
             rows.mT @ gelu if needed[3] else None,
-            _as(rows.sum(0), last_bias.dtype) if needed[4] else None,
+            _as(sum_rows(rows), last_bias.dtype) if needed[4] else None,
         )
 
 

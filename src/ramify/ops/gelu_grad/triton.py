@@ -7,8 +7,6 @@ the map, are added at the end, in a fixed order.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -16,14 +14,13 @@ from torch import Tensor
 
 from ..backend import has_data
 from ..launch import launch
+from ..sum_rows.triton import cut
 
-TILE, TILE_COLUMNS, WARPS = 2048, (128, 64, 32), 8
-"""Numbers that a program holds at once, the columns they may lie in, and its warps: 8 numbers a thread, which is one
-load of each map. With more, the compiler needs the registers of other warps and still loads one after another."""
+TILE, WARPS = 2048, 8
+"""Numbers that a program holds at once, and its warps: 8 numbers a thread, which is one load of each map. With more,
+the compiler needs the registers of other warps and still loads one after another."""
 PROGRAMS = 2376
 """Programs at most, eighteen per multiprocessor of a Hopper GPU, where six run at a time."""
-LEAST_TURNS = 4
-"""Tiles of a program at least, so that its sums are few beside what it moves."""
 
 
 @triton.jit
@@ -68,22 +65,14 @@ def _gelu_grad_kernel(x, grad, to_x, gelu, parts, R, TURNS, WIDTH: tl.constexpr,
     tl.store(parts + part.to(tl.int64) * WIDTH + column, tl.sum(sums, axis=0), mask=column < WIDTH)
 
 
-@functools.cache
-def tile_columns(width: int) -> int:
-    """The columns of a tile that leave the fewest empty beside rows of ``width``; the most of them."""
-    return min(TILE_COLUMNS, key=lambda columns: -(-width // columns) * columns)
-
-
 def gelu_grad(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of ``x``, ``gelu(x)`` (R, h) and column sums (h,) of the former; ``x`` and ``grad`` contiguous."""
     R, width = x.shape
-    columns = tile_columns(width)
-    rows, tiles = TILE // columns, triton.cdiv(width, columns)
-    turns = max(LEAST_TURNS, triton.cdiv(R, rows * max(1, PROGRAMS // tiles)))
-    programs = triton.cdiv(R, rows * turns)
+    tiles = cut(R, width, TILE, PROGRAMS)
     to_x, gelu = grad if overwrite else torch.empty_like(grad), torch.empty_like(x)
-    parts = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    parts = torch.empty(tiles.programs, width, dtype=torch.float32, device=x.device)
     if has_data(x) and x.numel():
-        settings = {"WIDTH": width, "BLOCK_R": rows, "BLOCK_C": columns, "num_warps": WARPS}
-        launch(_gelu_grad_kernel, (tiles, programs), (x, grad, to_x, gelu, parts), (R, turns), settings)
+        settings = {"WIDTH": width, "BLOCK_R": tiles.rows, "BLOCK_C": tiles.columns, "num_warps": WARPS}
+        tensors = (x, grad, to_x, gelu, parts)
+        launch(_gelu_grad_kernel, (tiles.across, tiles.programs), tensors, (R, tiles.turns), settings)
     return to_x, gelu, parts.sum(0)
