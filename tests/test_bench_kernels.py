@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ramify.ops
 from ramify.bench import kernel_check, kernel_resources, kernels
-from ramify.bench.kernel_cases import CUTS, Draw, Job, Work
+from ramify.bench.kernel_cases import CUTS, MAPS, MLP_RATIOS, Draw, Job, Work
 from ramify.bench.kernel_options import OPS, KernelOptions
 from ramify.bench.kernel_rooms import ROOMS
 from ramify.cli import main
@@ -198,6 +198,10 @@ def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPa
         with torch.no_grad():
             model(torch.zeros(1, 3, 224, 224))
         assert list(dict.fromkeys(seen)) == [CUTS[f"{size} stage {stage}"] for stage in (1, 2, 3, 4)]
+    for place, (height, width, dim) in enumerate(MAPS.values()):  # of the medium model, the last one
+        cut, mlp = list(CUTS.values())[4 + place], model.stages[place].blocks[0].mlp
+        assert (cut.height, cut.width) == (height, width) and mlp.fc1.in_features == dim
+        assert mlp.fc1.out_features == dim * list(MLP_RATIOS.values())[place]
 
 
 def test_launches_are_recorded_without_a_device() -> None:
