@@ -11,7 +11,7 @@ from ramify.models import hcformer
 from ramify.models.hcformer import HCFormer
 from ramify.nn import ClusterMixer, products
 from ramify.nn.cluster import MapNorm
-from ramify.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
+from ramify.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
 from ramify.ops import backend as backends
 
 
@@ -190,6 +190,41 @@ def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
         twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), given))
     for one, other in zip(*twice, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_with_the_sum_of_a_kernel(bias: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
+    layer, x = nn.Linear(6, 9, bias=bias), torch.randn(2, 150, 6, requires_grad=True)
+    given = [x, *layer.parameters()]
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        found, plain = linear(x, layer), layer(x)
+    assert found.grad_fn is not None and "_Linear" in found.grad_fn.name() and torch.equal(found, plain)
+    exact = [leaf.detach().double().requires_grad_() for leaf in given]
+    wanted = grads(F.linear(exact[0], *exact[1:]), *exact)
+    for one, other in zip(grads(found, *given), wanted, strict=True):
+        unit = 2e-6 if dtype == torch.float32 else 0.01
+        assert one.dtype == torch.float32 and ((one - other).norm() / other.norm()).item() < unit
+    if dtype == torch.float32:
+        twice = []
+        for y in (linear(x, layer), layer(x)):
+            inner = torch.autograd.grad(y.pow(3).mean(), given, create_graph=True)
+            twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), given, allow_unused=True))
+        for one, other in zip(*twice, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_must_be_asked_are(seed: int, by_kernel: None) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    x, seen = torch.randn(3, 4), []
+    layer = Twice(4, 2)
+    assert torch.equal(linear(x, layer), layer(x))
+    layer = nn.Linear(4, 2)
+    layer.register_forward_hook(lambda module, args, out: seen.append(out))
+    assert torch.equal(linear(x, layer), seen[0])
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
