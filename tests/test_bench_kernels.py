@@ -208,7 +208,7 @@ def test_launches_are_recorded_without_a_device() -> None:
     jobs = {job.name: job for room in ROOMS.values() for job in room(Draw("meta", 0))}
     found = kernel_resources.launches(jobs["pairwise_lorentz softmax (8,2048,2048,128) float32"].make())
     names = [getattr(one.kernel, "__name__", None) or one.kernel.fn.__name__ for one in found]
-    assert names == ["_rows_kernel", "_softmax_kernel", "_means_kernel", *["_pairs_grad_kernel"] * 2]
+    assert names == ["_rows_kernel", "_softmax_kernel", "_means_kernel", "_pairs_grad_kernel"]
     assert found[1].grid == (8 * 2048 // found[1].settings["BM"],) and found[1].dtypes[0] == torch.float32
     one = kernel_resources.Resources("x", 1, 4, 168, 0, 40_000)
     assert one.resident == 3  # 65536 registers hold three programs of 4 warps with 168 each

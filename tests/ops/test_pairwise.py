@@ -156,6 +156,66 @@ def test_half_precision_is_right_for_the_numbers_it_holds(room: ModuleType, dtyp
         assert_equal(found, wanted, 5e-6, 8e-3)
 
 
+@rooms
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e20])
+@pytest.mark.parametrize("mode", ["exact", "matmul"])
+def test_gradients_that_come_in_may_have_any_size(room: ModuleType, mode: str, scale: float, device: str) -> None:
+    """Also of very different size: row by row, as a large row would hide what a small one lost."""
+    x, y = (draw(room, 1, size, 20, device=device) for size in (19, 70))
+    weight = torch.randn(1, 19, 70, device=device) * 10.0 ** (torch.rand(1, 19, 70, device=device) * 12 - 6)
+    weight *= scale * 10.0 ** (torch.rand(1, 19, 1, device=device) * 8 - 4)
+    wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C), x.double(), y.double(), weight.double())
+    found = outcome(lambda x, y: room.pairwise_dist(x, y, C, mode=mode, backend="triton"), x, y, weight)
+    # The columns' own sizes differ less: their sums run over rows of all sizes.
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert ((one.double() - other).norm(dim=-1) <= 2e-5 * other.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("width", [130, 250])
+def test_wide_rows(width: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (draw(pairwise_lorentz, 1, size, width, device=device) for size in (5, 18))
+    weight = torch.randn(1, 5, 18, device=device)
+    for run, kind in (("pairwise_dist", 5e-6), ("distance_softmax", 2e-5)):
+        wanted = outcome(lambda x, y, run=run: getattr(pairwise_lorentz, run)(x, y, C), x.double(), y.double(), weight)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            found = outcome(
+                lambda x, y, run=run: getattr(pairwise_lorentz, run)(x, y, C, backend="triton"), x, y, weight
+            )  # fmt: skip
+        assert_equal(found, wanted, kind, 1e-5)
+    every = lorentz.pairwise_dist(x.double(), y.double(), C)
+    assert torch.equal(pairwise_lorentz.nearest(x, y, C, backend="triton")[0], every.argmin(-1))
+
+
+def test_one_of_two_gradients(device: str) -> None:
+    x, y = (draw(pairwise_lorentz, 2, size, 6, device=device) for size in (17, 5))
+    weight = torch.randn(2, 17, 5, device=device)
+    for run in (pairwise_lorentz.pairwise_dist, pairwise_lorentz.distance_softmax):
+        both = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, weight)
+        for place in range(2):
+            pair = [x.clone(), y.clone()]
+            leaf = pair[place].requires_grad_()
+            (alone,) = torch.autograd.grad((run(*pair, C, backend="triton") * weight).sum(), leaf)
+            assert torch.equal(alone, both[1 + place])
+
+
+@pytest.mark.parametrize("n", [1, 7, 33])
+def test_parts_of_rows_are_unit_vectors(n: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts of float16 hold 22 bits of every component that counts, at any length of the row; then zeros."""
+    from ramify.ops.pairwise_lorentz import rows
+
+    x = torch.randn(2, 9, n, device=device) * 10.0 ** (torch.rand(2, 9, 1, device=device) * 30 - 15)
+    x[0, 4] = 0
+    with monkeypatch.context() as patch:
+        poison(patch)
+        *_, parts, none = rows.row_stats(x, None, rows.LORENTZ, C)
+    assert parts.shape == (2, 18, 16 * -(-n // 16)) and none.numel() == 0
+    found = parts.double().sum(0) / 256
+    unit = torch.nn.functional.normalize(x.double(), dim=-1, eps=1e-300).view(18, n)
+    assert not found[:, n:].any()
+    assert ((found[:, :n] - unit).abs() <= 2.0**-22 * unit.abs() + 2.0**-33).all()
+
+
 def test_batch_axes_broadcast_and_any_layout_will_do(device: str) -> None:
     def check(x: Tensor, y: Tensor) -> None:
         shape = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])

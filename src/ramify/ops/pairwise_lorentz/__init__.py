@@ -7,6 +7,7 @@ derivatives are those of the definition.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -165,18 +166,22 @@ class _Sets:
         return found.view(*self.shape, found.shape[-1])
 
 
-def _dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _dist(
+    x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
-    return triton.pairwise_dist(x, y, chart, c, exact)
+    d, known = triton.pairwise_dist(x, y, chart, c, exact)
+    return d, *known
 
 
 def _softmax(
     x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from . import triton
 
-    return triton.distance_softmax(x, y, chart, c, temperature)
+    p, log_sums, known = triton.distance_softmax(x, y, chart, c, temperature)
+    return p, log_sums, *known
 
 
 def _nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
@@ -192,12 +197,14 @@ def _means(p: Tensor, grad: Tensor) -> Tensor:
 
 
 def _grad(
-    x: Tensor, y: Tensor, stats_x: Tensor, stats_y: Tensor, grad: Tensor, log_sums: Tensor | None,
-    means: Tensor | None, flipped: bool, same: bool, c: float, exact: bool, temperature: float,
-) -> Tensor:  # fmt: skip
+    x: Tensor, y: Tensor | None, stats_x: Tensor, stats_y: Tensor, parts_x: Tensor, parts_y: Tensor, grad: Tensor,
+    log_sums: Tensor | None, means: Tensor | None, c: float, exact: bool, temperature: float, needs_x: bool,
+    needs_y: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from . import grad as kernels
 
-    return kernels.pairs_grad(x, y, stats_x, stats_y, grad, log_sums, means, flipped, same, c, exact, temperature)
+    known = stats_x, stats_y, parts_x, parts_y
+    return kernels.pairs_grad(x, y, known, grad, log_sums, means, c, exact, temperature, needs_x, needs_y)
 
 
 _dist_operator = operator("pairwise_dist", _dist)
@@ -208,22 +215,21 @@ _grad_operator = operator("pairs_grad", _grad)
 
 
 def _both_grads(
-    needed: tuple[bool, ...], x: Tensor, y: Tensor | None, stats_x: Tensor, stats_y: Tensor, grad: Tensor,
+    needed: tuple[bool, ...], x: Tensor, y: Tensor | None, known: Sequence[Tensor], grad: Tensor,
     log_sums: Tensor | None, means: Tensor | None, c: float, exact: bool, temperature: float,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x and y; of one set that is both, their sum."""
     run = _grad_operator if needs_operator(x) else _grad
-    is_same = y is None
-    other, stats_other = (x, stats_x) if y is None else (y, stats_y)
-    rest = grad, log_sums, means
-    to_x = to_y = None
-    if needed[0]:
-        to_x = run(x, other, stats_x, stats_other, *rest, False, is_same, c, exact, temperature)
-    if needed[0] if is_same else needed[1]:
-        to_y = run(other, x, stats_other, stats_x, *rest, True, is_same, c, exact, temperature)
-    if is_same and to_x is not None and to_y is not None:
+    needs_x, needs_y = needed[0], needed[0] if y is None else needed[1]
+    if not (needs_x or needs_y):
+        return None, None
+    stats_x, stats_y, parts_x, parts_y = known
+    to_x, to_y = run(
+        x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums, means, c, exact, temperature, needs_x, needs_y
+    )  # fmt: skip
+    if y is None:
         return to_x + to_y, None
-    return to_x, to_y
+    return to_x if needs_x else None, to_y if needs_y else None
 
 
 def _model(chart: int) -> tuple[ModuleType, bool]:
@@ -235,14 +241,14 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> Tensor:
         run = _dist_operator if needs_operator(x) else _dist
-        d, stats_x, stats_y = run(x, y, chart, c, exact)
-        ctx.save_for_backward(x, y, stats_x, stats_y)
+        d, *known = run(x, y, chart, c, exact)
+        ctx.save_for_backward(x, y, *known)
         ctx.chart, ctx.c, ctx.exact = chart, c, exact
         return d
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, stats_x, stats_y = ctx.saved_tensors
+        x, y, *known = ctx.saved_tensors
         if wants_graph():
             space, tangent = _model(ctx.chart)
             mode: Mode = "exact" if ctx.exact else "matmul"
@@ -252,8 +258,8 @@ class _Distances(torch.autograd.Function):
 
             return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None
         found = _both_grads(
-            ctx.needs_input_grad, x, y, stats_x, stats_y, grad.contiguous(), None, None, ctx.c, ctx.exact, 1.0
-        )
+            ctx.needs_input_grad, x, y, known, grad.contiguous(), None, None, ctx.c, ctx.exact, 1.0
+        )  # fmt: skip
         return *found, None, None, None
 
 
@@ -261,14 +267,14 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float) -> Tensor:
         run = _softmax_operator if needs_operator(x) else _softmax
-        p, stats_x, stats_y, log_sums = run(x, y, chart, c, temperature)
-        ctx.save_for_backward(x, y, stats_x, stats_y, log_sums, p)
+        p, log_sums, *known = run(x, y, chart, c, temperature)
+        ctx.save_for_backward(x, y, p, log_sums, *known)
         ctx.chart, ctx.c, ctx.temperature = chart, c, temperature
         return p
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, stats_x, stats_y, log_sums, p = ctx.saved_tensors
+        x, y, p, log_sums, *known = ctx.saved_tensors
         if wants_graph():
             space, tangent = _model(ctx.chart)
 
@@ -279,6 +285,6 @@ class _Softmax(torch.autograd.Function):
         grad = grad.contiguous()
         means = (_means_operator if needs_operator(x) else _means)(p, grad)
         found = _both_grads(
-            ctx.needs_input_grad, x, y, stats_x, stats_y, grad, log_sums, means, ctx.c, False, ctx.temperature
-        )
+            ctx.needs_input_grad, x, y, known, grad, log_sums, means, ctx.c, False, ctx.temperature
+        )  # fmt: skip
         return *found, None, None, None

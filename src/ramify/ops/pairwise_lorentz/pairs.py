@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .rows import PART_SCALE
+
 
 @triton.jit
 def multiply(a, b, total, PRECISION: tl.constexpr):
@@ -22,9 +24,49 @@ def multiply(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def across(product, over_x, over_y):
-    """``q = (1 - cos)/2`` of all pairs from the product of their rows; without overflow on the way."""
-    return tl.maximum(0.5 - 0.5 * (product * over_x[:, None]) * over_y[None, :], 0.0)
+def load_rows(x, start, is_row, first, n, ROWS: tl.constexpr, BK: tl.constexpr):
+    """BK components from ``first`` on of the rows from ``start`` on.
+
+    ``start`` has 64 bits, places inside the tile 32: addresses of 64 bits for all of them would fill the registers.
+    """
+    column = first + tl.arange(0, BK)
+    inside = is_row[:, None] & (column < n)[None, :]
+    return tl.load(x + start * n + (tl.arange(0, ROWS)[:, None] * n + column[None, :]), mask=inside, other=0.0)
+
+
+@triton.jit
+def load_stats(stats, row, is_row, R):
+    """``e^a - 1``, ``e^(-a/2)``, ``sinh a`` and ``1/|x|``; all 0 for rows that do not exist."""
+    stats += row  # one pointer after the other: 4 R may be beyond 32 bits
+    grown = tl.load(stats, mask=is_row, other=0.0)
+    stats += R
+    root = tl.load(stats, mask=is_row, other=0.0)
+    stats += R
+    sinh = tl.load(stats, mask=is_row, other=0.0)
+    stats += R
+    stats += R
+    over = tl.load(stats, mask=is_row, other=0.0)
+    return grown, root, sinh, over
+
+
+@triton.jit
+def add_products(total, a, a_low, b, b_low, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
+    """``total + a @ b^T``; of parts, all products but that of the two small ones."""
+    total = multiply(a, tl.trans(b), total, PRECISION)
+    if SPLIT:
+        total = multiply(a, tl.trans(b_low), total, PRECISION)
+        total = multiply(a_low, tl.trans(b), total, PRECISION)
+    return total
+
+
+@triton.jit
+def across(product, over_x, over_y, SPLIT: tl.constexpr):
+    """``q = (1 - cos)/2`` of all pairs from the product of their rows, or parts; without overflow on the way."""
+    if SPLIT:
+        q = 0.5 - product * (0.5 / (PART_SCALE * PART_SCALE))
+    else:
+        q = 0.5 - 0.5 * (product * over_x[:, None]) * over_y[None, :]
+    return tl.maximum(q, 0.0)
 
 
 @triton.jit

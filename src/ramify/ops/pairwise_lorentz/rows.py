@@ -1,7 +1,11 @@
-"""What the kernels over pairs know of each point: its direction stays in memory, its radius becomes seven numbers.
+"""What the kernels over pairs know of each point: its radius becomes seven numbers, its direction two float16 ones.
 
 Every model of hyperbolic space, and its tangent space at the origin, is a direction and a radius ``a`` (times ``s``).
 So one family of kernels serves all of them; a *chart* says how ``a`` follows from the length of a stored row.
+
+Rows of float32 are stored once more as unit vectors in two *parts* of float16, 22 bits together as of two TF32 numbers.
+Matrix units take float16 at twice the rate of TF32 and straight from memory: no number is taken apart for every pair.
+Rows in half precision are multiplied as they are.
 """
 
 from __future__ import annotations
@@ -25,10 +29,13 @@ STATS = 7
 _TINY = tl.constexpr(1.1754943508222875e-38)  # a square below this counts as 0, as in geometry.numerics
 _ROWS = 16
 
+PART_SCALE = tl.constexpr(256.0)
+"""Unit vectors are stored times this, so that the small part of a component above 1/1000 has all its digits."""
+
 
 @triton.jit
-def _store_rows(x, stats, first, R, n, S: tl.constexpr, CHART: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
+def _store_rows(x, stats, parts, first, R, n, P, S: tl.constexpr, CHART: tl.constexpr, LIMIT: tl.constexpr,
+                SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """In float64: near the boundary of the ball the last digit of ``|x|`` is the first of the distance to it."""
     row = first.to(tl.int64) + tl.arange(0, ROWS)
     is_row = row < R
@@ -73,41 +80,69 @@ def _store_rows(x, stats, first, R, n, S: tl.constexpr, CHART: tl.constexpr, LIM
         cosh = 0.5 * (growth + decay)
         grown = tl.where(is_small, a + 0.5 * a * a, growth - 1.0)
         ratio = tl.where(is_zero, scale, sinh * over)
-    tl.store(stats + row, grown.to(tl.float32), mask=is_row)
-    tl.store(stats + R + row, tl.sqrt(decay).to(tl.float32), mask=is_row)
-    tl.store(stats + 2 * R + row, sinh.to(tl.float32), mask=is_row)
-    tl.store(stats + 3 * R + row, cosh.to(tl.float32), mask=is_row)
-    tl.store(stats + 4 * R + row, over.to(tl.float32), mask=is_row)
-    tl.store(stats + 5 * R + row, slope.to(tl.float32), mask=is_row)
-    tl.store(stats + 6 * R + row, ratio.to(tl.float32), mask=is_row)
+    # One pointer after the other: 6 R may be beyond 32 bits.
+    stats += row
+    tl.store(stats, grown.to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, tl.sqrt(decay).to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, sinh.to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, cosh.to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, over.to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, slope.to(tl.float32), mask=is_row)
+    stats += R
+    tl.store(stats, ratio.to(tl.float32), mask=is_row)
+    if SPLIT:
+        for start in range(0, P, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            inside = is_row[:, None] & (column < n)[None, :]
+            part = tl.load(x + row[:, None] * n + column[None, :], mask=inside, other=0.0).to(tl.float64)
+            unit = (part * (over * PART_SCALE)[:, None]).to(tl.float32)
+            high = unit.to(tl.float16)
+            low = (unit - high.to(tl.float32)).to(tl.float16)
+            inside = is_row[:, None] & (column < P)[None, :]
+            tl.store(parts + row[:, None] * P + column[None, :], high, mask=inside)
+            tl.store(parts + (row + R)[:, None] * P + column[None, :], low, mask=inside)
 
 
 @triton.jit
-def _rows_kernel(x, y, stats_x, stats_y, RX, RY, n, S: tl.constexpr, CHART: tl.constexpr, LIMIT: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _rows_kernel(x, y, stats_x, stats_y, parts_x, parts_y, RX, RY, n, P, S: tl.constexpr, CHART: tl.constexpr,
+                 LIMIT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     own = tl.cdiv(RX, ROWS)
     if program < own:
-        _store_rows(x, stats_x, program * ROWS, RX, n, S, CHART, LIMIT, ROWS, BLOCK)
+        _store_rows(x, stats_x, parts_x, program * ROWS, RX, n, P, S, CHART, LIMIT, SPLIT, ROWS, BLOCK)
     else:
-        _store_rows(y, stats_y, (program - own) * ROWS, RY, n, S, CHART, LIMIT, ROWS, BLOCK)
+        _store_rows(y, stats_y, parts_y, (program - own) * ROWS, RY, n, P, S, CHART, LIMIT, SPLIT, ROWS, BLOCK)
 
 
-def row_stats(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
-    """Seven numbers for each row of x (B, N, n) and y (B, M, n), contiguous: (7, B N), and (7, B M) or (7, 0)."""
+Known = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What is known of the rows of x and of y: their numbers (7, rows) each, their parts (2, rows, P) each."""
+
+
+def row_stats(x: Tensor, y: Tensor | None, chart: int, c: float) -> Known:
+    """Numbers and parts of the rows of x (B, N, n) and y (B, M, n), contiguous; of no rows if y is None.
+
+    In parts, rows are filled up with zeros to a multiple of 16, which keeps them aligned. Half precision has none.
+    """
     n = x.shape[-1]
     rows_x, rows_y = x.shape[0] * x.shape[1], 0 if y is None else y.shape[0] * y.shape[1]
-    stats_x = torch.empty(STATS, rows_x, dtype=torch.float32, device=x.device)
-    stats_y = torch.empty(STATS, rows_y, dtype=torch.float32, device=x.device)
+    is_split = x.dtype == torch.float32
+    P = 16 * triton.cdiv(n, 16) if is_split else 0
+    stats = [torch.empty(STATS, rows, dtype=torch.float32, device=x.device) for rows in (rows_x, rows_y)]
+    parts = [torch.empty(2, rows, P, dtype=torch.float16, device=x.device) for rows in (rows_x, rows_y)]
     if has_data(x) and rows_x + rows_y:
         settings = {
-            "S": math.sqrt(c), "CHART": chart, "LIMIT": _limit(chart, c), "ROWS": _ROWS,
-            "BLOCK": min(128, triton.next_power_of_2(max(n, 1))), "num_warps": 4,
+            "S": math.sqrt(c), "CHART": chart, "LIMIT": _limit(chart, c), "SPLIT": is_split, "ROWS": _ROWS,
+            "BLOCK": min(128, triton.next_power_of_2(max(P, n, 1))), "num_warps": 4,
         }  # fmt: skip
-        tensors = (x, x if y is None else y, stats_x, stats_y)
+        tensors = (x, x if y is None else y, *stats, *(parts if is_split else stats))
         grid = (triton.cdiv(rows_x, _ROWS) + triton.cdiv(rows_y, _ROWS),)
-        launch(_rows_kernel, grid, tensors, (rows_x, rows_y, n), settings)
-    return stats_x, stats_y
+        launch(_rows_kernel, grid, tensors, (rows_x, rows_y, n, P), settings)
+    return stats[0], stats[1], parts[0], parts[1]
 
 
 def _limit(chart: int, c: float) -> float:

@@ -1,12 +1,13 @@
 """All pairs on the GPU: distances, their softmax, the nearest point; one launch for radii, one for pairs.
 
-Float32 rows are multiplied as three TF32 products, half precision as it lies in memory: no digit of it is lost.
+Float32 rows are multiplied in two parts of float16 (see ``rows``), as exact as three TF32 products and twice as fast;
+half precision as it lies in memory: no digit of it is lost.
 
-Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 250 (TF32) or 450 (bf16)
-Tflop/s; expected microseconds on an H200: distances 32 of bytes, 103 of float32 or 19 of bf16 products, 25 of other
-arithmetic: about 130 and 60 (torch.cdist: a float32 product of 175 and two passes of 64 over its result, 320). Softmax:
-products twice, roots, logarithms and exponentials of 60, bytes of 34: about 290 and 95. Nearest: 130 and 50.
-(64, 196, 196, 64): 9.8 MB, 5. (512, 49, 16, 32): 1.6 MB, 4. Both are two launches, where torch.cdist has ten.
+Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 600 Tflop/s of float16;
+counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of bf16 products, 50 of other arithmetic, 10
+for rows: about 130 and 90. Softmax: products twice, roots, logarithms and exponentials of 90, bytes of 34: about 180
+and 120. Nearest: 110 and 70. With float32 rows in three TF32 products, taken apart again for every tile, distances
+took 322 measured. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
 """
 
 from __future__ import annotations
@@ -21,51 +22,57 @@ from torch import Tensor
 
 from ..backend import has_data, interpreted
 from ..launch import launch
-from .pairs import across, across_by_differences, distance, is_blurred, log2_growth, multiply, radial
-from .rows import row_stats
+from .pairs import (
+    across,
+    across_by_differences,
+    add_products,
+    distance,
+    is_blurred,
+    load_rows,
+    load_stats,
+    log2_growth,
+    radial,
+)
+from .rows import Known, row_stats
 
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: infinity less itself is not a number."""
 
 
 @triton.jit
-def _load_rows(x, row, is_row, first, n, BK: tl.constexpr):
-    column = first + tl.arange(0, BK)
-    inside = is_row[:, None] & (column < n)[None, :]
-    return tl.load(x + row[:, None].to(tl.int64) * n + column[None, :], mask=inside, other=0.0)
+def _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Products of a tile, rows from ``own`` and from ``other`` on, BK components after BK."""
+    product = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, P, BK):
+        a = load_rows(parts_x, own, is_row, first, P, BM, BK)
+        b = load_rows(parts_y, other, is_col, first, P, BN, BK)
+        a_low, b_low = a, b
+        if SPLIT:
+            a_low = load_rows(parts_x, own + RX, is_row, first, P, BM, BK)
+            b_low = load_rows(parts_y, other + RY, is_col, first, P, BN, BK)
+        product = add_products(product, a, a_low, b, b_low, SPLIT, PRECISION)
+    return product
 
 
 @triton.jit
-def _load_stats(stats, row, is_row, R):
-    """``e^a - 1``, ``e^(-a/2)``, ``sinh a`` and ``1/|x|``; all 0 for rows that do not exist."""
-    grown = tl.load(stats + row, mask=is_row, other=0.0)
-    root = tl.load(stats + R + row, mask=is_row, other=0.0)
-    sinh = tl.load(stats + 2 * R + row, mask=is_row, other=0.0)
-    over = tl.load(stats + 4 * R + row, mask=is_row, other=0.0)
-    return grown, root, sinh, over
-
-
-@triton.jit
-def _distance_kernel(x, y, stats_x, stats_y, out, RX, RY, N, M, n, UNIT: tl.constexpr, SAME: tl.constexpr,
-                     EXACT: tl.constexpr, BLUR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-                     BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, RX, RY, N, M, n, P, UNIT: tl.constexpr,
+                     SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr,
+                     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     across_m = tl.cdiv(M, BN)
     tiles = tl.cdiv(N, BM) * across_m
     batch = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
-    row = (tile // across_m) * BM + tl.arange(0, BM)
-    col = (tile % across_m) * BN + tl.arange(0, BN)
+    above, left = (tile // across_m) * BM, (tile % across_m) * BN
+    row, col = above + tl.arange(0, BM), left + tl.arange(0, BN)
     is_row, is_col = row < N, col < M
+    own, other = batch * N + above, batch * M + left  # the first rows among those of all batches
     x += batch * N * n
     y += batch * M * n
-    product = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, n, BK):
-        a = _load_rows(x, row, is_row, first, n, BK)
-        b = _load_rows(y, col, is_col, first, n, BK)
-        product = multiply(a, tl.trans(b), product, PRECISION)
-    grown_x, root_x, sinh_x, over_x = _load_stats(stats_x + batch * N, row, is_row, RX)
-    grown_y, root_y, sinh_y, over_y = _load_stats(stats_y + batch * M, col, is_col, RY)
-    q = across(product, over_x, over_y)
+    product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, BK)
+    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+    grown_y, root_y, sinh_y, over_y = load_stats(stats_y + batch * M, col, is_col, RY)
+    q = across(product, over_x, over_y, SPLIT)
     rho = radial(grown_x, root_x, grown_y, root_y)
     if EXACT:
         blurred = q
@@ -76,24 +83,25 @@ def _distance_kernel(x, y, stats_x, stats_y, out, RX, RY, N, M, n, UNIT: tl.cons
     d = UNIT * distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :])
     if SAME:  # NaN stays
         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
-    at = batch * N * M + row[:, None].to(tl.int64) * M + col[None, :]
-    tl.store(out + at, d, mask=is_row[:, None] & is_col[None, :])
+    tl.store(out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), d, mask=is_row[:, None] & is_col[None, :])
 
 
 @triton.jit
-def _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, is_col, RY, n, SAME: tl.constexpr,
-             EXACT: tl.constexpr, BLUR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-             BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
+             is_col, RX, RY, n, P, SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr,
+             PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+             PIECE: tl.constexpr):  # fmt: skip
     """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns."""
-    product = tl.zeros((BM, BN), tl.float32)
     if PIECE == BK:
-        product = multiply(a, tl.trans(_load_rows(y, col, is_col, 0, n, BK)), product, PRECISION)
+        b = load_rows(parts_y, other, is_col, 0, P, BN, BK)
+        b_low = b
+        if SPLIT:
+            b_low = load_rows(parts_y, other + RY, is_col, 0, P, BN, BK)
+        product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
     else:
-        for start in range(0, n, PIECE):
-            part = _load_rows(x, row, is_row, start, n, PIECE)
-            product = multiply(part, tl.trans(_load_rows(y, col, is_col, start, n, PIECE)), product, PRECISION)
-    grown_y, root_y, sinh_y, over_y = _load_stats(stats_y, col, is_col, RY)
-    q = across(product, over_x, over_y)
+        product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
+    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+    q = across(product, over_x, over_y, SPLIT)
     if SAME:
         q = tl.where(row[:, None] == col[None, :], 0.0, q)
     rho = radial(grown_x, root_x, grown_y, root_y)
@@ -107,26 +115,30 @@ def _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col
 
 
 @triton.jit
-def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE: tl.constexpr, SAME: tl.constexpr,
-                    QUICK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, P, RATE: tl.constexpr,
+                    SAME: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Two turns over the columns: one for the sum of each row, one that writes. Making a tile again is cheaper than
     reading it: its bytes would go through memory twice more."""
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)
+    above = (tl.program_id(0) % blocks) * BM
+    row = above + tl.arange(0, BM)
     is_row = row < N
-    x += batch * N * n
-    y += batch * M * n
+    own = batch * N + above
     stats_y += batch * M
-    a = _load_rows(x, row, is_row, 0, n, PIECE)
-    grown_x, root_x, sinh_x, over_x = _load_stats(stats_x + batch * N, row, is_row, RX)
+    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
+    a_low = a
+    if SPLIT:
+        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
+    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     top = tl.full((BM,), LOWEST, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          False, 0.0, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0, SPLIT,
+                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
         higher = tl.maximum(top, tl.max(score, axis=1))
         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
@@ -135,32 +147,40 @@ def _softmax_kernel(x, y, stats_x, stats_y, out, log_sums, RX, RY, N, M, n, RATE
     tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          False, 0.0, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0, SPLIT,
+                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
-        at = batch * N * M + row[:, None].to(tl.int64) * M + col[None, :]
-        tl.store(out + at, p, mask=is_row[:, None] & (col < M)[None, :])
+        tl.store(
+            out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), p, mask=is_row[:, None] & (col < M)[None, :]
+        )
 
 
 @triton.jit
-def _nearest_kernel(x, y, stats_x, stats_y, index, d, RX, RY, N, M, n, UNIT: tl.constexpr, SAME: tl.constexpr,
-                    BLUR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
+                    SAME: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)
+    above = (tl.program_id(0) % blocks) * BM
+    row = above + tl.arange(0, BM)
     is_row = row < N
+    own = batch * N + above
     x += batch * N * n
     y += batch * M * n
     stats_y += batch * M
-    a = _load_rows(x, row, is_row, 0, n, PIECE)
-    grown_x, root_x, sinh_x, over_x = _load_stats(stats_x + batch * N, row, is_row, RX)
+    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
+    a_low = a
+    if SPLIT:
+        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
+    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, a, grown_x, root_x, sinh_x, over_x, stats_y, row, is_row, col, col < M, RY, n, SAME,
-                          True, BLUR, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, True, BLUR, SPLIT,
+                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         square = tl.where((col < M)[None, :] & (square == square), square, float("inf"))
         best = tl.min(square, axis=1)
         place = tl.min(tl.where(square == best[:, None], col[None, :], 2147483647), axis=1)
@@ -179,11 +199,9 @@ def blur(n: int) -> float:
     return min(0.25, max(0.0625, n / 2048))
 
 
-def precision(x: Tensor) -> str:
-    """How rows are multiplied: float32 as three TF32 products, which are as exact; half precision as it is."""
-    if interpreted():
-        return "ieee"
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+def precision() -> str:
+    """How a matrix unit takes what is left of float32, the weights of float16 rows; an interpreter has none."""
+    return "ieee" if interpreted() else "tf32"
 
 
 def width(n: int) -> int:
@@ -205,46 +223,60 @@ def _tile(N: int, M: int, n: int) -> dict[str, int]:
 @functools.cache
 def _strip(N: int, M: int, n: int, is_half: bool) -> dict[str, int]:
     bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
-    # Whole rows of float32 and their small parts would fill shared memory: one program on a multiprocessor.
-    piece = width(n) if is_half else min(32, width(n))
-    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": piece, "num_warps": 4, "num_stages": 2 if is_half else 3}
+    # Two parts of rows of 256 would fill shared memory: one program on a multiprocessor.
+    piece = width(n) if is_half or width(n) <= 128 else 64
+    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": piece, "num_warps": 4, "num_stages": 2}
 
 
-def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+def sets_of(x: Tensor, y: Tensor | None, known: Known) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """What every kernel over pairs begins with: points, numbers and parts of both sets, then all sizes."""
+    B, N, n = x.shape
+    other, is_split = x if y is None else y, x.dtype == torch.float32
+    stats_x, stats_y, parts_x, parts_y = known
+    if y is None:
+        stats_y, parts_y = stats_x, parts_x
+    M = other.shape[1]
+    multiplied = (parts_x, parts_y) if is_split else (x, other)
+    return (x, other, stats_x, stats_y, *multiplied), (B * N, B * M, N, M, n, parts_x.shape[-1] if is_split else n)
+
+
+def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> tuple[Tensor, Known]:
     """Distances (B, N, M) of x (B, N, n) and y (B, M, n), contiguous, or x itself; then what is known of their rows."""
     B, N, n = x.shape
     M = N if y is None else y.shape[1]
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
-    stats_x, stats_y = row_stats(x, y, chart, c)
+    known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
         sizes = _tile(N, M, n)
         settings = {
-            "UNIT": c**-0.5, "SAME": y is None, "EXACT": exact, "BLUR": blur(n), "PRECISION": precision(x), **sizes
+            "UNIT": c**-0.5, "SAME": y is None, "EXACT": exact, "BLUR": blur(n), "SPLIT": x.dtype == torch.float32,
+            "PRECISION": precision(), **sizes,
         }  # fmt: skip
-        tensors = (x, x if y is None else y, stats_x, stats_x if y is None else stats_y, out)
+        tensors, numbers = sets_of(x, y, known)
         grid = (B * triton.cdiv(N, sizes["BM"]) * triton.cdiv(M, sizes["BN"]),)
-        launch(_distance_kernel, grid, tensors, (B * N, B * M, N, M, n), settings)
-    return out, stats_x, stats_y
+        launch(_distance_kernel, grid, (*tensors, out), numbers, settings)
+    return out, known
 
 
 def distance_softmax(
     x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Softmax (B, N, M) of distances over -temperature, what is known of rows, logarithms (base 2) of sums (B, N)."""
+) -> tuple[Tensor, Tensor, Known]:  # fmt: skip
+    """Softmax (B, N, M) of distances over -temperature, logarithms (base 2) of sums (B, N), what is known of rows."""
     B, N, n = x.shape
     M = N if y is None else y.shape[1]
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
     log_sums = torch.empty(B, N, dtype=torch.float32, device=x.device)
-    stats_x, stats_y = row_stats(x, y, chart, c)
+    known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
-            "PRECISION": precision(x), **sizes,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
         }  # fmt: skip
-        tensors = (x, x if y is None else y, stats_x, stats_x if y is None else stats_y, out, log_sums)
-        launch(_softmax_kernel, (B * triton.cdiv(N, sizes["BM"]),), tensors, (B * N, B * M, N, M, n), settings)
-    return out, stats_x, stats_y, log_sums
+        tensors, numbers = sets_of(x, y, known)
+        grid = (B * triton.cdiv(N, sizes["BM"]),)
+        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers, settings)
+    return out, log_sums, known
 
 
 def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
@@ -253,10 +285,13 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
     M = N if y is None else y.shape[1]
     index = torch.empty(B, N, dtype=torch.int64, device=x.device)
     d = torch.empty(B, N, dtype=torch.float32, device=x.device)
-    stats_x, stats_y = row_stats(x, y, chart, c)
+    known = row_stats(x, y, chart, c)
     if has_data(x) and index.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
-        settings = {"UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "PRECISION": precision(x), **sizes}
-        tensors = (x, x if y is None else y, stats_x, stats_x if y is None else stats_y, index, d)
-        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), tensors, (B * N, B * M, N, M, n), settings)
+        settings = {
+            "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "SPLIT": x.dtype == torch.float32,
+            "PRECISION": precision(), **sizes,
+        }  # fmt: skip
+        tensors, numbers = sets_of(x, y, known)
+        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, index, d), numbers, settings)
     return index, d
