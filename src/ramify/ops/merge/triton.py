@@ -47,7 +47,7 @@ def _mean_kernel(x, size, order, start, out, out_size, N, K, C, PREFIX, stride_b
     out += (image * (PREFIX + K) + row) * C + channel
     out_size += image * (PREFIX + K) + row
     if row < PREFIX:
-        tl.store(out, tl.load(x + row * stride_n + channel, mask=is_channel), mask=is_channel)
+        tl.store(out, tl.load(x + row.to(tl.int64) * stride_n + channel, mask=is_channel), mask=is_channel)
         tl.store(out_size, tl.load(size + row))
     else:
         begin = tl.load(start + image * (K + 1) + row - PREFIX)
@@ -61,7 +61,7 @@ def _mean_kernel(x, size, order, start, out, out_size, N, K, C, PREFIX, stride_b
             token = tl.load(order + image * N + at, mask=is_member, other=0) + PREFIX
             s = tl.load(size + token, mask=is_member, other=0.0)
             rows = tl.load(
-                x + token[:, None] * stride_n + channel[None, :],
+                x + token[:, None].to(tl.int64) * stride_n + channel[None, :],
                 mask=is_member[:, None] & is_channel[None, :],
                 other=0.0,
             )
