@@ -23,7 +23,7 @@ from ..ops.cluster_window import fits as window_fits
 from ..ops.map_norm import map_norm
 from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
 from .common import gemm_dtype, wide
-from .products import scaled_linear
+from .products import linear, scaled_linear
 from .windows import (
     Size,
     Windows,
@@ -65,7 +65,7 @@ class MapNorm(nn.Module):
 
     def by_layer_norm(self, x: Tensor) -> Tensor:
         """The same by kernels that take a sample as one row."""
-        is_cast = torch.is_autocast_enabled(x.device.type)  # autocast has norms in float32
+        is_cast = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # which has norms in float32
         dtype = torch.promote_types(x.dtype, torch.float32) if is_cast else x.dtype
         return torch.addcmul(self.bias, map_norm(x, self.eps, dtype), self.weight)
 
@@ -327,7 +327,7 @@ class ClusterMixer(nn.Module):
                 f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
             )
         windows = self.windows((x.shape[1], x.shape[2]))
-        both = self.points_and_values(x)  # (B, H, W, 2 H' d), points then values
+        both = linear(x, self.points_and_values)  # (B, H, W, 2 H' d), points then values
         layout = self._patch_layout(windows)
         if record is None and self._has_kernel(both, windows, layout):
             return self._by_kernels(both, windows, layout, factor)
