@@ -27,6 +27,8 @@ CUTS = {  # map, windows, window, margin, centres, heads, dim, cells
     "wide": Cut(14, 14, 1, 1, 14, 14, 0, 0, 7, 7, 1, 16, 1, 1),
     "wide, parts": Cut(20, 24, 2, 2, 10, 12, 0, 0, 3, 7, 1, 8, 1, 2),
     "wide, padding": Cut(11, 13, 1, 2, 11, 7, 0, 0, 5, 7, 1, 16),
+    "wide, few centres": Cut(20, 20, 1, 1, 20, 20, 0, 0, 3, 3, 1, 5, 1, 1),
+    "wide, more centres than rows": Cut(3, 40, 1, 1, 3, 40, 0, 0, 4, 8, 1, 8),
     "oblong": Cut(6, 20, 2, 2, 3, 10, 0, 0, 3, 2, 1, 5, 1, 2),
 }
 
@@ -91,7 +93,7 @@ def cases(names: Any, half: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize(("name", "dtype"), cases(CUTS, ("one window", "wide, padding")))
 def test_patches_equal_the_definition(name: str, dtype: torch.dtype, device: str, seed: int) -> None:
     cut = CUTS[name]
-    B = 1 if name in ("wide", "wide, parts") else 2  # many tiles are slow to interpret
+    B = 1 if name in ("wide", "wide, parts", "wide, few centres") else 2  # many tiles are slow to interpret
     leaves = patch_input(cut, B, dtype, device, with_bias=name != "shifted")
     poison((B, cut.height, cut.width, 2 * cut.inner), dtype, device)
     compare(lambda *x, backend: cluster_patch(*x, cut, backend=backend), leaves, limit(dtype, device))
@@ -105,6 +107,29 @@ def test_several_images_of_a_program_and_none(device: str, seed: int, monkeypatc
     for images in (5, 0):
         leaves = patch_input(cut, images, torch.float32, device, True)
         compare(lambda *x, backend: cluster_patch(*x, cut, backend=backend), leaves, 2e-6)
+
+
+def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None:
+    cut = CUTS["wide, padding"]  # whose kernel keeps something for the gradient
+    both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
+    assert both is not None and alpha is not None
+    found = cluster_patch(both, alpha, bias, cut, backend="triton")
+    with_grad = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    assert with_grad[0].requires_grad and not found[0].requires_grad
+    for one, other in zip(found, with_grad, strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        assert torch.equal(cluster_patch(both, alpha, bias, cut, backend="triton")[0], found[0])
+
+
+def test_gradients_may_be_taken_twice(device: str, seed: int) -> None:
+    cut = CUTS["wide, padding"]
+    both, alpha, bias = patch_input(cut, 1, torch.float32, device, True)
+    assert both is not None and alpha is not None
+    out, _, moments = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    loss = out.square().sum() + moments.sum()
+    first, second = (torch.autograd.grad(loss, both, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_float32_that_shared_memory_does_not_hold_is_left_to_torch(device: str) -> None:

@@ -60,25 +60,29 @@ def cluster_patch(
     """
     if not fits(both, cut, backend):
         return reference.cluster_patch(both, alpha, bias, cut)
-    found: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (both, alpha, bias))
+    found: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
     return found
 
 
 class _ClusterPatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         both, ctx.cut = both.contiguous(), cut
         held = None if bias is None else bias.contiguous()
         run = _forward_operator if needs_operator(both) else _forward
-        out, parts, moments = run(both, alpha, held, *cut)
-        ctx.save_for_backward(both, alpha, held)
+        out, parts, moments, kept, sizes = run(both, alpha, held, keep, *cut)
+        if keep:
+            ctx.save_for_backward(both, alpha, held, out, kept, sizes)
         ctx.set_materialize_grads(False)
         return out, parts, moments
 
     @staticmethod
     @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
     def backward(ctx: Any, grad: Tensor | None, grad_parts: Tensor | None, grad_moments: Tensor | None) -> Any:
-        both, alpha, bias = ctx.saved_tensors
+        both, alpha, bias, out, kept, sizes = ctx.saved_tensors
         cut: Cut = ctx.cut
         B = both.shape[0]
         if grad is None:
@@ -89,35 +93,37 @@ class _ClusterPatch(torch.autograd.Function):
             grad_moments = both.new_zeros(B, 2, dtype=torch.float32)
         run = _backward_operator if needs_operator(both) else _backward
         to_both, to_alpha, to_bias = run(
-            both, alpha, bias, grad.contiguous(), grad_parts.contiguous(), grad_moments.contiguous(), *cut
-        )
+            both, alpha, bias, grad.contiguous(), grad_parts.contiguous(), grad_moments.contiguous(), out, kept, sizes,
+            *cut,
+        )  # fmt: skip
         return (
             to_both,
             to_alpha.to(alpha.dtype).view(alpha.shape),
             None if bias is None else to_bias.to(bias.dtype),
             None,
+            None,
         )
 
 
 def _forward(
-    both: Tensor, alpha: Tensor, bias: Tensor | None, height: int, width: int, rows: int, columns: int, wy: int,
-    wx: int, top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    both: Tensor, alpha: Tensor, bias: Tensor | None, keep: bool, height: int, width: int, rows: int, columns: int,
+    wy: int, wx: int, top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
-    return triton.forward(both, alpha, bias, cut)
+    return triton.forward(both, alpha, bias, cut, keep)
 
 
 def _backward(
     both: Tensor, alpha: Tensor, bias: Tensor | None, grad: Tensor, grad_parts: Tensor, grad_moments: Tensor,
-    height: int, width: int, rows: int, columns: int, wy: int, wx: int, top: int, left: int, my: int, mx: int,
-    num_heads: int, dim: int, cells_y: int, cells_x: int,
+    out: Tensor, kept: Tensor, sizes: Tensor, height: int, width: int, rows: int, columns: int, wy: int, wx: int,
+    top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
-    return triton.backward(both, alpha, bias, grad, grad_parts, grad_moments, cut)
+    return triton.backward(both, alpha, bias, grad, grad_parts, grad_moments, out, kept, sizes, cut)
 
 
 _forward_operator = operator("cluster_patch", _forward)

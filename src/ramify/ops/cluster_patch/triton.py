@@ -18,7 +18,7 @@ Bytes at batch 128 and 224 px in bfloat16, and microseconds at 4.2 TB/s, forward
 
 A program waits for its own products, four forward and eleven backward, so what is left depends on how many are
 resident: 119 registers forward (four programs per multiprocessor), 168 backward (three, 104 bytes spilt) for 128
-threads; in tiles 167 (three) and 255 (two). Expected: 1.5 to 2 times the floor, in tiles 3 to 4 times.
+threads; in tiles 168 both ways (three).
 Sums over images and heads are taken in a fixed order.
 """
 
@@ -323,7 +323,7 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, registers: int = 255) -> dict[str, Any]:
+def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, registers: int) -> dict[str, Any]:
     settings = {**_settings(cut, has_bias, dtype), **_options(dtype, 1, registers)}
     settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else TILE
     return {key: value for key, value in settings.items() if key not in ("GROUPS", "G", "FULL")}
@@ -341,9 +341,18 @@ def _images(B: int, settings: dict[str, Any]) -> int:
     return -(-B // min(B, wanted))
 
 
-def forward(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, height, width, 2 inner) contiguous -> mixed values, parts and moments."""
+def forward(
+    both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(B, height, width, 2 inner) contiguous -> mixed values, parts and moments.
+
+    With ``keep`` also what the backward pass of wide windows needs: directions of the centres and what they gathered,
+    and in float32 their lengths, one over their masses and the logarithms of the sums of every patch.
+    """
     B, dtype, device = both.shape[0], both.dtype, both.device
+    owners = cut.num_windows * cut.num_heads if keep and is_wide(cut) else 0
+    kept = torch.empty(B, owners, 2, cut.centres, cut.dim, dtype=dtype, device=device)
+    sizes = torch.empty(B, owners, 2 * cut.centres + cut.window, dtype=torch.float32, device=device)
     settings = _settings(cut, bias is not None, dtype)
     out = torch.empty(B, cut.height, cut.width, cut.inner, dtype=dtype, device=device)
     parts = torch.empty(B, cut.num_windows, PARTS if cut.cells_y else 0, 2 * cut.inner, dtype=dtype, device=device)
@@ -354,18 +363,24 @@ def forward(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) -> tuple
             from .wide import wide_cluster_patch_kernel as kernel
 
             grid = (cut.num_windows * cut.num_heads, B)
-            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, dtype, 168))
-            return out, parts, moments.sum(1)
-        images = _images(B, settings)
-        grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))
-        launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(dtype, 2, 128))
-    return out, parts, moments.sum(1)
+            options = _wide_settings(cut, bias is not None, dtype, 168) | {"KEEP": keep}
+            launch(kernel, grid, (*tensors, kept, sizes), (), options)
+        else:
+            images = _images(B, settings)
+            grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))
+            launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(dtype, 2, 128))
+    return out, parts, moments.sum(1), kept, sizes
 
 
 def backward(
-    both: Tensor, alpha: Tensor, bias: Tensor | None, grad: Tensor, grad_parts: Tensor, grad_moments: Tensor, cut: Cut
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``both``, of alpha () and of the bias (empty without one) in float32."""
+    both: Tensor, alpha: Tensor, bias: Tensor | None, grad: Tensor, grad_parts: Tensor, grad_moments: Tensor,
+    out: Tensor, kept: Tensor, sizes: Tensor, cut: Cut,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``both``, of alpha () and of the bias (empty without one) in float32.
+
+    Args:
+        out, kept, sizes: what :func:`forward` gave; of no account for windows that are not wide.
+    """
     B, device = both.shape[0], both.device
     settings = _settings(cut, bias is not None, both.dtype)
     images = 1 if is_wide(cut) else _images(max(B, 1), settings)
@@ -377,12 +392,14 @@ def backward(
     held = both.dtype if is_wide(cut) else torch.float32
     part_bias = torch.empty(grid[1] if bias is not None else 0, *shape, dtype=held, device=device)
     if has_data(both) and B:
-        tensors = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments, grad_both, part_alpha,
-                   part_bias)  # fmt: skip
+        given = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments)
+        made = (grad_both, part_alpha, part_bias)
         if is_wide(cut):
             from .wide import wide_cluster_patch_grad_kernel as kernel
 
-            launch(kernel, grid, tensors, (), _wide_settings(cut, bias is not None, both.dtype))
+            options = _wide_settings(cut, bias is not None, both.dtype, 168)
+            launch(kernel, grid, (*given, out, kept, sizes, *made, torch.empty_like(kept)), (), options)
         else:
-            launch(_cluster_patch_grad_kernel, grid, tensors, (B, images), settings | _options(both.dtype, 1, 168))
+            options = settings | _options(both.dtype, 1, 168)
+            launch(_cluster_patch_grad_kernel, grid, (*given, *made), (B, images), options)
     return grad_both, part_alpha.sum(), part_bias.sum(0, dtype=torch.float32)
