@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import runpy
 import shlex
 from pathlib import Path
 
 import pytest
+
+from ramify.tables import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
@@ -86,10 +90,36 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:
     others = {"world", "demo_page"}  # python -m ramify.data.world draws the one, the other is the demo in a browser
     others |= set(runpy.run_path(str(ROOT / "docs" / "lab_figures.py"))["PICTURES"])  # from a sweep on a GPU
+    others |= set(runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["PICTURES"])  # from runs on a GPU
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
     pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "img").iterdir()}
     assert set(figures) <= set(pictures) <= set(figures) | others
     assert max(pictures.values()) < 300_000
+
+
+def test_tables_of_helm_beside_its_twin_are_those_of_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Validation losses lie on straight lines, so reading one between two steps is exact.
+    for model, slope in (("helm", 0.001), ("llama", 0.002)):
+        for seed in range(3):
+            train = [{"split": "train", "step": step, "loss": 6 - slope * step} for step in range(20, 401, 20)]
+            val = [{"split": "val", "step": step, "loss": 5 + 0.1 * seed - slope * step} for step in (100, 200, 400)]
+            (tmp_path / f"{model}-{seed}").mkdir()
+            lines = "".join(json.dumps(row) + "\n" for row in train + val)
+            (tmp_path / f"{model}-{seed}" / "metrics.jsonl").write_text(lines)
+    runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["main"](tmp_path, tmp_path)
+    shown = capsys.readouterr().out
+    assert (tmp_path / "helm_wiki.png").stat().st_size > 10_000
+
+    def cell(slope: float, step: float) -> str:
+        return spread([math.exp(5 + 0.1 * seed - slope * step) for seed in range(3)], 1)
+
+    helm, llama = cell(0.001, 200), cell(0.002, 200)
+    assert f"| 200 | {helm} | {llama} | 5.840 ± 0.000 | 5.680 ± 0.000 |" in shown  # lines of steps 120 to 200
+    assert f"| best of a run | {cell(0.001, 400)} | {cell(0.002, 400)} |" in shown
+    assert f"| 200 | {helm} | {llama} | {cell(0.002, 214)} | {cell(0.002, 276)} |" in shown
+    assert f"| 400 | {cell(0.001, 400)} | {cell(0.002, 400)} |  |  |" in shown  # the twin has not run that long
 
 
 def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
