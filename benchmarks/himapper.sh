@@ -6,7 +6,7 @@ few=()
 
 arms() { # TABLE DATA
     "${RAMIFY[@]}" compare "recipes/$1.yaml" --out "$OUT/$1" --jobs "${JOBS:-4}" --overrides "data.root=$DATA/$2" \
-        "model.weights=$DATA/weights/tf_efficientnet_lite0_fp16.safetensors" "run.device=$DEVICE" data.cache=true data.workers=3 "${few[@]}"
+        "model.weights=$DATA/weights/tf_efficientnet_lite0_fp16.safetensors" "run.device=$DEVICE" data.cache=true data.workers=2 "${few[@]}"
 }
 
 cost() { "${RAMIFY[@]}" bench himapper --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --batch 1 --repeats 2 --no-compile); }
