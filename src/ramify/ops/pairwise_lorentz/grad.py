@@ -117,6 +117,7 @@ def _grad_rows(program, x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums
     stats_x += RX
     stats_x += RX
     cosh_x = tl.load(stats_x, mask=is_row, other=0.0)
+    UNIT: tl.constexpr = PART_SCALE if SPLIT else 1.0  # length of a direction in the products
     along = tl.zeros((BM,), tl.float32)
     transverse = tl.zeros((BM, BK), tl.float32)
     size = tl.full((BM,), LEAST, tl.float32)  # transverse is kept in units of it
@@ -190,8 +191,7 @@ def _grad_rows(program, x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums
         # Such a tile by differences; the product that all tiles have then gets nothing.
         if EXACT:  # noqa: SIM102
             if near > 0:
-                scale: tl.constexpr = PART_SCALE if SPLIT else 1.0
-                transverse = _add_differences(transverse, weight * scale, x, y, row, is_row, col, is_col, n,
+                transverse = _add_differences(transverse, weight * UNIT, x, y, row, is_row, col, is_col, n,
                                               over_wide_x, over_wide_y, BK)  # fmt: skip
                 weight = tl.zeros((BM, BN), tl.float32)
         if SPLIT:
