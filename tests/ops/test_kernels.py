@@ -146,6 +146,20 @@ def test_merging_takes_tokens_that_are_not_contiguous(device: str) -> None:
         torch.testing.assert_close(merged, plain)
 
 
+@pytest.mark.parametrize(("num_tokens", "k"), [(3, 11), (0, 2), (0, 0)])
+def test_merging_into_more_clusters_than_there_are_tokens(
+    num_tokens: int, k: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters that nobody is in are zero: no place is left as it was found in memory, nor read from there."""
+    x, size = torch.randn(2, 1 + num_tokens, 5, device=device), torch.ones(2, 1 + num_tokens, device=device)
+    assignment = torch.randint(0, max(k, 1), (2, num_tokens), device=device)
+    plain = merge_mean(x, size, assignment, k, num_prefix=1, backend="torch")
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(1))
+    merged = merge_mean(x, size, assignment, k, num_prefix=1, backend="triton")
+    torch.testing.assert_close(merged, plain)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str, no_waiting) -> None:

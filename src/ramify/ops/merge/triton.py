@@ -110,7 +110,7 @@ def merge_mean(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int)
         return out, out_size
     order = torch.empty(B, N, dtype=torch.int32, device=x.device)
     start = torch.empty(B, k + 1, dtype=torch.int32, device=x.device)
-    block = triton.next_power_of_2(N)
+    block = triton.next_power_of_2(max(N, k, 1))  # every cluster has a beginning, also one that nobody is in
     _sort_kernel[(B,)](labels, order, start, N, k, block, UNROLL=8, num_warps=max(1, min(16, block // 32)))
     block_c = _channel_block(C)
     _mean_kernel[(B * (num_prefix + k), triton.cdiv(C, block_c))](
