@@ -25,7 +25,7 @@ Sums over images and heads are taken in a fixed order.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -83,20 +83,26 @@ def _members(group, local, iy, ix, inside, G: tl.constexpr, S: tl.constexpr, WY:
 
 
 @triton.jit
+def of_part(window, y, x, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr, CELL_Y: tl.constexpr,
+            CELL_X: tl.constexpr):  # fmt: skip
+    """Which part of its window a patch is in, of four."""
+    py = y // CELL_Y - (window // COLUMNS) * WY // CELL_Y
+    px = x // CELL_X - (window % COLUMNS) * WX // CELL_X
+    return py * 2 + px
+
+
+@triton.jit
 def in_parts(group, local, y, x, inside, G: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr, WX: tl.constexpr,
               CELL_Y: tl.constexpr, CELL_X: tl.constexpr):  # fmt: skip
     """(N, 16) which part of its window a patch is in, four for each window of the tile."""
-    window = group * G + local
-    py = y // CELL_Y - (window // COLUMNS) * WY // CELL_Y
-    px = x // CELL_X - (window % COLUMNS) * WX // CELL_X
-    part = local * 4 + py * 2 + px
+    part = local * 4 + of_part(group * G + local, y, x, COLUMNS, WY, WX, CELL_Y, CELL_X)
     return ((part[:, None] == tl.arange(0, 16)[None, :]) & inside[:, None]).to(tl.float32)
 
 
 @triton.jit
-def _spoilt(x, v, own):
-    """Which patches are in a window with something that is not finite."""
-    bad = tl.sum(x.to(tl.float32) * 0.0 + v.to(tl.float32) * 0.0, axis=1)
+def _spoilt(total, own):
+    """Which patches are in a window with something that is not finite, from a sum of tiles."""
+    bad = tl.sum(total * 0.0, axis=1)
     bad = (bad != bad).to(tl.float32)
     of_centre = tl.max(tl.where(own, bad[:, None], 0.0), axis=0)
     return tl.max(tl.where(own, of_centre[None, :], 0.0), axis=1) > 0.0
@@ -118,7 +124,7 @@ def _assigned(x, v, member, own, inside, over_count, alpha, bias, FULL: tl.const
     cosine = product(x, tl.trans(towards.to(stored)), WIDEN) * over[:, None]
     logits = tl.where(own, alpha * cosine + bias, float("-inf"))
     weight = tl.exp(logits - tl.max(logits, axis=1)[:, None])
-    assign = weight / tl.sum(weight, axis=1)[:, None]
+    assign = weight * (1.0 / tl.sum(weight, axis=1))[:, None]
     counted = assign
     if not FULL:
         counted = tl.where(inside[:, None], assign, 0.0)
@@ -172,7 +178,7 @@ def _cluster_patch_kernel(both, alpha, bias, out, parts, moments, B, IMAGES, GRO
             tl.store(part_base + part_at, product(chosen, points, WIDEN) / (WY * WX), mask=part_mask)
             tl.store(part_base + INNER + part_at, product(chosen, values, WIDEN) / (WY * WX), mask=part_mask)
         if G > 1:
-            spoilt = _spoilt(points, values, own)
+            spoilt = _spoilt(points.to(tl.float32) + values.to(tl.float32), own)
             points = tl.where(spoilt[:, None], 0.0, points.to(tl.float32)).to(stored)
             values = tl.where(spoilt[:, None], 0.0, values.to(tl.float32)).to(stored)
         _, _, _, _, _, _, assign, _, _, gathered = _assigned(
@@ -207,7 +213,6 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
         group, 0, G, S, COLUMNS, WY, WX, TOP, LEFT, HEIGHT, WIDTH, BLOCK_N
     )
     own, member, over_count = _members(group, local, iy, ix, inside, G, S, WY, WX, MY, MX, BLOCK_M)
-    member = member.to(stored)
     column = tl.arange(0, BLOCK_D)
     mask = inside[:, None] & (column < D)[None, :]
     patch = tl.where(inside, y * WIDTH + x, 0)
@@ -221,11 +226,11 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
     if HAS_BIAS:
         added = tl.load(bias + at, mask=of_bias, other=0.0).to(tl.float32)
         sum_bias = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    if CELL_Y > 0:
-        chosen = in_parts(group, local, y, x, inside, G, COLUMNS, WY, WX, CELL_Y, CELL_X).to(stored)
-        row = tl.arange(0, 16)
-        part_mask = ((row < 4 * G) & (group * G * 4 + row < 4 * S))[:, None] & (column < D)[None, :]
-        part_at = (group * G * 4 + row)[:, None] * (2 * INNER) + head * D + column[None, :]
+    if CELL_Y > 0:  # where the gradient of each patch's part is
+        part = of_part(group * G + local, y, x, COLUMNS, WY, WX, CELL_Y, CELL_X)
+        part_at = ((group * G + local) * 4 + part)[:, None] * (2 * INNER) + head * D + column[None, :]
+    handed = (member * over_count[None, :]).to(tl.float32)  # the share of a patch in each centre
+    member = member.to(stored)
     sum_alpha = tl.zeros((BLOCK_N,), tl.float32)
     for turn in range(tl.minimum(IMAGES, B - tl.program_id(1) * IMAGES)):
         image = first + turn
@@ -234,7 +239,7 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
         values = tl.load(both + base + INNER + read, mask=mask, other=0.0)
         to_mixed = tl.load(grad + image * (HEIGHT * WIDTH * INNER) + given, mask=mask, other=0.0)
         if G > 1:
-            spoilt = _spoilt(points, values, own) | _spoilt(to_mixed, to_mixed, own)
+            spoilt = _spoilt(points.to(tl.float32) + values.to(tl.float32) + to_mixed.to(tl.float32), own)
             points = tl.where(spoilt[:, None], 0.0, points.to(tl.float32)).to(stored)
             values = tl.where(spoilt[:, None], 0.0, values.to(tl.float32)).to(stored)
             to_mixed = tl.where(spoilt[:, None], 0.0, to_mixed.to(tl.float32)).to(stored)
@@ -252,50 +257,65 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
         to_mass = -over_mass * tl.sum(to_gathered * gathered, axis=1)
         to_assign = product(to_mixed, tl.trans(gathered.to(stored)), WIDEN)
         to_assign += product(values, tl.trans(to_total.to(stored)), WIDEN) + to_mass[None, :]
-        to_values = product(counted.to(stored), to_total.to(stored), WIDEN)
-        to_values += product(member, (to_total * over_count[:, None]).to(stored), WIDEN)
+        # patches hand their values to centres by assignment and by average
+        to_values = product((counted + handed).to(stored), to_total.to(stored), WIDEN)
+        if CELL_Y > 0:  # both before the first store, which nothing is read ahead of
+            part_base = grad_parts + image * (S * 4 * 2 * INNER)
+            to_part = tl.load(part_base + part_at, mask=mask, other=0.0)
+            to_values += tl.load(part_base + INNER + part_at, mask=mask, other=0.0).to(tl.float32) * (1.0 / N)
+        if G > 1:
+            to_values = tl.where(spoilt[:, None], float("nan"), to_values)
+        tl.store(grad_both + base + INNER + read, to_values, mask=mask)
 
         to_logits = counted * (to_assign - tl.sum(counted * to_assign, axis=1)[:, None])
         if G > 1:
             to_logits = tl.where(spoilt[:, None] & own, float("nan"), to_logits)
         if HAS_BIAS:
             sum_bias += to_logits
-        sum_alpha += tl.sum(to_logits * cosine, axis=1)
+        slope = tl.sum(to_logits * cosine, axis=1)
+        sum_alpha += slope
         if G > 1:
             to_logits = tl.where(spoilt[:, None], 0.0, to_logits)
-        to_logits = factor * to_logits
-        along = tl.where(length > 1e-6, tl.sum(to_logits * cosine, axis=1), 0.0)
-        wide = points.to(tl.float32) * over[:, None]
-        to_points = product(to_logits.to(stored), towards.to(stored), WIDEN) - along[:, None] * wide
-        to_points *= over[:, None]
-        to_towards = product(tl.trans((to_logits * over[:, None]).to(stored)), points, WIDEN)
+            slope = tl.where(spoilt, 0.0, slope)
+        to_cosine = (to_logits * over[:, None]).to(stored)
+        along = tl.where(length > 1e-6, slope * over * over, 0.0)
+        to_points = factor * (product(to_cosine, towards.to(stored), WIDEN) - along[:, None] * points.to(tl.float32))
+        to_towards = factor * product(tl.trans(to_cosine), points, WIDEN)
         along_centre = tl.where(centre_length > 1e-6, tl.sum(to_towards * towards, axis=1), 0.0)
         to_centre = (to_towards - along_centre[:, None] * towards) * (over_centre * over_count)[:, None]
         to_points += product(member, to_centre.to(stored), WIDEN)
         if CELL_Y > 0:
-            part_base = grad_parts + image * (S * 4 * 2 * INNER)
-            to_part = tl.load(part_base + part_at, mask=part_mask, other=0.0)
-            to_points += product(chosen, to_part, WIDEN) / N
-            to_part = tl.load(part_base + INNER + part_at, mask=part_mask, other=0.0)
-            to_values += product(chosen, to_part, WIDEN) / N
+            to_points += to_part.to(tl.float32) * (1.0 / N)
         if G > 1:
             to_points = tl.where(spoilt[:, None], float("nan"), to_points)
-            to_values = tl.where(spoilt[:, None], float("nan"), to_values)
         tl.store(grad_both + base + read, to_points, mask=mask)
-        tl.store(grad_both + base + INNER + read, to_values, mask=mask)
-    part = tl.program_id(1).to(tl.int64)
-    tl.store(part_alpha + part * (GROUPS * HEADS) + tl.program_id(0), tl.sum(sum_alpha))
+    turn_of = tl.program_id(1).to(tl.int64)
+    tl.store(part_alpha + turn_of * (GROUPS * HEADS) + tl.program_id(0), tl.sum(sum_alpha))
     if HAS_BIAS:
-        tl.store(part_bias + part * (S * HEADS * M * N) + at, sum_bias, mask=of_bias)
+        tl.store(part_bias + turn_of * (S * HEADS * M * N) + at, sum_bias, mask=of_bias)
 
 
 PROGRAMS = 1584
 """Programs of a launch, about: twelve per multiprocessor of a Hopper GPU, so that the last ones do not wait long."""
 
 
-WIDE, TILE, FLOAT32_TILE = 2048, 64, 16
-"""Pairs of a patch and a centre that a program holds at once; with more, patches go by in tiles of this size. Larger
-ones of float32 spill 1.7 KB of every thread's registers in the backward pass."""
+WIDE, FLOAT32_TILE = 2048, 16
+"""Pairs of a patch and a centre that a program holds at once; with more, patches go by in tiles, in float32 of this
+size. Larger ones of float32 spill 1.7 KB of every thread's registers in the backward pass."""
+
+
+class Start(NamedTuple):
+    """How programs start in half precision: three or four on a multiprocessor are worth a few spilt registers."""
+
+    warps: int = 4
+    stages: int = 1
+    registers: int = 168
+    tile: int = 64
+
+
+START = {
+    "forward": Start(stages=2, registers=128), "backward": Start(), "wide forward": Start(), "wide backward": Start(),
+}  # fmt: skip
 
 
 def is_wide(cut: Cut) -> bool:
@@ -323,16 +343,18 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, registers: int) -> dict[str, Any]:
-    settings = {**_settings(cut, has_bias, dtype), **_options(dtype, 1, registers)}
-    settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else TILE
+def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, which: str) -> dict[str, Any]:
+    settings = _settings(cut, has_bias, dtype) | _options(dtype, which)
+    settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else START[which].tile
     return {key: value for key, value in settings.items() if key not in ("GROUPS", "G", "FULL")}
 
 
-def _options(dtype: torch.dtype, stages: int, registers: int) -> dict[str, Any]:
-    """Three or four programs at a time on a multiprocessor are worth a few spilt registers in half precision."""
-    is_half = dtype != torch.float32 and not interpreted()
-    return {"num_warps": 4, "num_stages": stages, **({"maxnreg": registers} if is_half else {})}
+def _options(dtype: torch.dtype, which: str) -> dict[str, Any]:
+    """What Triton is told beside the constants of a kernel."""
+    start = START[which]
+    if dtype == torch.float32 or interpreted():
+        return {"num_warps": 4, "num_stages": start.stages}
+    return {"num_warps": start.warps, "num_stages": start.stages, "maxnreg": start.registers}
 
 
 def _images(B: int, settings: dict[str, Any]) -> int:
@@ -363,12 +385,12 @@ def forward(
             from .wide import wide_cluster_patch_kernel as kernel
 
             grid = (cut.num_windows * cut.num_heads, B)
-            options = _wide_settings(cut, bias is not None, dtype, 168) | {"KEEP": keep}
+            options = _wide_settings(cut, bias is not None, dtype, "wide forward") | {"KEEP": keep}
             launch(kernel, grid, (*tensors, kept, sizes), (), options)
         else:
             images = _images(B, settings)
             grid = (settings["GROUPS"] * cut.num_heads, -(-B // images))
-            launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(dtype, 2, 128))
+            launch(_cluster_patch_kernel, grid, tensors, (B, images), settings | _options(dtype, "forward"))
     return out, parts, moments.sum(1), kept, sizes
 
 
@@ -397,9 +419,9 @@ def backward(
         if is_wide(cut):
             from .wide import wide_cluster_patch_grad_kernel as kernel
 
-            options = _wide_settings(cut, bias is not None, both.dtype, 168)
+            options = _wide_settings(cut, bias is not None, both.dtype, "wide backward")
             launch(kernel, grid, (*given, out, kept, sizes, *made, torch.empty_like(kept)), (), options)
         else:
-            options = settings | _options(both.dtype, 1, 168)
+            options = settings | _options(both.dtype, "backward")
             launch(_cluster_patch_grad_kernel, grid, (*given, *made), (B, images), options)
     return grad_both, part_alpha.sum(), part_bias.sum(0, dtype=torch.float32)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton import in_parts, patches, product
+from .triton import in_parts, of_part, patches, product
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 UNROLLED = tl.constexpr(16)
@@ -82,9 +82,9 @@ def _of_centres(held, iy, ix, mask, WY: tl.constexpr, WX: tl.constexpr, MY: tl.c
 def _of_parts(grad_parts, window, y, x, mask, INNER: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr,
               WX: tl.constexpr, CELL_Y: tl.constexpr, CELL_X: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """For each patch of a tile the gradient of the part of its window that it is in."""
-    part = 2 * (y // CELL_Y - (window // COLUMNS) * WY // CELL_Y) + x // CELL_X - (window % COLUMNS) * WX // CELL_X
+    part = of_part(window, y, x, COLUMNS, WY, WX, CELL_Y, CELL_X)
     at = grad_parts + part[:, None] * (2 * INNER) + tl.arange(0, BLOCK_D)[None, :]
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32) / (WY * WX)
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32) * (1.0 / (WY * WX))
 
 
 @triton.jit
@@ -291,7 +291,7 @@ def wide_cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_mom
     to_held = held + place[:, None] * D + feature[None, :]
     tl.store(to_held + M * D, to_gathered * over_count[:, None], mask=is_centre)
     tl.debug_barrier()  # other threads of the program read this
-    of_part = grad_parts + (image * S + window) * (4 * 2 * INNER) + head * D
+    to_parts = grad_parts + (image * S + window) * (4 * 2 * INNER) + head * D
 
     to_towards = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     sum_alpha = tl.zeros((BLOCK_N,), tl.float32)
@@ -303,7 +303,9 @@ def wide_cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_mom
         assign, size, over = _again(points, towards, factor, bias, at_bias, logsums, within, count, N, HAS_BIAS, WIDEN)
         to_values = _of_centres(held + M * D, iy, ix, mask, WY, WX, MY, MX, D, BLOCK_N, BLOCK_D)
         if CELL_Y > 0:
-            to_values += _of_parts(of_part + INNER, window, y, x, mask, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, BLOCK_D)
+            to_values += _of_parts(
+                to_parts + INNER, window, y, x, mask, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, BLOCK_D
+            )
         to_values += product(assign.to(stored), to_total, WIDEN)
         tl.store(grad_both + base + INNER + read, to_values, mask=mask)
 
@@ -337,6 +339,6 @@ def wide_cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_mom
         )
         to_points = _of_centres(held, iy, ix, mask, WY, WX, MY, MX, D, BLOCK_N, BLOCK_D)
         if CELL_Y > 0:
-            to_points += _of_parts(of_part, window, y, x, mask, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, BLOCK_D)
+            to_points += _of_parts(to_parts, window, y, x, mask, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, BLOCK_D)
         to_points += tl.load(grad_both + base + read, mask=mask, other=0.0).to(tl.float32)
         tl.store(grad_both + base + read, to_points, mask=mask)
