@@ -67,6 +67,32 @@ def test_kernels_equal_the_definition(rows: int, n: int, parts: str, dtype: torc
         torch.testing.assert_close(lifted, found[4], rtol=2 * unit, atol=2 * unit)
 
 
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("parts", ["yng", "n"])
+def test_programs_sum_gradients_over_their_rows(
+    eps: float, parts: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large eps leaves much of a gradient along the point, which the kernel has in closed form."""
+    from ramify.ops.residual_norm import triton
+
+    monkeypatch.setattr(triton, "PROCESSORS", 1)  # 12 programs of one warp
+    given = made(30, 16, parts, torch.float32, device)
+    assert given[0] is not None
+    given[0] *= 0.1
+    settings = {**SETTINGS, "eps": eps, "width": 24}
+    exact = [None if part is None else part.double() for part in given]
+    wanted = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
+    torch.use_deterministic_algorithms(True)  # what is allocated holds NaN until it is written
+    try:
+        found = residual_norm_grad(*given, dtype=torch.float32, **settings, backend="triton")  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5 * max(1.0, other.abs().max().item()))
+
+
 @pytest.mark.parametrize("norm", [1.0, 40.0, 1200.0])
 def test_the_centroid_of_a_point_with_itself_is_the_point(norm: float, device: str) -> None:
     """There t_x t_y - x.y cancels: its rounding, eps t^2, is what is left; the bound keeps the root real."""

@@ -1,6 +1,7 @@
 """Residual, norm and lift in one pass over the row, forward and backward.
 
-At 8192 rows of 384 in bfloat16 the forward moves 25 MB and the backward 44 MB: 6 and 11 microseconds at 4.2 TB/s.
+At 8192 rows of 384 in bfloat16 the forward moves 25 MB and the backward 44 MB: 6 and 11 microseconds at 4.2 TB/s. Rows
+of 1536 take 4 times that, in which a multiprocessor starts some 75 instructions for 32 columns of the backward.
 Settings are constants of the kernels: as arguments a compiler may make them float64, and everything with them.
 Gradients of what all rows share are summed by each program over its own rows, then over programs, in a fixed order.
 """
@@ -18,8 +19,10 @@ from torch import Tensor
 from ..backend import has_data
 from ..launch import launch
 
-PROGRAMS = 1056
-"""Programs of a backward pass, eight per multiprocessor of a Hopper GPU: each sums gradients over its rows."""
+PROCESSORS = 132
+"""Multiprocessors of a Hopper GPU."""
+STAGED = 65536
+"""Most bytes of shared memory for the rows that a program of the backward pass reads ahead."""
 
 
 @triton.jit
@@ -28,11 +31,11 @@ def _softplus(raw):
 
 
 @triton.jit
-def _joined(x, y, w, OVER_C: tl.constexpr, SCALE: tl.constexpr):
-    """The centroid of two rows, and what its gradient needs; SCALE is the gain over the root of c."""
-    time_x = tl.sqrt(tl.sum(x * x, axis=0) + OVER_C)
-    time_y = tl.sqrt(tl.sum(y * y, axis=0) + OVER_C)
-    apart = time_x * time_y - tl.sum(x * y, axis=0)
+def _joined(of_x, of_y, of_both, w, OVER_C: tl.constexpr, SCALE: tl.constexpr):
+    """What a centroid and its gradient need, from x.x, y.y and x.y; SCALE is the gain over the root of c."""
+    time_x = tl.sqrt(of_x + OVER_C)
+    time_y = tl.sqrt(of_y + OVER_C)
+    apart = time_x * time_y - of_both
     is_free = apart >= OVER_C  # else rounding broke the bound
     apart = tl.where(apart < OVER_C, OVER_C, apart)
     q = (1.0 + w * w) * OVER_C + 2.0 * w * apart
@@ -49,21 +52,21 @@ def _normed(x, gamma, n, EPS: tl.constexpr, OVER_C: tl.constexpr, stored: tl.con
 
 
 @triton.jit
-def _store_lifted(lifted, row, s, time, n, WIDTH, column, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def _store_lifted(lifted, row, s, time, n, width, column, BIAS: tl.constexpr):
     """``[s, t, 1, 0, ...]``; columns beyond the block's are few and written by a second vector."""
-    base = lifted + row * WIDTH
+    base = lifted + row * width
     tl.store(base + column, s, mask=column < n)
     tail = n + tl.arange(0, 16)
     rest = tl.where(tail == n, time, 0.0)
     if BIAS:
         rest = tl.where(tail == n + 1, 1.0, rest)
-    tl.store(base + tail, rest, mask=tail < WIDTH)
+    tl.store(base + tail, rest, mask=tail < width)
 
 
 @triton.jit
-def _residual_norm_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr,
+def _residual_norm_kernel(x, y, raw, gamma, joined, lifted, n, WIDTHS, SCALE: tl.constexpr, EPS: tl.constexpr,
                     OVER_C: tl.constexpr, HAS_Y: tl.constexpr, HAS_NORM: tl.constexpr, BIAS: tl.constexpr,
-                    BLOCK: tl.constexpr):  # fmt: skip
+                    STEP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < n
@@ -72,26 +75,57 @@ def _residual_norm_kernel(x, y, raw, gamma, joined, lifted, n, WIDTH, SCALE: tl.
     if HAS_Y:
         other = tl.load(y + row * n + column, mask=inside, other=0.0).to(tl.float32)
         w = _softplus(tl.load(raw).to(tl.float32))
-        scale, _, _, _, _, _ = _joined(point, other, w, OVER_C, SCALE)
+        scale, _, _, _, _, _ = _joined(
+            tl.sum(point * point, axis=0),
+            tl.sum(other * other, axis=0),
+            tl.sum(point * other, axis=0),
+            w,
+            OVER_C,
+            SCALE,
+        )
         point = (scale * (point + w * other)).to(stored)
         tl.store(joined + row * n + column, point, mask=inside)
         point = point.to(tl.float32)
     if HAS_NORM:
         g = tl.load(gamma + column, mask=inside, other=0.0).to(tl.float32)
         _, s, time = _normed(point, g, n, EPS, OVER_C, stored, lifted.dtype.element_ty)
-        _store_lifted(lifted, row, s, time, n, WIDTH, column, BIAS, BLOCK)
+        _store_lifted(lifted, row, s, time, n, WIDTHS * STEP, column, BIAS)
+
+
+@triton.jit
+def _sums(a, b, c, d, e, f, g):
+    """Sums of seven rows with one exchange between warps, where seven calls would have them wait seven times."""
+    first = tl.join(tl.join(a, b), tl.join(c, d))
+    second = tl.join(tl.join(e, f), tl.join(g, g))
+    first, second = tl.split(tl.sum(tl.join(first, second), axis=0))
+    a_b, c_d = tl.split(first)
+    e_f, g_g = tl.split(second)
+    a, b = tl.split(a_b)
+    c, d = tl.split(c_d)
+    e, f = tl.split(e_f)
+    g, _ = tl.split(g_g)
+    return a, b, c, d, e, f, g
 
 
 @triton.jit
 def _residual_norm_grad_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, parts, R, n,
-                     WIDTH, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
-                     HAS_NORM: tl.constexpr, HAS_JOINED: tl.constexpr, BIAS: tl.constexpr,
-                     BLOCK: tl.constexpr):  # fmt: skip
+                     WIDTHS, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
+                     HAS_NORM: tl.constexpr, BIAS: tl.constexpr, HAS_JOINED: tl.constexpr, STEP: tl.constexpr,
+                     STAGES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One round of sums for a row, after which all its scalars are known.
+
+    With ``a = x + w y`` the point is ``p = scale a`` and the normed one ``s = k gamma a`` for ``k = rms scale``. For
+    ``g`` the gradient of ``s``, that through the time included, ``h = gamma g`` goes back through the norm as
+    ``rms (h - k^2 a (h . a) / n)``. Of that, what lies along ``a`` is ``eps rms^3 (h . a)``: the rest cancels and is
+    left out here. The point is not rounded on the way to ``s``, which may move an entry of ``lifted`` by one unit.
+    """
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < n
     stored: tl.constexpr = x.dtype.element_ty
+    width = WIDTHS * STEP
     sum_gamma = tl.zeros((BLOCK,), tl.float32)
+    sum_w = tl.zeros((BLOCK,), tl.float32)
     sum_raw = 0.0
     if HAS_NORM:
         norm_gain = tl.load(gamma + column, mask=inside, other=0.0).to(tl.float32)
@@ -99,42 +133,61 @@ def _residual_norm_grad_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_
         raw_value = tl.load(raw).to(tl.float32)
         w = _softplus(raw_value)
     programs = tl.num_programs(0)
-    for turn in range(tl.cdiv(R - tl.program_id(0), programs)):
+    for turn in tl.range(tl.cdiv(R - tl.program_id(0), programs), num_stages=STAGES):
         row = program + turn * programs
         first = tl.load(x + row * n + column, mask=inside, other=0.0).to(tl.float32)
-        point = first
+        summed = first
+        grad = tl.zeros((BLOCK,), tl.float32)
         if HAS_Y:
             other = tl.load(y + row * n + column, mask=inside, other=0.0).to(tl.float32)
-            scale, q, apart, is_free, time_x, time_y = _joined(first, other, w, OVER_C, SCALE)
             summed = first + w * other
-            point = (scale * summed).to(stored).to(tl.float32)
-        grad = tl.zeros((BLOCK,), tl.float32)
         if HAS_JOINED:
             grad = tl.load(grad_joined + row * n + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
-            rms, s, time = _normed(point, norm_gain, n, EPS, OVER_C, stored, lifted.dtype.element_ty)
-            _store_lifted(lifted, row, s, time, n, WIDTH, column, BIAS, BLOCK)
-            to_s = tl.load(grad_lifted + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-            to_time = tl.load(grad_lifted + row * WIDTH + n).to(tl.float32)
-            to_s += to_time / time * s
-            unit = point * rms
-            sum_gamma += to_s * unit
-            to_unit = to_s * norm_gain
-            grad += rms * (to_unit - unit * (tl.sum(to_unit * unit, axis=0) / n))
+            to_s = tl.load(grad_lifted + row * width + column, mask=inside, other=0.0).to(tl.float32)
+            to_time = tl.load(grad_lifted + row * width + n).to(tl.float32)
+            gained = norm_gain * summed
+        nothing = tl.zeros((BLOCK,), tl.float32)
+        square, of_gained, to_gained, to_summed, of_x, of_y, of_both = _sums(
+            summed * summed,
+            gained * gained if HAS_NORM else nothing,
+            to_s * gained if HAS_NORM else nothing,
+            grad * summed if HAS_JOINED else nothing,
+            first * first if HAS_Y else nothing,
+            other * other if HAS_Y else nothing,
+            first * other if HAS_Y else nothing,
+        )
+        scale = 1.0
         if HAS_Y:
-            to_scale = tl.sum(grad * summed, axis=0)
-            to_sum = scale * grad
-            to_q = -0.5 * to_scale * scale / q
+            scale, q, apart, is_free, time_x, time_y = _joined(of_x, of_y, of_both, w, OVER_C, SCALE)
+        to_sum = scale * grad
+        if HAS_NORM:
+            rms = tl.rsqrt(scale * scale * square / n + EPS)
+            k = rms * scale
+            time = tl.sqrt(k * k * of_gained + OVER_C)
+            through_time = k * to_time / time
+            along = to_gained + through_time * of_gained
+            _store_lifted(lifted, row, (k * gained).to(stored), time, n, width, column, BIAS)
+            to_gain = k * (to_s + through_time * gained)
+            sum_gamma += to_gain * summed
+            to_sum += to_gain * norm_gain
+            to_sum -= k * k * k * along / n * summed
+            to_summed += EPS * rms * rms * rms * along
+        if HAS_Y:
+            to_q = -0.5 * to_summed * scale / q
             to_apart = tl.where(is_free, 2.0 * w * to_q, 0.0)
-            to_w = to_q * 2.0 * (w * OVER_C + apart) + tl.sum(to_sum * other, axis=0)
-            sum_raw += to_w
-            tl.store(grad_y + row * n + column, w * to_sum + to_apart * (time_x / time_y * other - first), mask=inside)
-            grad = to_sum + to_apart * (time_y / time_x * first - other)
-        tl.store(grad_x + row * n + column, grad, mask=inside)
+            sum_raw += to_q * 2.0 * (w * OVER_C + apart)
+            sum_w += to_sum * other
+            to_y = w * to_sum + to_apart * time_x / time_y * other - to_apart * first
+            tl.store(grad_y + row * n + column, to_y, mask=inside)
+            to_sum += to_apart * time_y / time_x * first
+            to_sum -= to_apart * other
+        tl.store(grad_x + row * n + column, to_sum, mask=inside)
     parts += program * ((n if HAS_NORM else 0) + (1 if HAS_Y else 0))
     if HAS_NORM:
         tl.store(parts + column, sum_gamma, mask=inside)
     if HAS_Y:
+        sum_raw += tl.sum(sum_w, axis=0)
         tl.store(parts + (n if HAS_NORM else 0), sum_raw / (1.0 + tl.exp(-raw_value)))
 
 
@@ -144,11 +197,35 @@ def _sizes(n: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
+@functools.cache
+def _grad_sizes(n: int, item: int) -> dict[str, int]:
+    """STAGES - 1 rows are on their way while one is computed; what is known of it takes 168 registers of a thread."""
+    sizes = _sizes(n)
+    stages = 1 + min(2, STAGED // (4 * sizes["BLOCK"] * item))
+    limit = {"maxnreg": _grad_registers(sizes["num_warps"])} if n % 16 == 0 else {}  # others load entry by entry
+    return {"STAGES": stages, **sizes, **limit}
+
+
+def _grad_registers(num_warps: int) -> int:
+    return 168 if num_warps < 8 else 128
+
+
+def _grad_programs(n: int) -> int:
+    """As many as are resident by their registers: each sums gradients over its rows."""
+    num_warps = _sizes(n)["num_warps"]
+    return PROCESSORS * (65536 // (32 * num_warps * _grad_registers(num_warps)))
+
+
 def _settings(y: Tensor | None, gamma: Tensor | None, gain: float, eps: float, c: float, bias: bool) -> dict[str, Any]:
     return {
         "SCALE": gain / c**0.5, "EPS": eps, "OVER_C": 1 / c, "HAS_Y": y is not None, "HAS_NORM": gamma is not None,
         "BIAS": bias,
     }  # fmt: skip
+
+
+def _step(width: int) -> int:
+    """Columns that a row's width is counted in; a compiler that sees eight reads and writes 16 bytes at a time."""
+    return 8 if width % 8 == 0 else 1
 
 
 def forward(
@@ -161,8 +238,8 @@ def forward(
     lifted = torch.empty(R if gamma is not None else 0, width, dtype=dtype, device=x.device)
     if has_data(x) and R:
         given = (x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma)
-        settings = _settings(y, gamma, gain, eps, c, bias) | _sizes(n)
-        launch(_residual_norm_kernel, (R,), (*given, joined, lifted), (n, width), settings)
+        settings = _settings(y, gamma, gain, eps, c, bias) | {"STEP": _step(width)} | _sizes(n)
+        launch(_residual_norm_kernel, (R,), (*given, joined, lifted), (n, width // _step(width)), settings)
     return joined, lifted
 
 
@@ -174,7 +251,7 @@ def backward(
     lifted rows again; no rows or columns for what there is not."""
     R, n = x.shape
     has_y, has_norm = y is not None, gamma is not None
-    programs = max(1, min(PROGRAMS, R))
+    programs = max(1, min(_grad_programs(n), R))
     grad_x = torch.empty_like(x)
     grad_y = torch.empty(R if has_y else 0, n, dtype=x.dtype if y is None else y.dtype, device=x.device)
     lifted = torch.empty(R if has_norm else 0, width, dtype=dtype, device=x.device)
@@ -185,8 +262,9 @@ def backward(
             x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma,
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
         )  # fmt: skip
-        settings = _settings(y, gamma, gain, eps, c, bias) | {"HAS_JOINED": grad_joined is not None} | _sizes(n)
-        launch(
-            _residual_norm_grad_kernel, (programs,), (*given, grad_x, grad_y, lifted, parts), (R, n, width), settings
-        )
+        settings = _settings(y, gamma, gain, eps, c, bias) | {"HAS_JOINED": grad_joined is not None}
+        settings |= {"STEP": _step(width)} | _grad_sizes(n, max(x.element_size(), dtype.itemsize))
+        written = (grad_x, grad_y, lifted, parts)
+        numbers = (R, n, width // _step(width))
+        launch(_residual_norm_grad_kernel, (programs,), (*given, *written), numbers, settings)
     return grad_x, grad_y, parts, lifted
