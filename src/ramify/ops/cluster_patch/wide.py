@@ -194,7 +194,7 @@ def wide_cluster_patch_kernel(both, alpha, bias, out, parts, moments, kept, size
 
     sums = tl.zeros((BLOCK_N,), tl.float32)
     squares = tl.zeros((BLOCK_N,), tl.float32)
-    ONE_CELL: tl.constexpr = CELL_Y > 0 and CELL_Y % WY == 0 and CELL_X % WX == 0  # then a part is the window
+    ONE_CELL: tl.constexpr = CELL_Y > 0 and (CELL_Y % WY == 0 and CELL_X % WX == 0)  # then a part is the window
     part_points = tl.zeros((BLOCK_N if ONE_CELL else 16, BLOCK_D), tl.float32)
     part_values = tl.zeros((BLOCK_N if ONE_CELL else 16, BLOCK_D), tl.float32)
     for first in range(0, N, BLOCK_N):
