@@ -69,17 +69,18 @@ def test_kernels_equal_the_definition(rows: int, n: int, parts: str, dtype: torc
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 @pytest.mark.parametrize("parts", ["yng", "n"])
+@pytest.mark.parametrize(("rows", "n"), [(30, 16), (20, 384)])  # one piece, three pieces
 def test_programs_sum_gradients_over_their_rows(
-    eps: float, parts: str, device: str, monkeypatch: pytest.MonkeyPatch
+    rows: int, n: int, eps: float, parts: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large eps leaves much of a gradient along the point, which the kernel has in closed form."""
     from ramify.ops.residual_norm import triton
 
-    monkeypatch.setattr(triton, "PROCESSORS", 1)  # 12 programs of one warp
-    given = made(30, 16, parts, torch.float32, device)
+    monkeypatch.setattr(triton, "PROCESSORS", 1)  # and a few programs
+    given = made(rows, n, parts, torch.float32, device)
     assert given[0] is not None
     given[0] *= 0.1
-    settings = {**SETTINGS, "eps": eps, "width": 24}
+    settings = {**SETTINGS, "eps": eps, "width": n + 8}
     exact = [None if part is None else part.double() for part in given]
     wanted = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
     torch.use_deterministic_algorithms(True)  # what is allocated holds NaN until it is written

@@ -1,7 +1,7 @@
 """Residual, norm and lift in one pass over the row, forward and backward.
 
 At 8192 rows of 384 in bfloat16 the forward moves 25 MB and the backward 44 MB: 6 and 11 microseconds at 4.2 TB/s. Rows
-of 1536 take 4 times that, in which a multiprocessor starts some 75 instructions for 32 columns of the backward.
+of 1536 take 4 times that, in which a multiprocessor starts about 95 instructions for 32 columns; the backward has 63.
 Settings are constants of the kernels: as arguments a compiler may make them float64, and everything with them.
 Gradients of what all rows share are summed by each program over its own rows, then over programs, in a fixed order.
 """
@@ -52,15 +52,13 @@ def _normed(x, gamma, n, EPS: tl.constexpr, OVER_C: tl.constexpr, stored: tl.con
 
 
 @triton.jit
-def _store_lifted(lifted, row, s, time, n, width, column, BIAS: tl.constexpr):
-    """``[s, t, 1, 0, ...]``; columns beyond the block's are few and written by a second vector."""
-    base = lifted + row * width
-    tl.store(base + column, s, mask=column < n)
+def _store_tail(lifted, row, time, n, width, BIAS: tl.constexpr):
+    """``[t, 1, 0, ...]``, the few columns of a lifted row behind the normed point."""
     tail = n + tl.arange(0, 16)
     rest = tl.where(tail == n, time, 0.0)
     if BIAS:
         rest = tl.where(tail == n + 1, 1.0, rest)
-    tl.store(base + tail, rest, mask=tail < width)
+    tl.store(lifted + row * width + tail, rest, mask=tail < width)
 
 
 @triton.jit
@@ -89,7 +87,8 @@ def _residual_norm_kernel(x, y, raw, gamma, joined, lifted, n, WIDTHS, SCALE: tl
     if HAS_NORM:
         g = tl.load(gamma + column, mask=inside, other=0.0).to(tl.float32)
         _, s, time = _normed(point, g, n, EPS, OVER_C, stored, lifted.dtype.element_ty)
-        _store_lifted(lifted, row, s, time, n, WIDTHS * STEP, column, BIAS)
+        tl.store(lifted + row * (WIDTHS * STEP) + column, s, mask=inside)
+        _store_tail(lifted, row, time, n, WIDTHS * STEP, BIAS)
 
 
 @triton.jit
@@ -111,81 +110,132 @@ def _sums(a, b, c, d, e, f, g):
 def _residual_norm_grad_kernel(x, y, raw, gamma, grad_joined, grad_lifted, grad_x, grad_y, lifted, parts, R, n,
                      WIDTHS, SCALE: tl.constexpr, EPS: tl.constexpr, OVER_C: tl.constexpr, HAS_Y: tl.constexpr,
                      HAS_NORM: tl.constexpr, BIAS: tl.constexpr, HAS_JOINED: tl.constexpr, STEP: tl.constexpr,
-                     STAGES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                     STAGES: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One round of sums for a row, after which all its scalars are known.
 
     With ``a = x + w y`` the point is ``p = scale a`` and the normed one ``s = k gamma a`` for ``k = rms scale``. For
     ``g`` the gradient of ``s``, that through the time included, ``h = gamma g`` goes back through the norm as
     ``rms (h - k^2 a (h . a) / n)``. Of that, what lies along ``a`` is ``eps rms^3 (h . a)``: the rest cancels and is
     left out here. The point is not rounded on the way to ``s``, which may move an entry of ``lifted`` by one unit.
+    A row comes in PIECES, so that its width need not be near a power of two.
     """
     program = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < n
+    columns = ()
+    norm_gains = ()
+    sum_gamma = ()
+    nothing = tl.zeros((BLOCK,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        column = piece * BLOCK + tl.arange(0, BLOCK)
+        columns += (column,)  # type: ignore[assignment]
+        sum_gamma += (nothing,)  # type: ignore[assignment]
+        if HAS_NORM:
+            norm_gains += (tl.load(gamma + column, mask=column < n, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     stored: tl.constexpr = x.dtype.element_ty
     width = WIDTHS * STEP
-    sum_gamma = tl.zeros((BLOCK,), tl.float32)
-    sum_w = tl.zeros((BLOCK,), tl.float32)
+    sum_w = nothing
     sum_raw = 0.0
+    to_next_time = 0.0
     if HAS_NORM:
-        norm_gain = tl.load(gamma + column, mask=inside, other=0.0).to(tl.float32)
+        to_next_time = tl.load(grad_lifted + program * width + n).to(tl.float32)
     if HAS_Y:
         raw_value = tl.load(raw).to(tl.float32)
         w = _softplus(raw_value)
     programs = tl.num_programs(0)
     for turn in tl.range(tl.cdiv(R - tl.program_id(0), programs), num_stages=STAGES):
         row = program + turn * programs
-        first = tl.load(x + row * n + column, mask=inside, other=0.0).to(tl.float32)
-        summed = first
-        grad = tl.zeros((BLOCK,), tl.float32)
-        if HAS_Y:
-            other = tl.load(y + row * n + column, mask=inside, other=0.0).to(tl.float32)
-            summed = first + w * other
-        if HAS_JOINED:
-            grad = tl.load(grad_joined + row * n + column, mask=inside, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            to_s = tl.load(grad_lifted + row * width + column, mask=inside, other=0.0).to(tl.float32)
-            to_time = tl.load(grad_lifted + row * width + n).to(tl.float32)
-            gained = norm_gain * summed
-        nothing = tl.zeros((BLOCK,), tl.float32)
+        firsts = ()
+        others = ()
+        grads = ()
+        to_normed = ()
+        square = nothing
+        of_gained = nothing
+        to_gained = nothing
+        to_summed = nothing
+        of_x = nothing
+        of_y = nothing
+        of_both = nothing
+        for piece in tl.static_range(PIECES):
+            column = columns[piece]
+            inside = column < n
+            first = tl.load(x + row * n + column, mask=inside, other=0.0).to(tl.float32)
+            firsts += (first,)  # type: ignore[assignment]
+            summed = first
+            if HAS_Y:
+                other = tl.load(y + row * n + column, mask=inside, other=0.0).to(tl.float32)
+                others += (other,)  # type: ignore[assignment]
+                summed = first + w * other
+                of_x += first * first
+                of_y += other * other
+                of_both += first * other
+            square += summed * summed
+            if HAS_JOINED:
+                grad = tl.load(grad_joined + row * n + column, mask=inside, other=0.0).to(tl.float32)
+                grads += (grad,)  # type: ignore[assignment]
+                to_summed += grad * summed
+            if HAS_NORM:
+                to_s = tl.load(grad_lifted + row * width + column, mask=inside, other=0.0).to(tl.float32)
+                to_normed += (to_s,)  # type: ignore[assignment]
+                gained = norm_gains[piece] * summed
+                of_gained += gained * gained
+                to_gained += to_s * gained
+        if HAS_NORM:  # a row ahead, as nobody reads a single number ahead of itself
+            to_time = to_next_time
+            next_row = tl.minimum(row + programs, R - 1)
+            to_next_time = tl.load(grad_lifted + next_row * width + n).to(tl.float32)
         square, of_gained, to_gained, to_summed, of_x, of_y, of_both = _sums(
-            summed * summed,
-            gained * gained if HAS_NORM else nothing,
-            to_s * gained if HAS_NORM else nothing,
-            grad * summed if HAS_JOINED else nothing,
-            first * first if HAS_Y else nothing,
-            other * other if HAS_Y else nothing,
-            first * other if HAS_Y else nothing,
+            square, of_gained, to_gained, to_summed, of_x, of_y, of_both
         )
         scale = 1.0
         if HAS_Y:
             scale, q, apart, is_free, time_x, time_y = _joined(of_x, of_y, of_both, w, OVER_C, SCALE)
-        to_sum = scale * grad
         if HAS_NORM:
-            rms = tl.rsqrt(scale * scale * square / n + EPS)
+            rms = 1.0 / tl.sqrt(scale * scale * square / n + EPS)
             k = rms * scale
             time = tl.sqrt(k * k * of_gained + OVER_C)
             through_time = k * to_time / time
             along = to_gained + through_time * of_gained
-            _store_lifted(lifted, row, (k * gained).to(stored), time, n, width, column, BIAS)
-            to_gain = k * (to_s + through_time * gained)
-            sum_gamma += to_gain * summed
-            to_sum += to_gain * norm_gain
-            to_sum -= k * k * k * along / n * summed
+            along_point = k * k * k * along / n
             to_summed += EPS * rms * rms * rms * along
+            _store_tail(lifted, row, time, n, width, BIAS)
         if HAS_Y:
             to_q = -0.5 * to_summed * scale / q
             to_apart = tl.where(is_free, 2.0 * w * to_q, 0.0)
             sum_raw += to_q * 2.0 * (w * OVER_C + apart)
-            sum_w += to_sum * other
-            to_y = w * to_sum + to_apart * time_x / time_y * other - to_apart * first
-            tl.store(grad_y + row * n + column, to_y, mask=inside)
-            to_sum += to_apart * time_y / time_x * first
-            to_sum -= to_apart * other
-        tl.store(grad_x + row * n + column, to_sum, mask=inside)
+            to_x_along = to_apart * time_y / time_x
+            to_y_along = to_apart * time_x / time_y
+        sums = ()
+        for piece in tl.static_range(PIECES):
+            column = columns[piece]
+            inside = column < n
+            first = firsts[piece]
+            summed = first
+            if HAS_Y:
+                other = others[piece]
+                summed = first + w * other
+            to_sum = nothing
+            if HAS_JOINED:
+                to_sum = scale * grads[piece]
+            if HAS_NORM:
+                gained = norm_gains[piece] * summed
+                s = scale * summed * rms * norm_gains[piece]  # in the order of the forward pass
+                tl.store(lifted + row * width + column, s.to(stored), mask=inside)
+                to_gain = k * (to_normed[piece] + through_time * gained)
+                sums += (sum_gamma[piece] + to_gain * summed,)  # type: ignore[assignment]
+                to_sum += to_gain * norm_gains[piece]
+                to_sum -= along_point * summed
+            if HAS_Y:
+                sum_w += to_sum * other
+                to_y = w * to_sum + to_y_along * other - to_apart * first
+                tl.store(grad_y + row * n + column, to_y, mask=inside)
+                to_sum += to_x_along * first
+                to_sum -= to_apart * other
+            tl.store(grad_x + row * n + column, to_sum, mask=inside)
+        if HAS_NORM:
+            sum_gamma = sums
     parts += program * ((n if HAS_NORM else 0) + (1 if HAS_Y else 0))
     if HAS_NORM:
-        tl.store(parts + column, sum_gamma, mask=inside)
+        for piece in tl.static_range(PIECES):
+            tl.store(parts + columns[piece], sum_gamma[piece], mask=columns[piece] < n)
     if HAS_Y:
         sum_raw += tl.sum(sum_w, axis=0)
         tl.store(parts + (n if HAS_NORM else 0), sum_raw / (1.0 + tl.exp(-raw_value)))
@@ -199,21 +249,22 @@ def _sizes(n: int) -> dict[str, int]:
 
 @functools.cache
 def _grad_sizes(n: int, item: int) -> dict[str, int]:
-    """STAGES - 1 rows are on their way while one is computed; what is known of it takes 168 registers of a thread."""
-    sizes = _sizes(n)
-    stages = 1 + min(2, STAGED // (4 * sizes["BLOCK"] * item))
-    limit = {"maxnreg": _grad_registers(sizes["num_warps"])} if n % 16 == 0 else {}  # others load entry by entry
-    return {"STAGES": stages, **sizes, **limit}
+    """Widths of three quarters of a power of two are read in three pieces, with no thread left idle.
+
+    STAGES - 1 rows are on their way while one is computed. The limits of registers hold what is known of a row, nearly
+    all of it; where n is no multiple of 16 entries are loaded one by one, and each has an address as well.
+    """
+    sizes = {"PIECES": 1, **_sizes(n)}
+    if is_three := n >= 384 and 4 * n == 3 * sizes["BLOCK"]:
+        sizes |= {"PIECES": 3, "BLOCK": n // 3}
+    few = is_three or sizes["num_warps"] >= 8
+    sizes["STAGES"] = 1 + min(1 if is_three else 2, STAGED // (4 * n * item))
+    return sizes if n % 16 else sizes | {"maxnreg": 128 if few else 168}
 
 
-def _grad_registers(num_warps: int) -> int:
-    return 168 if num_warps < 8 else 128
-
-
-def _grad_programs(n: int) -> int:
+def _grad_programs(sizes: dict[str, int]) -> int:
     """As many as are resident by their registers: each sums gradients over its rows."""
-    num_warps = _sizes(n)["num_warps"]
-    return PROCESSORS * (65536 // (32 * num_warps * _grad_registers(num_warps)))
+    return PROCESSORS * (65536 // (32 * sizes["num_warps"] * sizes.get("maxnreg", 128)))
 
 
 def _settings(y: Tensor | None, gamma: Tensor | None, gain: float, eps: float, c: float, bias: bool) -> dict[str, Any]:
@@ -251,7 +302,8 @@ def backward(
     lifted rows again; no rows or columns for what there is not."""
     R, n = x.shape
     has_y, has_norm = y is not None, gamma is not None
-    programs = max(1, min(_grad_programs(n), R))
+    sizes = _grad_sizes(n, max(x.element_size(), dtype.itemsize))
+    programs = max(1, min(_grad_programs(sizes), R))
     grad_x = torch.empty_like(x)
     grad_y = torch.empty(R if has_y else 0, n, dtype=x.dtype if y is None else y.dtype, device=x.device)
     lifted = torch.empty(R if has_norm else 0, width, dtype=dtype, device=x.device)
@@ -263,7 +315,7 @@ def backward(
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
         )  # fmt: skip
         settings = _settings(y, gamma, gain, eps, c, bias) | {"HAS_JOINED": grad_joined is not None}
-        settings |= {"STEP": _step(width)} | _grad_sizes(n, max(x.element_size(), dtype.itemsize))
+        settings |= {"STEP": _step(width)} | sizes
         written = (grad_x, grad_y, lifted, parts)
         numbers = (R, n, width // _step(width))
         launch(_residual_norm_grad_kernel, (programs,), (*given, *written), numbers, settings)
