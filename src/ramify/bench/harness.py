@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ramify.bench.turns import turn
+
 Run = Callable[[], object]
 Status = Literal["ok", "wrong", "failed", "absent", "skipped"]
 
@@ -139,13 +141,14 @@ def compare(
     gc.collect()
     gc.disable()
     try:
-        for i in range(repeats):
-            if i and deadline is not None and time.monotonic() > deadline:
-                break
-            for k in range(len(running)):
-                result, run, number, rounds = running[(i + k) % len(running)]
-                if i < rounds:
-                    result.seconds.append(sample(run, number))
+        with turn():
+            for i in range(repeats):
+                if i and deadline is not None and time.monotonic() > deadline:
+                    break
+                for k in range(len(running)):
+                    result, run, number, rounds = running[(i + k) % len(running)]
+                    if i < rounds:
+                        result.seconds.append(sample(run, number))
     finally:
         if collecting:
             gc.enable()

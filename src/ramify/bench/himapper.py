@@ -58,6 +58,10 @@ class HiMapperOptions(ClockOptions):
     """Width of the plug-in."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """bfloat16 means autocast; auto takes it on cuda, and float32 on cpu."""
+    passes: tuple[Literal["inference", "training"], ...] = ("inference", "training")
+    """Which passes to time."""
+    eager: bool = True
+    """Time both as they are."""
     compile: bool = True
     """Also time both compiled."""
     mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
@@ -149,10 +153,11 @@ def _speed(options: HiMapperOptions, emit: Emit) -> int:
         x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
         if options.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        for way in ("eager", "compiled") if options.compile else ("eager",):
+        for way in ("eager",) * options.eager + ("compiled",) * options.compile:
             torch.compiler.reset()
             ready = [_compiled(m, options) if way == "compiled" else m for m in (plain, wrapped)]
-            for kind, make in (("inference", _inference), ("training", _training)):
+            for kind in options.passes:
+                make = _inference if kind == "inference" else _training
                 runs = [make(module, x, options) for module in ready]
                 expected = _logits(plain, x) if kind == "inference" else None
                 results = harness.compare(

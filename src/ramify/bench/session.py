@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from ramify.bench.turns import take_part
 from ramify.errors import UserError, one_line_parser
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def session(options: BenchOptions, stream: TextIO | None = None) -> Iterator[Emi
     stream = stream or sys.stdout
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, but torch finds no CUDA device; use --device cpu")
+    take_part()
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
 
