@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ramify.models import hcformer
 from ramify.models.hcformer import HCFormer
@@ -192,20 +193,27 @@ def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_linear_layer_with_the_sum_of_a_kernel(bias: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
-    layer, x = nn.Linear(6, 9, bias=bias), torch.randn(2, 150, 6, requires_grad=True)
+@pytest.fixture
+def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers as on a GPU."""
+    monkeypatch.setattr(products, "sums_by_product", lambda x: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_linear_layer_with_a_gradient_of_its_own(dtype: torch.dtype, seed: int, by_product: None) -> None:
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    layer, x = nn.Linear(6, 9, dtype=kind), torch.randn(2, 150, 6, dtype=kind, requires_grad=True)
     given = [x, *layer.parameters()]
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
         found, plain = linear(x, layer), layer(x)
     assert found.grad_fn is not None and "_Linear" in found.grad_fn.name() and torch.equal(found, plain)
     exact = [leaf.detach().double().requires_grad_() for leaf in given]
-    wanted = grads(F.linear(exact[0], *exact[1:]), *exact)
-    for one, other in zip(grads(found, *given), wanted, strict=True):
-        unit = 2e-6 if dtype == torch.float32 else 0.01
-        assert one.dtype == torch.float32 and ((one - other).norm() / other.norm()).item() < unit
-    if dtype == torch.float32:
+    weight = torch.rand(found.shape).to(found.dtype)  # of one sign, so that sums keep their digits
+    wanted = torch.autograd.grad(F.linear(exact[0], *exact[1:]), exact, weight.double())
+    for one, other in zip(torch.autograd.grad(found, given, weight), wanted, strict=True):
+        unit = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 0.01}[dtype]
+        assert one.dtype == kind and ((one - other).norm() / other.norm()).item() < unit
+    if dtype != torch.bfloat16:
         twice = []
         for y in (linear(x, layer), layer(x)):
             inner = torch.autograd.grad(y.pow(3).mean(), given, create_graph=True)
@@ -214,7 +222,57 @@ def test_a_linear_layer_with_the_sum_of_a_kernel(bias: bool, dtype: torch.dtype,
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_must_be_asked_are(seed: int, by_kernel: None) -> None:
+def test_a_bias_sums_many_ones(by_product: None) -> None:
+    """Of 3000 ones bfloat16 keeps 256 when it adds them one by one, and has no 3001 at all."""
+    layer, x = nn.Linear(2, 3), torch.randn(3001, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = linear(x, layer)
+    (found,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
+    assert found.tolist() == [3001.0] * 3
+
+
+def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not products.sums_by_product(torch.zeros(2, 3, dtype=dtype))
+    with FakeTensorMode():  # a GPU as far as shapes and dtypes go
+        maps = {
+            dtype: torch.empty(2, 3, dtype=dtype, device="cuda")
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        }
+        assert [products.sums_by_product(x) for x in maps.values()] == [False, True, True]
+        with monkeypatch.context() as patched:  # autocast, which needs a GPU that computes
+            patched.setattr(products, "gemm_dtype", lambda x: torch.bfloat16)
+            assert products.sums_by_product(maps[torch.float32])
+        called: list[torch.dtype] = []
+        product = torch.mm
+        monkeypatch.setattr(
+            torch, "mm", lambda *args, **kwargs: called.append(args[1].dtype) or product(*args, **kwargs)
+        )
+        for x in maps.values():
+            found = products._sum_rows(x)
+            assert found.shape == (3,) and found.dtype == torch.float32 and found.is_cuda
+    assert called == [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (7, 3), (3001, 96), (401408, 64), (6272, 512), (0, 16)])
+def test_the_product_with_ones_is_the_sum(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    """As near to float64 as torch's own sum in float32: nothing is rounded to half precision on the way."""
+    x = (torch.randn(num_rows, width, device="cuda") + 0.1).to(dtype)
+    exact, found = x.double().sum(0), products._sum_rows(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5 * max(num_rows, 1) ** 0.5)
+    assert torch.equal(products._sum_rows(x), found)
+
+
+def test_a_layer_without_bias_has_nothing_to_sum(seed: int, by_product: None) -> None:
+    layer, x = nn.Linear(4, 2, bias=False), torch.randn(3, 4)
+    out = linear(x, layer)
+    assert out.grad_fn is not None and "_Linear" not in out.grad_fn.name() and torch.equal(out, layer(x))
+
+
+def test_layers_that_must_be_asked_are(seed: int, by_product: None) -> None:
     class Twice(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.geometry import lorentz, poincare
-from ramify.ops import gelu_grad, lorentz_mlr, map_norm, pairwise_lorentz, pairwise_poincare, sum_rows
+from ramify.ops import gelu_grad, lorentz_mlr, map_norm, pairwise_lorentz, pairwise_poincare
 from ramify.ops.cluster_patch import Cut, cluster_patch
 from ramify.ops.cluster_patch.reference import cluster_patch as plain_patch
 from ramify.ops.cluster_window import cluster_window
@@ -252,25 +252,6 @@ def _gelu_work(draw: Draw, R: int, h: int, dtype: torch.dtype) -> Work:
         lambda x, grad: gelu_grad.reference.gelu_grad(x, grad),
         lambda x, grad: gelu_grad.gelu_grad(x, grad, backend="triton"),
         rival=("gelu, its gradient, sum", rival),
-    )
-
-
-def bias_gradients(draw: Draw) -> Iterator[Job]:
-    """Of an MLP's second product, and of the mixer's first, which is wider."""
-    sizes = {f"{name} {part}": (*MAPS[name][:2], width) for name in MLP_RATIOS
-             for part, width in (("MLP", MAPS[name][2]), ("mixer", 2 * CUTS[name].inner))}  # fmt: skip
-    sizes = {"tiny": (9, 10, 40)} if draw.quick else sizes
-    for name, (height, width, n) in sizes.items():
-        R, dtype = (1 if draw.quick else BATCH) * height * width, FP32 if draw.quick else BF16
-        yield Job("sum_rows", name, f"({R},{n})", dtype, functools.partial(_sum_rows_work, draw, R, n, dtype))
-
-
-def _sum_rows_work(draw: Draw, R: int, n: int, dtype: torch.dtype) -> Work:
-    return Work(
-        (draw.normal(R, n, dtype=dtype) + 0.1,),
-        lambda x: (sum_rows.reference.sum_rows(x),),
-        lambda x: (sum_rows.sum_rows(x, backend="triton"),),
-        rival=("product with ones", lambda x: x.new_ones(1, x.shape[0]) @ x),
     )
 
 

@@ -12,7 +12,7 @@ from ramify.bench.session import parse_options
 from ramify.errors import UserError, suggest
 
 OPS = (
-    "map_norm", "gelu_grad", "sum_rows", "cluster_patch", "cluster_window", "pairwise_lorentz", "pairwise_poincare",
+    "map_norm", "gelu_grad", "cluster_patch", "cluster_window", "pairwise_lorentz", "pairwise_poincare",
     "lorentz_mlr", "residual_norm", "heads", "centroid", "columns", "swiglu", "send_rows", "merge_points",
     "cross_entropy", "cosine", "merge", "agglomerate",
 )  # fmt: skip

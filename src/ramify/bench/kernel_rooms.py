@@ -36,7 +36,6 @@ from .kernel_cases import (
     Job,
     Made,
     Work,
-    bias_gradients,
     classifiers,
     hidden_maps,
     lorentz_pairs,
@@ -411,7 +410,6 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
 ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "map_norm": norms,
     "gelu_grad": hidden_maps,
-    "sum_rows": bias_gradients,
     "cluster_patch": patches,
     "cluster_window": windows,
     "pairwise_lorentz": lorentz_pairs,

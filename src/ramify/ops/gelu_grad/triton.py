@@ -7,6 +7,8 @@ the map, are added at the end, in a fixed order.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,13 +16,33 @@ from torch import Tensor
 
 from ..backend import has_data
 from ..launch import launch
-from ..sum_rows.triton import cut
 
 TILE, WARPS = 2048, 8
 """Numbers that a program holds at once, and its warps: 8 numbers a thread, which is one load of each map. With more,
 the compiler needs the registers of other warps and still loads one after another."""
 PROGRAMS = 2376
 """Programs at most, eighteen per multiprocessor of a Hopper GPU, where six run at a time."""
+TILE_COLUMNS = (128, 64, 32)
+LEAST_TURNS = 4
+"""Tiles of a program at least, so that its sums are few beside what it reads."""
+
+
+class Tiles(NamedTuple):
+    """How a map is cut: rows and columns of a tile, tiles side by side, tiles of a program, programs per column."""
+
+    rows: int
+    columns: int
+    across: int
+    turns: int
+    programs: int
+
+
+def cut(num_rows: int, width: int) -> Tiles:
+    """Tiles for at most ``PROGRAMS`` programs; as few empty columns as can be, then long rows."""
+    columns = min(TILE_COLUMNS, key=lambda columns: -(-width // columns) * columns)
+    rows, across = TILE // columns, triton.cdiv(width, columns)
+    turns = max(LEAST_TURNS, triton.cdiv(num_rows, rows * max(1, PROGRAMS // across)))
+    return Tiles(rows, columns, across, turns, triton.cdiv(num_rows, rows * turns))
 
 
 @triton.jit
@@ -68,7 +90,7 @@ def _gelu_grad_kernel(x, grad, to_x, gelu, parts, R, TURNS, WIDTH: tl.constexpr,
 def gelu_grad(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of ``x``, ``gelu(x)`` (R, h) and column sums (h,) of the former; ``x`` and ``grad`` contiguous."""
     R, width = x.shape
-    tiles = cut(R, width, TILE, PROGRAMS)
+    tiles = cut(R, width)
     to_x, gelu = grad if overwrite else torch.empty_like(grad), torch.empty_like(x)
     parts = torch.empty(tiles.programs, width, dtype=torch.float32, device=x.device)
     if has_data(x) and x.numel():
