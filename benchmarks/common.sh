@@ -27,6 +27,14 @@ step() {
     tail -n "${TAIL:-40}" "$OUT/$name.txt"
 }
 
+# share_gpu: from here on processes run on the GPU side by side instead of in turns (CUDA's MPS), where that is installed.
+share_gpu() {
+    [ "$DEVICE" = cuda ] && command -v nvidia-cuda-mps-control > /dev/null || return 0
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/ramify-mps CUDA_MPS_LOG_DIRECTORY=/tmp/ramify-mps
+    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
+    echo get_server_list | nvidia-cuda-mps-control > /dev/null 2>&1 || nvidia-cuda-mps-control -d
+}
+
 # The last line of every script: its exit code says whether all went well.
 finish() {
     if [ ${#FAILED[@]} -gt 0 ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hi-Mapper: what it adds to a forward pass, and what each of its parts is worth (docs/himapper.md, docs/RESULTS.md).
+# Hi-Mapper: what each of its parts is worth (docs/himapper.md, docs/RESULTS.md).
 source "$(dirname "$0")/common.sh"
 few=()
 [ -n "$QUICK" ] && few=(schedule.steps=2 schedule.warmup=0 data.workers=0)
@@ -9,9 +9,7 @@ arms() { # TABLE DATA
         "model.weights=$DATA/weights/tf_efficientnet_lite0_fp16.safetensors" "run.device=$DEVICE" data.cache=true data.workers=2 "${few[@]}"
 }
 
-cost() { "${RAMIFY[@]}" bench himapper --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --batch 1 --repeats 2 --no-compile); }
-
-step cost cost
+share_gpu
 step pets arms himapper_arms_pets oxford-pets/oxford_pets_128.npz
 step tiny_imagenet arms himapper_arms tiny-imagenet-wordnet/tiny_imagenet_64.npz
 finish

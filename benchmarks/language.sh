@@ -24,5 +24,6 @@ all() {
     return $code
 }
 
+share_gpu
 step wiki all
 finish

@@ -41,11 +41,9 @@ radial() { # SEED
         "${RAMIFY[@]}" vlm eval-hierarchy --model "$model" --weights "$OUT/radial-$1" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
 }
 
-cost() { "${RAMIFY[@]}" bench vlm --device "$DEVICE" --out "$OUT/cost.jsonl" $([ -n "$QUICK" ] && echo --size tiny --repeats 2); }
-
+share_gpu
 step clip clip
 step openvocab openvocab
 step fewshot each_seed fewshot
 step radial each_seed radial
-step cost cost
 finish
