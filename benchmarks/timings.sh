@@ -43,5 +43,6 @@ together() {
     return $code
 }
 
-TAIL=400 step together together
+TAIL=${TAIL:-400}
+step together together
 finish

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ramify import cli
+from ramify.train.table import read_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.sh") if path.name != "common.sh")
@@ -87,6 +88,8 @@ def test_benchmark_scripts_say_what_verbs_understand(
     monkeypatch.chdir(ROOT)  # where the scripts go themselves
     for words in calls:
         assert cli.main([*words, "--print-config"]) == 0, (words, capsys.readouterr().err)
+        if words[0] == "compare":  # its overrides are those of the recipe, which checks them
+            read_table(words[1], yaml.safe_load(capsys.readouterr().out)["overrides"])
     steps = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("step ")]
     assert {path.stem for path in out.glob("*.done")} == set(steps)
 
