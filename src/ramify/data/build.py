@@ -41,6 +41,7 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
         reader = cast(Callable[[Path, str], Pictures], getattr(import_module(f"ramify.data.{module}"), name))
         pictures = reader(settings.root.expanduser(), split)
         pictures.limit(limit, settings.seed)
+        pictures.origin = _origin(settings, split, limit)
         if settings.cache and isinstance(pictures, MemoryPictures):
             from ramify.data.world.store import default_cache
 
@@ -55,6 +56,16 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
             " leave num_classes out to take what is there"
         )
     return dataset
+
+
+def _origin(settings: DataSettings, split: str, limit: int | None) -> tuple[object, ...] | None:
+    """Which pictures of which file these are; None for folders, whose content nothing short of reading tells."""
+    assert settings.root is not None
+    path = settings.root.expanduser()
+    if not path.is_file():
+        return None
+    about = path.stat()
+    return settings.name, path.resolve(), about.st_mtime_ns, about.st_size, split, limit, settings.seed
 
 
 def _build_world(settings: DataSettings, split: str, limit: int | None) -> PictureDataset:

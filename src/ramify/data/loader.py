@@ -57,6 +57,8 @@ def build_loader(
     skipped: dict[str, str] | None = None,
     pack: Callable[[Tensor, Tensor], Any] | None = None,
     pin_memory: bool = False,
+    resident: torch.device | None = None,
+    channels_last: bool = False,
 ) -> Loader:
     """The loader of one split, set to ``epoch`` and ``start_batch``.
 
@@ -67,6 +69,9 @@ def build_loader(
         pack: makes the same batch as ``collate`` from (B, 3, S, S) float32 pictures and (B,) int64 labels. When given,
             and the dataset holds its pictures in memory (``images()`` and ``labels()``), and the transform only flips,
             shifts and erases, whole arrays are augmented at once: about ten times the pictures per second.
+        resident: hold all pictures on this device and augment whole batches there (``ramify.data.resident``); needs
+            ``pack`` and a ``Transform``, uses no workers.
+        channels_last: with ``resident``, the memory format of its pictures.
 
     Raises:
         UserError: no pictures, fewer than a batch to train on, or a batch that the processes cannot share evenly.
@@ -74,6 +79,17 @@ def build_loader(
     plan = Plan(len(dataset), batch_size, seed, train, rank, world_size)
     plan.check()
     loader: Loader
+    if resident is not None:
+        from ramify.data.resident import ResidentLoader, hold, require_simple
+
+        if pack is None or not isinstance(transform, Transform):
+            raise UserError("data.resident is for tasks with one label per picture; leave it out")
+        require_simple(transform)  # before anything is read
+        loader = ResidentLoader(plan, hold(dataset, resident, strict), transform, pack, channels_last)
+        if skipped is not None:
+            loader.skipped = skipped
+        loader.set_epoch(epoch, start_batch)
+        return loader
     arrays = whole_arrays(dataset, transform) if pack is not None else None
     if arrays is not None and pack is not None and isinstance(transform, Transform):
         loader = ArrayLoader(plan, *arrays, transform, pack, pin_memory)

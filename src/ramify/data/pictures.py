@@ -52,6 +52,8 @@ class Pictures(ABC):
     ):
         self.classes, self.semantic_classes = tuple(classes), tuple(semantic_classes)
         self.box_classes, self.tree = tuple(box_classes), tree
+        self.origin: tuple[object, ...] | None = None
+        """What names the content of this split within a process, where that is known (see ``build_dataset``)."""
         self._kept = np.arange(count)
 
     def __len__(self) -> int:
@@ -59,6 +61,10 @@ class Pictures(ABC):
 
     def __getitem__(self, index: int) -> Sample:
         return self._read(int(self._kept[index]))
+
+    def read_picture(self, index: int) -> Sample:
+        """The picture and its class; whatever else a subclass reads at extra cost may be left out."""
+        return self[index]
 
     def limit(self, count: int | None, seed: int = 0) -> None:
         """Keeps ``count`` of the pictures, drawn by ``seed``, in their order; None and large counts keep all."""

@@ -165,6 +165,12 @@ class Pets(LabelMaps):
         sample.label = int(self._breeds[i])
         return sample
 
+    def read_picture(self, index: int) -> Sample:
+        """Without the label map, which takes four times as long to read as the picture."""
+        i = int(self._kept[index])
+        id = str(self._names[i])
+        return Sample(decode_image(self._images[i], id), id, label=int(self._breeds[i]))
+
 
 # ------------------------------------------------------------------------------------------------------------- helpers
 

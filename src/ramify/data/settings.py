@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,6 +37,9 @@ class AugmentSettings:
     """Alpha of CutMix, 0 switches it off (classification only)."""
     mix_prob: float = 1.0
     """Probability that a batch is mixed at all."""
+
+    not_resident: ClassVar = ("rand_augment", "colour_jitter", "erasing")
+    """What is done picture by picture only, so not to pictures that live on the device."""
 
     def __post_init__(self) -> None:
         for name in ("flip", "erasing", "mix_prob"):
@@ -89,6 +92,8 @@ class DataSettings:
     """Stop at the first picture that cannot be read instead of skipping and counting it."""
     cache: bool | Path | None = None
     """Folder that keeps what was rendered (world) or decoded (.npz files) for the next run; true for the usual one."""
+    resident: bool = False
+    """Classification: hold all pictures on the device as uint8 and augment whole batches there, without workers."""
     seed: int = 0
     """Seed of the built-in world, and of the choice when num_train or num_val takes only some pictures."""
     crop_pct: float = 1.0
@@ -123,5 +128,10 @@ class DataSettings:
             raise ValueError(f"std must be positive, got {list(self.std)}")
         if self.augment.translate >= self.size:
             raise ValueError(f"augment.translate must be less than size {self.size}, got {self.augment.translate}")
+        for name in self.augment.not_resident:
+            if self.resident and getattr(self.augment, name):
+                raise ValueError(
+                    f"resident crops, flips, shifts and mixes, but does no augment.{name}; leave one of the two out"
+                )
         if self.augment.mixes and self.batch_size % 2:
             raise ValueError(f"mixup and cutmix need an even batch_size, got {self.batch_size}")

@@ -97,8 +97,8 @@ class Transform:
         self.size, self.task, self.augment, self.crop_pct = size, task, augment, crop_pct
         self.mean, self.std = tuple(mean), tuple(std)
         self.fill = tuple(round(255 * value) for value in mean)
-        self._scale = (torch.tensor(std) * 255).reciprocal()[:, None, None]
-        self._shift = (-torch.tensor(mean) / torch.tensor(std))[:, None, None]
+        self.scale = (torch.tensor(std) * 255).reciprocal()[:, None, None]
+        self.shift = (-torch.tensor(mean) / torch.tensor(std))[:, None, None]
         self._steps = self._geometry() + self._colours()
         self._erase = random_erasing(augment.erasing) if augment is not None and augment.erasing else None
 
@@ -119,7 +119,7 @@ class Transform:
 
     def normalise(self, image: Tensor) -> Tensor:
         """(..., 3, H, W) uint8 -> float32 with the mean subtracted, divided by the standard deviation."""
-        return image.float().mul_(self._scale).add_(self._shift)
+        return image.float().mul_(self.scale).add_(self.shift)
 
     @property
     def is_simple(self) -> bool:

@@ -267,6 +267,8 @@ class Recipe:
             raise ValueError(f"tokens.keep below 1 is for the task classify, the task is {self.task}")
         if self.model.plugin.is_used and self.tokens.keep < 1:
             raise ValueError("model.plugin reads a whole feature map, and tokens.keep below 1 leaves none; choose one")
+        if self.data.resident and self.task != "classify":
+            raise ValueError(f"data.resident is for the task classify, the task is {self.task}; leave it out")
         if self.data.batch_size % self.run.accumulate:
             raise ValueError(
                 f"data.batch_size {self.data.batch_size} must be a multiple of run.accumulate {self.run.accumulate}"

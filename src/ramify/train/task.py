@@ -82,6 +82,8 @@ class Task(ABC):
         from ramify.data.loader import build_loader
 
         data, run = self.recipe.data, self.recipe.run
+        on_gpu = torch.cuda.is_available() and run.device != "cpu"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
         return build_loader(
             dataset,
@@ -96,7 +98,9 @@ class Task(ABC):
             strict=data.strict,
             skipped=skipped,
             pack=self.pack,
-            pin_memory=torch.cuda.is_available() and run.device != "cpu",
+            pin_memory=on_gpu,
+            resident=device if data.resident else None,
+            channels_last=run.channels_last,
         )
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
