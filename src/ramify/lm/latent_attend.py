@@ -17,9 +17,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from ..geometry.numerics import sqnorm
 from ..nn.common import wide
+from ..ops.latent_decode.reference import attend as attend_latents
 from .ambient import rounded
 from .attention import _flex_function, excess_of
-from .latent_cache import LatentState, is_half
+from .latent_cache import LatentState
 
 
 class Queries(NamedTuple):
@@ -145,23 +146,25 @@ def attend_absorbed(
 
     One attention with a single key head whose rows of queries are the heads. It is written as products because the
     latent and its times lie in two slots: fused attention would have to copy the whole cache into one block, and would
-    read it with one thread block per sequence, where products share the keys among many.
+    read it with one thread block per sequence, where products share the keys among many. On a GPU without gradients
+    :func:`ramify.ops.latent_decode.latent_decode` says the same.
 
     Args:
         up_key, up_value: (H, width, r + 2) and (H, d_v, r + 2), the maps from lifted latents to the columns of keys,
             with zeros where the ``rope_dim`` rotated ones are, and to values before ``value_scale``.
     """
-    dtype, width = state.keys.dtype, up_key.shape[-1]
-    space, time = q.space[:, 0].to(dtype), q.time[:, 0]  # (B, H, width), (B, H, 1)
+    queries, time = absorbed(q, up_key, rope_dim, state.keys.dtype)
+    mask, _ = visible_keys(mask, past, 1, state.keys.shape[1], state.keys.device)
+    seen = None if mask is None else mask[:, :, 0]
+    mean, weights = attend_latents(queries, time, *state, up_value, value_scale, seen)
+    return mean.unsqueeze(2), weights.unsqueeze(2)
+
+
+def absorbed(q: Queries, up_key: Tensor, rope_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a query multiplies cached keys with (B, H, r + 2 + d_r), and its times (B, H, 1); arguments as above."""
+    space = q.space[:, 0].to(dtype)  # (B, H, width)
     to_latent = torch.bmm(space.transpose(0, 1), up_key).transpose(0, 1)  # (B, H, r + 2), a query to lifted latents
-    to_keys = torch.cat([to_latent, space[..., :rope_dim]], -1)
-    scores = _wide_product(to_keys, state.keys.mT) - time * state.key_excess.mT  # (B, H, M)
-    mask, _ = visible_keys(mask, past, 1, scores.shape[-1], scores.device)
-    weights = _masked(scores, None if mask is None else mask[:, :, 0]).softmax(-1)
-    mean = torch.bmm(weights.to(dtype), state.keys[..., :width])  # (B, H, r + 2), the mean of lifted latents
-    value = torch.bmm(mean.transpose(0, 1), up_value.mT).transpose(0, 1)  # (B, H, d_v)
-    excess = (weights * state.value_excess.mT).sum(-1, keepdim=True)
-    return torch.cat([wide(value) * value_scale, excess], -1).unsqueeze(2), weights.unsqueeze(2)
+    return torch.cat([to_latent, space[..., :rope_dim]], -1), q.time[:, 0]
 
 
 def visible_keys(
@@ -196,14 +199,3 @@ def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores + mask.to(scores.dtype)
-
-
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of batches of matrices, not rounded to half precision in the end."""
-    if not is_half(a.dtype):
-        return torch.bmm(a, b)
-    needs_gradient = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if a.is_cuda and not needs_gradient:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.float(), b.float())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..nn.common import wide
+from ..ops.latent_decode.reference import HALF, unpack_times
 from .ambient import aligned, rounded
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LatentState(NamedTuple):
 
 def is_half(dtype: torch.dtype) -> bool:
     """Whether a cache of this dtype keeps each time as two numbers."""
-    return dtype in (torch.bfloat16, torch.float16)
+    return dtype in HALF
 
 
 def split_high_low(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -51,11 +51,7 @@ def pack(state: LatentState) -> tuple[Tensor, Tensor]:
 def unpack(keys: Tensor, values: Tensor, num_heads: int) -> LatentState:
     """What :func:`pack` was given, from the slots of all cached tokens."""
     keys, values = keys.squeeze(1), values.squeeze(1)
-    excess = wide(values[..., : 2 * num_heads])
-    if is_half(values.dtype):
-        excess = excess + wide(values[..., 2 * num_heads : 4 * num_heads])
-    key_excess, value_excess = excess.split(num_heads, -1)
-    return LatentState(keys, key_excess, value_excess)
+    return LatentState(keys, *unpack_times(values, num_heads))
 
 
 def scalars_per_token(config: "HelmConfig") -> dict[str, int]:

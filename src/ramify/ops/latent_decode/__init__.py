@@ -1,0 +1,74 @@
+"""Attention of one token per sequence to cached latents, whose keys and values are never made, up to the centroids.
+
+``latent_decode`` is the operation; it has no gradient. ``reference`` holds the definition, ``triton`` the kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from . import reference
+
+__all__ = ["fits", "latent_decode", "reference"]
+
+MAX_LATENT, MAX_HEADS, MAX_VALUE = 512, 64, 256
+"""Columns of a latent, heads, and columns of a value that programs hold at once."""
+
+
+def fits(keys: Tensor, up_value: Tensor, mask: Tensor | None = None, backend: str = "auto") -> bool:
+    """Whether the kernels run on these cached keys (B, M, W), maps (H, D, L) and mask."""
+    num_heads, dim, latent = up_value.shape
+    misfit = None
+    if keys.dtype not in KERNEL_DTYPES or up_value.dtype != keys.dtype:
+        misfit = f"{keys.dtype} and {up_value.dtype}, the kernel takes one of float32, bfloat16 and float16"
+    elif latent > MAX_LATENT or num_heads > MAX_HEADS or dim >= MAX_VALUE:
+        misfit = f"maps {tuple(up_value.shape)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
+    elif keys.stride(-1) != 1 or up_value.stride(-1) != 1:
+        misfit = "keys or maps whose columns do not lie side by side"
+    elif mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
+        misfit = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
+    return choose(backend, keys, misfit) == "triton"
+
+
+def latent_decode(
+    queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, up_value: Tensor, mask: Tensor | None = None, *,
+    value_scale: float = 1.0, width: int, c: float = 1.0, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """``[s, t, 0, ...]``, for each head the centroid of the values of all cached tokens; no gradient.
+
+    The weight of a token is ``softmax(q.k - t_q e)``, e the excess of the time of the head's key over the origin's; the
+    value of a token is ``v = value_scale W l`` with l the first L columns of its key, and an excess of its own. Means
+    of values are W of means of latents, so that only latents are read, once for all heads.
+
+    Args:
+        queries: (B, H, W), already through the transposed map of keys. time: (B, H), t_q.
+        keys: (B, M, W), latents and whatever else meets the queries.
+        times: (B, M, 2H), excess of keys, then of values; in half precision (B, M, 4H), what rounding left behind them.
+        up_value: (H, D, L), W. mask: (B or 1, at least M), boolean, True where a token may be seen.
+        width: columns of the result. c: curvature -c.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        (B, H, width) in the dtype of ``keys``. Where a sequence may see nothing the kernels give the origin, the
+        definition the mean of all tokens.
+    """
+    if not fits(keys, up_value, mask, backend):
+        return reference.latent_decode(queries, time, keys, times, up_value, mask, value_scale, width, c)
+    run = _operator if needs_operator(keys) else _forward
+    times = times if times.stride(-1) == 1 else times.contiguous()
+    queries = queries.to(keys.dtype).contiguous()
+    return run(queries, time.float().contiguous(), keys, times, up_value, mask, value_scale, width, c)
+
+
+def _forward(
+    queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, up_value: Tensor, mask: Tensor | None,
+    value_scale: float, width: int, c: float,
+) -> Tensor:  # fmt: skip
+    from . import triton
+
+    return triton.forward(queries, time, keys, times, up_value, mask, value_scale, width, c)
+
+
+_operator = operator("latent_decode", _forward)

@@ -1,0 +1,160 @@
+"""One token against cached latents: the kernels against the definition in float64; the definition against geometry."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.geometry import lorentz
+from ramify.ops.latent_decode import fits, latent_decode
+from ramify.ops.latent_decode import triton as kernels
+
+pytest.importorskip("triton")
+
+C = 0.7
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def drawn(
+    B: int, M: int, H: int, D: int, L: int, R: int, dtype: torch.dtype, device: str = "cpu", far: float = 1.0
+) -> tuple[Tensor, ...]:
+    """Queries, their times, keys, times, and a map, rounded to ``dtype``; the excess is that of the values."""
+    queries = 0.3 * torch.randn(B, H, L + R)
+    time = queries.norm(dim=-1) + torch.rand(B, H)
+    keys = far * torch.randn(B, M, L + R)
+    up_value = torch.randn(H, D, L) / math.sqrt(L)
+    queries, keys, up_value = (x.to(device, dtype) for x in (queries, keys, up_value))
+    values = 0.6 * torch.einsum("hdl,bml->bmhd", up_value.double(), keys[..., :L].double())
+    excess = torch.sqrt(values.square().sum(-1) + 1 / C) - 1 / math.sqrt(C)
+    both = torch.cat([far * torch.rand(B, M, H, dtype=torch.float64, device=device), excess], -1)
+    if dtype in (torch.bfloat16, torch.float16):
+        high = both.to(dtype)
+        both = torch.cat([high, (both - high).to(dtype)], -1)
+    return queries, time.to(device), keys, both.to(dtype), up_value
+
+
+def exact(given: tuple[Tensor, ...], mask: Tensor | None, width: int) -> Tensor:
+    """The definition in float64; times of two numbers are joined before."""
+    queries, time, keys, times, up_value = (x.double() for x in given)
+    H = queries.shape[1]
+    if times.shape[-1] == 4 * H:
+        times = times[..., : 2 * H] + times[..., 2 * H :]
+    return latent_decode(queries, time, keys, times, up_value, mask, value_scale=0.6, width=width, c=C, backend="torch")
+
+
+def test_the_definition_is_softmax_and_centroid() -> None:
+    """Values of all tokens and heads, their Lorentz centroid with weights from explicit scores."""
+    queries, time, keys, times, up_value = given = drawn(2, 9, 3, 5, 6, 4, torch.float64)
+    mask = torch.rand(2, 11) < 0.6
+    mask[:, 4] = True
+    out = exact(given, mask, 8)
+    for b in range(2):
+        for h in range(3):
+            scores = keys[b] @ queries[b, h] - time[b, h] * times[b, :, h]
+            weights = scores.masked_fill(~mask[b, :9], -math.inf).softmax(-1)
+            expected = lorentz.centroid(0.6 * keys[b, :, :6] @ up_value[h].T, weights, C)
+            torch.testing.assert_close(out[b, h, :5], expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(out[b, h, 5], lorentz.time(expected, C), rtol=1e-12, atol=1e-12)
+    assert torch.equal(out[..., 6:], torch.zeros(2, 3, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("sizes", "width"), [
+    ((2, 300, 6, 63, 64, 16), 64), ((1, 1, 3, 7, 11, 4), 8), ((3, 63, 4, 9, 67, 16), 16), ((1, 130, 17, 15, 16, 0), 16),
+])  # fmt: skip
+def test_kernels_equal_the_definition(sizes: tuple[int, ...], width: int, dtype: torch.dtype, device: str) -> None:
+    given = drawn(*sizes, dtype, device)
+    out = latent_decode(*given, value_scale=0.6, width=width, c=C, backend="triton")
+    assert out.dtype == dtype
+    close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(out.double(), exact(given, None, width), **close)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("programs", [1, 4, 528])
+def test_mixed_lengths_padding_and_unused_places(
+    programs: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of different lengths, padded on either side, in several pieces; what may not be seen may be NaN."""
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    kernels._cut.cache_clear()
+    B, M = 4, 700
+    given = drawn(B, M, 5, 15, 14, 6, dtype, device)
+    place = torch.arange(M + 3)
+    first, last = torch.tensor([0, 650, 130, 0])[:, None], torch.tensor([M, 700, 131, 300])[:, None]
+    mask = ((place >= first) & (place < last)).to(device)
+    wanted = exact(given, mask, 16)
+    for x in (given[2], given[3]):
+        x[~mask[:, :M]] = math.nan
+    out = latent_decode(*given, mask, value_scale=0.6, width=16, c=C, backend="triton")
+    kernels._cut.cache_clear()
+    torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_one_mask_for_all_and_none_for_one(device: str) -> None:
+    """A mask of one row counts for all sequences; a sequence that sees nothing gets the origin."""
+    given = drawn(3, 40, 2, 7, 8, 4, torch.float32, device)
+    mask = torch.arange(40, device=device)[None] < 33
+    out = latent_decode(*given, mask, value_scale=0.6, width=8, c=C, backend="triton")
+    torch.testing.assert_close(out.double(), exact(given, mask, 8), rtol=1e-5, atol=1e-5)
+    mask = mask.repeat(3, 1)
+    mask[1] = False
+    again = latent_decode(*given, mask, value_scale=0.6, width=8, c=C, backend="triton")
+    assert torch.equal(again[[0, 2]], out[[0, 2]])
+    origin = torch.tensor([0.0] * 7 + [1 / math.sqrt(C)], device=device)
+    torch.testing.assert_close(again[1], origin.expand(2, 8))
+
+
+def test_caches_and_maps_are_read_where_they_lie(device: str) -> None:
+    """Part of a longer static cache, and a map inside of a wider matrix: views, as the model gives them."""
+    given = list(drawn(2, 50, 3, 7, 10, 6, torch.float32, device))
+    expected = latent_decode(*given, value_scale=0.6, width=8, c=C, backend="triton")
+    for place in (2, 3):
+        longer = torch.full((2, 1, 64, given[place].shape[-1]), math.nan, device=device)
+        longer[:, 0, :50] = given[place]
+        given[place] = longer[:, 0, :50]
+    wider = torch.full((3, 9, 16), math.nan, device=device)
+    wider[:, :7, :10] = given[4]
+    given[4] = wider[:, :7, :10]
+    assert torch.equal(latent_decode(*given, value_scale=0.6, width=8, c=C, backend="triton"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_far_values_stay_on_the_hyperboloid(dtype: torch.dtype, device: str) -> None:
+    """Means of far values: weights are rounded before they are summed, so the centroid is one of other weights."""
+    given = drawn(2, 200, 4, 15, 16, 0, dtype, device, far=6.0)
+    given = (0 * given[0], 0 * given[1], *given[2:])  # all weights are equal
+    out = latent_decode(*given, value_scale=0.6, width=16, c=C, backend="triton").double()
+    torch.testing.assert_close(out, exact(given, None, 16), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_what_does_not_fit_is_said(device: str) -> None:
+    given: Any = drawn(2, 5, 3, 7, 8, 4, torch.float64, device)
+    assert not fits(given[2], given[4])
+    with pytest.raises(ValueError, match="float64"):
+        latent_decode(*given, width=8, backend="triton")
+    given = drawn(2, 5, 3, 7, 8, 4, torch.float32, device)
+    with pytest.raises(ValueError, match="boolean"):
+        latent_decode(*given, torch.zeros(2, 5, device=device), width=8, backend="triton")
+
+
+def test_it_is_one_node_of_a_graph(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    given = drawn(2, 20, 3, 7, 8, 4, torch.float32, device)
+    mask = torch.rand(2, 20, device=device) < 0.8
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def run(*x: Tensor) -> Tensor:
+        return latent_decode(*x, width=8, c=C)
+
+    found = torch.compile(run, backend=keep, fullgraph=True)(*given, mask)
+    assert torch.equal(found, run(*given, mask))
+    assert [str(node.target) for node in graphs[0].graph.nodes].count("ramify.latent_decode.default") == 1
