@@ -137,6 +137,36 @@ def test_decoding_can_go_on_for_long() -> None:
     torch.testing.assert_close(again, first)
 
 
+def test_rounding_may_choose_other_experts_for_few_sequences() -> None:
+    """Two of eight rows far off are spared where there are experts, three are not; without experts none is."""
+    expected = torch.randn(8, 100)
+    found = expected * 1.01
+    found[[2, 5]] = torch.randn(2, 100)
+    assert cases._distance(found, expected, spared=0.25) == pytest.approx(0.01, rel=0.1)
+    assert cases._distance(found, expected, spared=0.0) > 1
+    found[3] = torch.randn(100)
+    assert cases._distance(found, expected, spared=0.25) > 1
+    found[0, 7] = torch.inf
+    assert cases._distance(found, expected, spared=0.25) != cases._distance(found, expected, spared=0.25)  # NaN
+
+
+@pytest.mark.parametrize(("preset_name", "spared"), [("helm-d-pico", 0.0), ("helm-mice-pico", 0.25)])
+@pytest.mark.parametrize("make", ["helm", "twin"])
+def test_sequences_are_spared_with_experts_only(
+    preset_name: str, spared: float, make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, setting = preset(preset_name, vocab_size=64), cases.Setting("cpu", "float32")
+    model = cases.make_helm(config, setting) if make == "helm" else cases.make_twin(config, setting, "ramify")
+    step = cases.DecodingStep(model, cases.tokens(config, 2, 8, "cpu"), setting, "eager")
+    asked: list[float] = []
+    distance = cases._distance
+    monkeypatch.setattr(
+        cases, "_distance", lambda *rows, spared: asked.append(spared) or distance(*rows, spared=spared)
+    )
+    assert step.error() < 1e-4
+    assert asked == [spared]
+
+
 def test_targets_of_the_issue() -> None:
     found = {
         (name, vocab): bench.step_target(preset(name, vocab_size=vocab))
