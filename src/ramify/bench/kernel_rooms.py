@@ -44,6 +44,7 @@ from .kernel_cases import (
     poincare_pairs,
     windows,
 )
+from .kernel_trees import tree_readers
 
 TOKENS, LENGTH = 8192, 2048
 """Tokens of a step, and of a sequence."""
@@ -426,5 +427,6 @@ ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "cosine": token_distances,
     "merge": merged_tokens,
     "agglomerate": clusterings,
+    "tree_reader": tree_readers,
 }
 """All of them, those that no GPU has seen yet first."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ramify.geometry.numerics import strict_matmul
 from ramify.models.himapper.tree import TreeShape
+from ramify.ops.tree_reader.reference import join_heads, split_heads
 
 Attention = Literal["cosine", "scaled"]
 
@@ -25,16 +26,6 @@ def mlp(width: int, ratio: int = 4, dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(width, ratio * width), nn.GELU(), nn.Linear(ratio * width, width), nn.Dropout(dropout)
     )
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(..., N, w) -> (..., heads, N, w / heads)."""
-    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
-
-
-def join_heads(x: Tensor) -> Tensor:
-    """(..., heads, N, d) -> (..., N, heads d)."""
-    return x.transpose(-2, -3).flatten(-2)
 
 
 class Decomposition(nn.Module):
@@ -113,13 +104,18 @@ class Decomposition(nn.Module):
         k, v = (split_heads(part, self.heads) for part in self.cross_key_value(memory).chunk(2, -1))
         scale = 1 / TEMPERATURE
         if self.log_scale is not None:
-            q = F.normalize(q.float(), dim=-1) * self.log_scale.exp().clamp_max(LARGEST_SCALE)
+            q = self.unit_queries(q)
             k, scale = F.normalize(k.float(), dim=-1).to(v.dtype), 1.0
         q = q.to(v.dtype).expand(v.shape[0], -1, -1, -1)  # the same rows for every image, unless noise is per image
         if not return_maps:
             return self.cross_out(join_heads(F.scaled_dot_product_attention(q, k, v, scale=scale))), None
         weights = (scale * (q @ k.mT).float()).softmax(-1)  # (B, heads, rows, M)
         return self.cross_out(join_heads(weights.to(v.dtype) @ v)), weights.mean(1)
+
+    def unit_queries(self, q: Tensor) -> Tensor:
+        """Queries (..., d) of cosine attention: of unit length in each head, over the temperature; float32."""
+        assert self.log_scale is not None
+        return F.normalize(q.float(), dim=-1) * self.log_scale.exp().clamp_max(LARGEST_SCALE)
 
     def _look_around(self, x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.self_in(x).chunk(3, -1))

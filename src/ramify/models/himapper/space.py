@@ -49,7 +49,11 @@ class TreeSpace(nn.Module):
 
     def forward(self, nodes: Tensor) -> Tensor:
         """(B, nodes, w) -> (B, nodes, dim)."""
-        u = self.proj(nodes).float() * self.log_alpha.float().exp()
+        return self.place(self.proj(nodes))
+
+    def place(self, projected: Tensor) -> Tensor:
+        """The points of projected nodes (B, nodes, dim)."""
+        u = projected.float() * self.log_alpha.float().exp()
         return to_space(u, None if self.log_c is None else self.curvature())
 
     def distances(self, children: Tensor, points: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from ramify.errors import UserError, suggest
 from ramify.models.himapper.backbone import Features, apply_classifier, make_reader
 from ramify.models.himapper.decompose import Attention, Decomposition
 from ramify.models.himapper.encode import Encoding
+from ramify.models.himapper.evaluate import can_evaluate, evaluate
 from ramify.models.himapper.output import HiMapperOutput
 from ramify.models.himapper.space import Geometry, Sign, TreeLoss, TreeSpace
 from ramify.models.himapper.tree import Mixture, Noise, ProbabilisticTree, TreeShape
@@ -29,9 +30,8 @@ class HiMapper(nn.Module):
     Cost of one image in evaluation, with the defaults, over ``M`` tokens of ``C`` channels: ``M C w + 2 M w^2``
     multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
     That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
-    A batch of 128 in bfloat16 moves the tokens twice (2 x 19 MB for DeiT-S, 2 x 26 MB for ResNet-50) and 15 MB of keys
-    and values of the encoder: by its bandwidth 25 microseconds of an H200. The rest is launches, by count about 65
-    kernels in compiled code, half of them in the encoder, whose levels follow each other on one row per image.
+    That is little beside the launches it takes: in evaluation without gradients, in half precision on a GPU, two kernels
+    stand for most of them (:mod:`ramify.models.himapper.evaluate`).
 
     Args:
         backbone: a timm model, or a vision model of transformers. Anything else by ``feature_fn``.
@@ -153,10 +153,16 @@ class HiMapper(nn.Module):
             self.grid = found.grid
         compute_losses = self.training if compute_losses is None else compute_losses
         dtype = self.tree.mu.dtype
-        queries, kl = self.queries(x.shape[0])
-        nodes, maps = self.decompose(queries, found.tokens.to(dtype), return_maps)
-        points = self.space(nodes)
-        delta = self.encode(found.pooled.to(dtype), nodes).to(found.pooled.dtype)
+        tokens, pooled = found.tokens.to(dtype), found.pooled.to(dtype)
+        maps = kl = None
+        if not return_maps and can_evaluate(self, tokens):
+            nodes, points, delta = evaluate(self, tokens, pooled)
+        else:
+            queries, kl = self.queries(x.shape[0])
+            nodes, maps = self.decompose(queries, tokens, return_maps)
+            points = self.space(nodes)
+            delta = self.encode(pooled, nodes)
+        delta = delta.to(found.pooled.dtype)
         enriched = found.pooled + delta
 
         losses, stats = None, {}
@@ -164,6 +170,7 @@ class HiMapper(nn.Module):
             distances = self.space.distances(points[:, : self.loss.num_children], points)
             stats = self._stats(nodes, distances, maps)
             if compute_losses:
+                kl = self.queries()[1] if kl is None else kl
                 losses = {"contrastive": self.loss(distances), "kl": kl}
                 losses["aux_total"] = self.alpha * losses["contrastive"] + self.beta * kl
         return HiMapperOutput(
