@@ -144,6 +144,54 @@ def test_one_set_has_a_zero_diagonal_and_one_gradient(room: ModuleType, mode: st
     assert (found - wanted).norm() <= 1e-4 * wanted.norm()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="replaces what the interpreter runs")
+def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's compiler contracts ``a b - a b`` to a number that need not be 0; the slope of such a distance is 1."""
+    from ramify.ops.pairwise_lorentz import grad
+
+    plain = grad.across_by_differences
+
+    def contracted(*args: object) -> object:
+        q, over_x, over_y = plain(*args)
+        return q + 1e-34, over_x, over_y
+
+    x = draw(pairwise_lorentz, 1, 9, 4, device="cpu")
+    x[0, 5] = x[0, 2] * 1.01  # the tile has close points
+    weight = torch.rand(1, 9, 9)
+    found = []
+    for run in (plain, contracted):
+        monkeypatch.setattr(grad, "across_by_differences", run)
+        leaf = x.clone().requires_grad_()
+        d = pairwise_lorentz.pairwise_dist(leaf, leaf, C, backend="triton")
+        found.append(torch.autograd.grad((d * weight).sum(), leaf)[0])
+    assert torch.equal(*found)
+
+
+def test_close_points_far_along_the_other_set(device: str) -> None:
+    """Tiles that a row has close points in are left to a second kernel, which finds them by marks, 64 at a time."""
+    x, y = draw(pairwise_lorentz, 1, 5, 16, device=device), draw(pairwise_lorentz, 1, 2085, 16, device=device)
+    for place, other in ((3, 2080), (3, 5), (4, 1030)):
+        y[0, other] = x[0, place] * (1 + 0.05 * torch.randn(16, device=device))
+    weight = torch.randn(1, 5, 2085, device=device)
+    grads = []
+    for leaf, end, backend in ((x.clone(), y, "triton"), (x.double(), y.double(), "torch")):
+        leaf.requires_grad_()
+        d = pairwise_lorentz.pairwise_dist(leaf, end, C, backend=backend)
+        grads.append(torch.autograd.grad((d * weight).sum(), leaf)[0].double())
+    assert ((grads[0] - grads[1]).norm(dim=-1) <= 1e-5 * grads[1].norm(dim=-1)).all()
+
+
+def test_gradients_of_many_columns_do_not_drift(device: str) -> None:
+    """Matrix units cut off what they add: sums over all columns in one of them lost 6e-6 at 2048 columns."""
+    b, n, m, d = (1, 16, 130, 16) if device == "cpu" else (1, 70, 4000, 64)
+    x, y = (draw(pairwise_lorentz, b, size, d, device=device) for size in (n, m))
+    weight = torch.rand(b, n, m, device=device)
+    wanted = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+    found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert (one - other).norm() <= 2e-6 * other.norm()
+
+
 @rooms
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_right_for_the_numbers_it_holds(room: ModuleType, dtype: torch.dtype, device: str) -> None:

@@ -84,32 +84,39 @@ def is_blurred(rho, q, sinh_x, sinh_y, BLUR: tl.constexpr):
 
 
 @triton.jit
+def component(x, row, is_row, n, k):
+    """Component k of rows, in float64."""
+    return tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)
+
+
+@triton.jit
 def over_lengths(x, row, is_row, n, BLOCK: tl.constexpr):
     """1 / |x| in float64, 0 for zero rows."""
     square = tl.zeros((BLOCK,), tl.float64)
     for k in range(n):
-        part = tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)
+        part = component(x, row, is_row, n, k)
         square += part * part
     is_zero = square <= 1.1754943508222875e-38
     return tl.where(is_zero, 0.0, 1.0 / tl.sqrt(tl.where(is_zero, 1.0, square)))
 
 
 @triton.jit
-def direction(x, row, is_row, n, k, over):
-    """Component k of unit vectors, in float64."""
-    return tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64) * over
-
-
-@triton.jit
 def across_by_differences(x, y, row, is_row, col, is_col, n, BM: tl.constexpr, BN: tl.constexpr):
-    """``q = |xh - yh|^2 / 4`` with every digit, and 1/|x|, 1/|y| in float64."""
+    """``q = |xh - yh|^2 / 4`` with every digit, and 1/|x|, 1/|y| in float64.
+
+    As ``|x - y |x|/|y||^2 / |2x|^2``: of two equal rows the quotient is 1 and the difference 0. Of unit vectors it need
+    not be: a compiler contracts the difference of two products, which rounds one and not the other, and the slope of
+    the distance that is left is as large as any.
+    """
     over_x = over_lengths(x, row, is_row, n, BM)
     over_y = over_lengths(y, col, is_col, n, BN)
+    unit = tl.where(over_x == 0.0, 1.0, over_x)
+    quotient = over_y[None, :] / unit[:, None]
     square = tl.zeros((BM, BN), tl.float64)
     for k in range(n):
-        step = direction(x, row, is_row, n, k, over_x)[:, None] - direction(y, col, is_col, n, k, over_y)[None, :]
+        step = component(x, row, is_row, n, k)[:, None] - component(y, col, is_col, n, k)[None, :] * quotient
         square += step * step
-    return (0.25 * square).to(tl.float32), over_x, over_y
+    return (square * (0.25 * unit * unit)[:, None]).to(tl.float32), over_x, over_y
 
 
 @triton.jit
@@ -131,6 +138,16 @@ def log2(x, QUICK: tl.constexpr):
         found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
         found = tl.log2(x)
+    return found
+
+
+@triton.jit
+def over_root(x, QUICK: tl.constexpr):
+    """``1 / sqrt(x)`` for x of a normal size, without the steps that other sizes need; of 0 anything."""
+    if QUICK:
+        found = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        found = tl.rsqrt(tl.where(x == 0.0, 1.0, x))  # numpy warns of zeros
     return found
 
 
