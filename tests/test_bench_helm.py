@@ -225,6 +225,48 @@ def test_bad_input_is_one_line(flags: list[str], words: str, capsys: pytest.Capt
     assert error.count("\n") == 1 and error.startswith("ramify: error: ") and words in error
 
 
+class _Allocator:
+    """What CUDA's allocator says, of passes that allocate as a graph does: in the one that records, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: int):
+        self.now = self.peak = others
+        for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def synchronize(self) -> None: ...
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peak = self.now
+
+    def memory_allocated(self) -> int:
+        return self.now
+
+    def max_memory_allocated(self) -> int:
+        return self.peak
+
+
+def test_memory_of_graphs_is_that_of_the_pass_that_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another model on the device; the twelve weights and biases of this one count, and what it allocates."""
+    allocator = _Allocator(monkeypatch, others=1000)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    step = cases.TrainingStep(torch.nn.Linear(3, 3), torch.zeros(1), cases.Setting("cuda", "float32"), "graphs")
+    assert step.peak_bytes() is None  # before anything was recorded
+    sizes = iter([70, 0, 0])  # the second step, which is the first of those that are watched, and later ones
+
+    def backward(module: object) -> torch.Tensor:
+        allocator.peak = max(allocator.peak, allocator.now + next(sizes))
+        return torch.zeros(())
+
+    monkeypatch.setattr(step, "_backward", backward)
+    step.record()
+    assert step.peak_bytes() == 12 * 4 + 70
+    step()
+    assert step.peak_bytes() == 12 * 4 + 70
+    assert bench._memory(HelmOptions(**{**SMALL, "device": "cuda", "clock": "wall", "modes": ("graphs",)})).endswith(
+        "run in"
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
 def test_all_modes_on_the_gpu(name: str) -> None:
@@ -233,3 +275,6 @@ def test_all_modes_on_the_gpu(name: str) -> None:
     entries = [line for line in lines if line["kind"] in ("step", "decode")]
     notes = [(e["mode"], who, c["note"]) for e in entries for who, c in e["contenders"].items() if c["status"] != "ok"]
     assert not notes
+    peaks = {line["mode"]: line["peak_bytes"] for line in entries if line["kind"] == "step"}
+    for who in ("ours", "twin"):  # a recorded step allocates what a compiled one does, and gradients apart from others
+        assert 0.7 < peaks["graphs"][who] / peaks["compiled"][who] < 1.5

@@ -64,7 +64,8 @@ def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit
     from . import helm_cases as cases
     from . import helm_report as report
 
-    title = f"forward and backward, {options.batch} x {options.length} tokens; ratios are ours / twin"
+    title = f"forward and backward, {options.batch} x {options.length} tokens; ratios are ours / twin; "
+    title += f"MiB {_memory(options)}"
     columns = "preset|vocabulary|M parameters|mode|ours ms|twin ms|ratio|expected ms|ours MiB|twin MiB|ratio|target"
     report.head(emit, "step", title, columns)
     setting, code, later = cases.Setting(options.device, options.dtype), 0, report.Later()
@@ -77,6 +78,18 @@ def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit
         _free(options)
     later.emit(emit)
     return code
+
+
+def _memory(options: HelmOptions) -> str:
+    """What the column of memory is."""
+    if options.device == "cpu":
+        return "are weights and what is kept for the backward pass"
+    graphs = (
+        "; with graphs, of the one that records them, whose memory the others run in"
+        if "graphs" in options.modes
+        else ""
+    )
+    return f"are weights and the most that a step allocates{graphs}"
 
 
 Contenders = dict[str, "Callable[[], Any]"]
@@ -272,6 +285,8 @@ def _compare(options: HelmOptions, makers: Contenders) -> tuple[dict[str, Result
             step = make()
             error = step.error()
             step.graph_breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+            if isinstance(step, cases.TrainingStep):
+                step.record()
             steps[who] = step
             return harness.Built(step, error)
 
