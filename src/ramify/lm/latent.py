@@ -27,15 +27,14 @@ from ..nn.common import wide
 from ..ops.centroid import fits as centroid_fits
 from ..ops.heads import Heads
 from ..ops.heads import fits as heads_fit
+from ..ops.latent_decode import absorb_token, latent_decode
 from ..ops.latent_decode import fits as decode_fits
-from ..ops.latent_decode import latent_decode
 from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
 from .attention import excess_of
 from .fused_attention import centroid_product, lifted_heads
 from .latent_attend import (
     Queries,
     Sizes,
-    absorbed,
     attend,
     attend_absorbed,
     attend_columns,
@@ -178,11 +177,12 @@ class LatentAttention(nn.Module):
         if past_key_values is None and self._has_kernel(lifted, position_embeddings):
             out = self._output(self._attend_fused(lifted, position_embeddings, attention_mask), lifted.dtype)
             return (out, None) if output_attentions else out
+        is_step = lifted.shape[1] == 1 and not output_attentions
+        if past_key_values is not None and is_step and self._decodes(lifted, position_embeddings, attention_mask):
+            points = self._decode(lifted, position_embeddings, attention_mask, past_key_values)
+            return cast(Tensor, self.o_proj(points.flatten(-2).unsqueeze(1)))
         q, latent, rotated = self._project(lifted, position_embeddings)
         heads = self._heads(latent, rotated)
-        if past_key_values is not None and not output_attentions and self._decodes(lifted, attention_mask):
-            points = self._decode(q, latent, rotated, heads, attention_mask, past_key_values)
-            return cast(Tensor, self.o_proj(points.flatten(-2).unsqueeze(1)))
         if past_key_values is None:
             mean, weights = self._attend(q, *self._columns(heads, lifted.dtype), attention_mask, 0)
         elif self.config.cache_mode == "full":
@@ -218,8 +218,12 @@ class LatentAttention(nn.Module):
 
     def _down(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of queries (B, N, H, width), the lifted latent (B, N, width), the shared key before it turns."""
+        q, latent, rotated = self._rows(lifted)
+        return q, self._normed(latent, self.kv_gain)[:, :, 0], rotated
+
+    def _rows(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of queries (B, N, H, width), of the latent before its norm, and of the shared key before it turns."""
         q, latent, rotated = self.down.split(self.down(lifted))
-        latent = self._normed(latent, self.kv_gain)[:, :, 0]
         if self.query_rank:
             (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
         return q, latent, rotated
@@ -264,39 +268,44 @@ class LatentAttention(nn.Module):
             k, v = cached
         return self._attend(q, k, v, mask, past)
 
-    def _decodes(self, lifted: Tensor, mask: Any) -> bool:
+    def _decodes(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> bool:
         """Whether kernels go from one new token per sequence and cached latents to centroids."""
-        if lifted.shape[1] != 1 or self.config.cache_mode == "full" or self._implementation != "sdpa":
+        if self.config.cache_mode == "full" or self._implementation != "sdpa":
             return False
-        if torch.is_grad_enabled() or not (mask is None or (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1))):
+        if torch.is_grad_enabled() or tables[0].dtype != torch.float32 or not tables[0].shape[-1]:
             return False
-        return decode_fits(lifted, self._up(lifted.dtype)[1], None if mask is None else mask[:, 0, 0])
+        if type(self.kv_up) is not BlockLinear:  # an adapter's layer is more than its matrix
+            return False
+        if mask is not None and not (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1)):
+            return False
+        up_value = self._up(lifted.dtype)[1]
+        return decode_fits(lifted, up_value, None if mask is None else mask[:, 0, 0])
 
-    def _decode(self, q: Queries, latent: Tensor, rotated: Tensor, heads: _Heads, mask: Any, cache: Cache) -> Tensor:
+    def _decode(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache) -> Tensor:
         """Centroids (B, H, width) of all that is cached for one new token; keys and values of heads are not made."""
         past = self._past(cache)
-        keys, times = (x.squeeze(1) for x in self._update(latent, rotated, heads, cache))
-        up_key, up_value = self._up(latent.dtype)
-        queries, time = absorbed(q, up_key, self.rope_dim, keys.dtype)
+        q, latent, rotated = self._rows(lifted)
+        queries, time, keys, times = absorb_token(
+            q[:, 0], latent[:, 0, 0], rotated[:, 0, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain,
+            self.kv_up.matrices(lifted.dtype)[0], self.heads,
+            eps=self.config.rms_norm_eps, bias=self.down.bias is not None,
+        )  # fmt: skip
+        cached = cache.update(keys[:, None, None], times[:, None, None], self.layer_idx)
+        keys, times = (x.squeeze(1) for x in cached)
         mask, _ = visible_keys(mask, past, 1, keys.shape[1], keys.device)
         return latent_decode(
-            queries, time[..., 0], keys, times, up_value, None if mask is None else mask[:, 0, 0],
+            queries, time, keys, times, self._up(keys.dtype)[1], None if mask is None else mask[:, 0, 0],
             value_scale=self.value_scale, width=self.value_width, c=self.c,
         )  # fmt: skip
-
-    def _update(self, latent: Tensor, rotated: Tensor, heads: _Heads, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Both slots of the cache after what is new: (B, 1, M, r + 2 + d_r) and (B, 1, M, 2H or 4H)."""
-        keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
-        new = LatentState(keys, *heads.excess[..., 0].unbind(2))
-        both: tuple[Tensor, Tensor] = cache.update(*pack(new), self.layer_idx)
-        return both
 
     def _with_latent_cache(
         self, q: Queries, latent: Tensor, rotated: Tensor, heads: _Heads, mask: Any, cache: Cache
     ) -> tuple[Tensor, Tensor | None]:
         """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
         past, num_new = self._past(cache), q.space.shape[1]
-        cached = self._update(latent, rotated, heads, cache)
+        keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
+        new = LatentState(keys, *heads.excess[..., 0].unbind(2))
+        cached = cache.update(*pack(new), self.layer_idx)
         if not _is_first(past, num_new):
             state = unpack(*cached, self.num_heads)
             if num_new == 1:

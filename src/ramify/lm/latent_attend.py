@@ -153,18 +153,13 @@ def attend_absorbed(
         up_key, up_value: (H, width, r + 2) and (H, d_v, r + 2), the maps from lifted latents to the columns of keys,
             with zeros where the ``rope_dim`` rotated ones are, and to values before ``value_scale``.
     """
-    queries, time = absorbed(q, up_key, rope_dim, state.keys.dtype)
+    space = q.space[:, 0].to(state.keys.dtype)  # (B, H, width)
+    to_latent = torch.bmm(space.transpose(0, 1), up_key).transpose(0, 1)  # (B, H, r + 2), a query to lifted latents
+    queries = torch.cat([to_latent, space[..., :rope_dim]], -1)
     mask, _ = visible_keys(mask, past, 1, state.keys.shape[1], state.keys.device)
     seen = None if mask is None else mask[:, :, 0]
-    mean, weights = attend_latents(queries, time, *state, up_value, value_scale, seen)
+    mean, weights = attend_latents(queries, q.time[:, 0], *state, up_value, value_scale, seen)
     return mean.unsqueeze(2), weights.unsqueeze(2)
-
-
-def absorbed(q: Queries, up_key: Tensor, rope_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a query multiplies cached keys with (B, H, r + 2 + d_r), and its times (B, H, 1); arguments as above."""
-    space = q.space[:, 0].to(dtype)  # (B, H, width)
-    to_latent = torch.bmm(space.transpose(0, 1), up_key).transpose(0, 1)  # (B, H, r + 2), a query to lifted latents
-    return torch.cat([to_latent, space[..., :rope_dim]], -1), q.time[:, 0]
 
 
 def visible_keys(

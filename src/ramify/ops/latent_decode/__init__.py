@@ -1,6 +1,7 @@
 """Attention of one token per sequence to cached latents, whose keys and values are never made, up to the centroids.
 
-``latent_decode`` is the operation; it has no gradient. ``reference`` holds the definition, ``triton`` the kernels.
+``absorb_token`` makes of a token's projections what meets the cache and what goes into it, ``latent_decode`` attends.
+Neither has a gradient. ``reference`` holds the definitions, ``triton`` the kernels.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
+from ..heads.reference import Heads
 from . import reference
 
-__all__ = ["fits", "latent_decode", "reference"]
+__all__ = ["absorb_token", "fits", "latent_decode", "reference"]
 
 MAX_LATENT, MAX_HEADS, MAX_VALUE = 512, 64, 256
 """Columns of a latent, heads, and columns of a value that programs hold at once."""
@@ -30,6 +32,44 @@ def fits(keys: Tensor, up_value: Tensor, mask: Tensor | None = None, backend: st
     elif mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
         misfit = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
     return choose(backend, keys, misfit) == "triton"
+
+
+def absorb_token(
+    queries: Tensor, latent: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, log_tau: Tensor, gain: Tensor,
+    up: Tensor, heads: Heads, *, eps: float, bias: bool, backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What one token per sequence has for :func:`latent_decode`, and what the cache keeps of it; no gradient.
+
+    Queries turn and are multiplied by ``2/tau``; the latent is normed and lifted; the maps of keys take queries to
+    latents; keys and values of heads are made, for the excess of their times alone.
+
+    Args:
+        queries: (B, H, width). latent: (B, at least r). shared: (B, at least ``heads.shared_dim``), before it turns.
+        cos, sin: (B or 1, turned), float32. log_tau: (1,). gain: (r,) of the latent's RMS norm, and its ``eps``.
+        up: (2 H width, at least L), rows of keys, zero for the shared components, and of values; ``L = r + 1 + bias``.
+        heads: see ``ops.heads``; ``shared_dim`` at least 1.
+        bias: whether a lifted latent has a one behind its time.
+        backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
+
+    Returns:
+        queries (B, H, L + shared_dim) and their times (B, H); keys (B, L + shared_dim) and times (B, 2H or 4H), new
+        rows of what :func:`latent_decode` calls so.
+    """
+    maps = up.view(2, heads.num_heads, heads.width, up.shape[-1])[1, ..., : gain.shape[0] + 1 + int(bias)]
+    if not fits(queries, maps, None, backend):
+        return reference.absorb_token(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)
+    run = _absorb_operator if needs_operator(queries) else _absorb
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = run(
+        _side_by_side(queries), _side_by_side(latent), _side_by_side(shared), cos.contiguous(), sin.contiguous(),
+        log_tau, gain, up, *heads, eps, bias,
+    )  # fmt: skip
+    return found
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """All of a sequence in one piece of memory, the sequences apart."""
+    is_whole = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2])
+    return x if is_whole else x.contiguous()
 
 
 def latent_decode(
@@ -71,4 +111,16 @@ def _forward(
     return triton.forward(queries, time, keys, times, up_value, mask, value_scale, width, c)
 
 
+def _absorb(
+    queries: Tensor, latent: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, log_tau: Tensor, gain: Tensor,
+    up: Tensor, num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float, value_scale: float,
+    c: float, interleaved: bool, shared_dim: int, eps: float, bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton
+
+    heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
+    return triton.absorb(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)
+
+
 _operator = operator("latent_decode", _forward)
+_absorb_operator = operator("latent_absorb", _absorb)

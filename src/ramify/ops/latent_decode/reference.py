@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from ..centroid.reference import centroid
-from ..rounding import wide
+from ..heads.reference import Heads, _factor, _turned
+from ..rounding import rounded, wide
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -18,6 +21,34 @@ def unpack_times(times: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
         excess = excess + wide(times[..., 2 * num_heads : 4 * num_heads])
     key_excess, value_excess = excess.split(num_heads, -1)
     return key_excess, value_excess
+
+
+def absorb_token(
+    queries: Tensor, latent: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, log_tau: Tensor, gain: Tensor,
+    up: Tensor, heads: Heads, eps: float, bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Absorbed queries, their times, and what is cached of the token; see ``ops.latent_decode.absorb_token``."""
+    dtype, rank, num_heads, over_c = queries.dtype, gain.shape[0], heads.num_heads, 1 / heads.c
+    x = wide(latent[:, :rank])
+    point = rounded(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain.to(x.dtype), dtype)
+    time = torch.sqrt(point.square().sum(-1, keepdim=True) + over_c)
+    lifted = torch.cat([point, time, torch.ones_like(time)][: 2 + int(bias)], -1).to(dtype)  # (B, L)
+    shared = rounded(_turned(wide(shared[:, : heads.shared_dim]), cos, sin, heads.interleaved), dtype)
+    factor = _factor(log_tau, heads).to(x.dtype)
+    is_space = torch.arange(heads.width, device=queries.device) < heads.key_dim
+    query = _turned(torch.where(is_space, wide(queries), 0.0), cos[:, None], sin[:, None], heads.interleaved)
+    query = rounded(query * factor, dtype)
+    query_time = torch.sqrt(query.square().sum(-1) + factor * factor / heads.c)
+    maps = wide(up[:, : lifted.shape[-1]].unflatten(0, (2, num_heads, heads.width)))
+    both = rounded(torch.einsum("phwl,bl->pbhw", maps, wide(lifted)), dtype)
+    key, value = both[0], rounded(both[1] * heads.value_scale, dtype)
+    squares = torch.cat([key.square().sum(-1) + shared.square().sum(-1, keepdim=True), value.square().sum(-1)], -1)
+    excess = squares / (torch.sqrt(squares + over_c) + math.sqrt(over_c))  # (B, 2H)
+    high = rounded(excess, dtype)
+    times = torch.cat([high, excess - high], -1) if dtype in HALF else excess
+    to_latent = torch.einsum("bhw,hwl->bhl", query, maps[0])
+    absorbed = torch.cat([to_latent, query[..., : heads.shared_dim]], -1)
+    return absorbed.to(dtype), query_time, torch.cat([wide(lifted), shared], -1).to(dtype), times.to(dtype)
 
 
 def attend(

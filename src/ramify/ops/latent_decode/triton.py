@@ -1,10 +1,11 @@
-"""Cached latents read once for all heads: a first kernel goes over pieces of the context, a second joins the pieces.
+"""Cached latents read once for all heads: one kernel goes over pieces of the context, one joins them, one is before.
 
 One query per sequence and few heads are too little work for a GPU unless the context is cut: here into as many pieces
 as keep all multiprocessors busy. A program holds all heads of a sequence, so each latent is read once and serves scores
 and means. At 8 sequences of 8192 tokens, 6 heads, latents of 64 + 16 in bfloat16 that is 13.6 MB, 3.3 microseconds at
 4.2 TB/s; the pieces are 0.8 MB. Weights are rounded before they are summed, so that a mean has exactly the weights of
-its sum: rounding then moves the centroid, but never off the hyperboloid.
+its sum: rounding then moves the centroid, but never off the hyperboloid. What stands before reads the maps of keys and
+values once per sequence, from the cache of the GPU: 0.8 MB for 8 sequences, which a launch takes longer than.
 """
 
 from __future__ import annotations
@@ -17,10 +18,87 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import has_data, interpreted
+from ..heads.reference import Heads
 from ..launch import launch
 
 PROGRAMS = 528
 """As many as run at once: four on each of 132 multiprocessors."""
+
+
+@triton.jit
+def _turned_row(row, column, cos, sin, D: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The first D components in memory, those that turn turned; each is read again as the partner of another."""
+    if INTERLEAVED:
+        partner = column ^ 1
+    else:
+        partner = tl.where(column < TURNED // 2, column + TURNED // 2, column - TURNED // 2)
+    is_turned = column < TURNED
+    x = tl.load(row + column, mask=column < D, other=0.0).to(tl.float32)
+    other = tl.load(row + partner, mask=is_turned & (partner < D), other=0.0).to(tl.float32)
+    angle_cos = tl.load(cos + column, mask=is_turned, other=1.0)
+    return x * angle_cos + other * tl.load(sin + column, mask=is_turned, other=0.0)
+
+
+@triton.jit
+def _excess(square, OVER_C: tl.constexpr):
+    """How far a time lies above the origin's, without cancellation."""
+    return square / (tl.sqrt(square + OVER_C) + OVER_C**0.5)
+
+
+@triton.jit
+def _latent_absorb_kernel(queries, latent, shared, cos, sin, log_tau, gain, up, to_keys, time, keys, times, TABLE,
+                          query_batch, latent_batch, shared_batch, up_row, H: tl.constexpr, WIDTH: tl.constexpr,
+                          KEY: tl.constexpr, R: tl.constexpr, TURNED: tl.constexpr, RANK: tl.constexpr,
+                          L: tl.constexpr, BIAS: tl.constexpr, TWICE: tl.constexpr, VALUE_SCALE: tl.constexpr,
+                          OVER_C: tl.constexpr, EPS: tl.constexpr, INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
+                          LATENT: tl.constexpr, REST: tl.constexpr, IS_HALF: tl.constexpr):  # fmt: skip
+    """One head of one token; the head of number 0 also writes the token's row of the cache."""
+    head, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    stored: tl.constexpr = to_keys.dtype.element_ty
+    line, column, rest = tl.arange(0, ROWS), tl.arange(0, LATENT), tl.arange(0, REST)
+    matrix = up + (head * WIDTH + line[:, None]).to(tl.int64) * up_row + column[None, :]
+    inside = (line[:, None] < WIDTH) & (column[None, :] < L)
+    key_map = tl.load(matrix, mask=inside, other=0.0).to(tl.float32)
+    value_map = tl.load(matrix + H * WIDTH * up_row, mask=inside, other=0.0).to(tl.float32)
+    cos += (b % TABLE) * TURNED
+    sin += (b % TABLE) * TURNED
+    # the latent, normed and lifted
+    x = tl.load(latent + b * latent_batch + column, mask=column < RANK, other=0.0).to(tl.float32)
+    x *= 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / RANK + EPS)
+    x *= tl.load(gain + column, mask=column < RANK, other=0.0).to(tl.float32)
+    x = x.to(stored).to(tl.float32)
+    x = tl.where(column == RANK, tl.sqrt(tl.sum(x * x, axis=0) + OVER_C), x)
+    if BIAS:
+        x = tl.where(column == RANK + 1, 1.0, x)
+    x = x.to(stored).to(tl.float32)
+    common = _turned_row(shared + b * shared_batch, rest, cos, sin, R, TURNED, INTERLEAVED)
+    common = common.to(stored).to(tl.float32)
+    # key and value of this head, for their times
+    key = tl.sum(key_map * x[None, :], axis=1).to(stored).to(tl.float32)
+    value = tl.sum(value_map * x[None, :], axis=1).to(stored).to(tl.float32)
+    value = (value * VALUE_SCALE).to(stored).to(tl.float32)
+    key_excess = _excess(tl.sum(key * key, axis=0) + tl.sum(common * common, axis=0), OVER_C)
+    value_excess = _excess(tl.sum(value * value, axis=0), OVER_C)
+    # the query of this head
+    factor = TWICE * tl.exp(-tl.load(log_tau).to(tl.float32))
+    query_row = queries + b * query_batch + head * WIDTH
+    query = _turned_row(query_row, line, cos, sin, KEY, TURNED, INTERLEAVED)
+    query = (query * factor).to(stored).to(tl.float32)
+    to_latent = tl.sum(key_map * query[:, None], axis=0)
+    place = b * H + head
+    tl.store(to_keys + place * (L + R) + column, to_latent, mask=column < L)
+    tl.store(to_keys + place * (L + R) + L + line, query, mask=line < R)
+    tl.store(time + place, tl.sqrt(tl.sum(query * query, axis=0) + factor * factor * OVER_C))
+    parts: tl.constexpr = 4 if IS_HALF else 2
+    times += b * (parts * H) + head
+    tl.store(times, key_excess)
+    tl.store(times + H, value_excess)
+    if IS_HALF:
+        tl.store(times + 2 * H, key_excess - key_excess.to(stored).to(tl.float32))
+        tl.store(times + 3 * H, value_excess - value_excess.to(stored).to(tl.float32))
+    if head == 0:
+        tl.store(keys + b * (L + R) + column, x, mask=column < L)
+        tl.store(keys + b * (L + R) + L + rest, common, mask=rest < R)
 
 
 @triton.jit
@@ -123,6 +201,35 @@ def _latent_join_kernel(means, sums, up_value, out, PIECES, up_head, up_row, H: 
     point = (value * scale).to(out.dtype.element_ty).to(tl.float32)
     point = tl.where(line == D, tl.sqrt(tl.sum(point * point, axis=0) + OVER_C), point)
     tl.store(out + (b * H + head) * WIDTH + line, point, mask=line < WIDTH)
+
+
+def absorb(
+    queries: Tensor, latent: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, log_tau: Tensor, gain: Tensor,
+    up: Tensor, heads: Heads, eps: float, bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries (B, H, W), their times (B, H), keys (B, W), times (B, 2H or 4H); a head of a token is a program."""
+    B, H = queries.shape[:2]
+    rank = gain.shape[0]
+    L, is_half, dtype = rank + 1 + int(bias), queries.element_size() == 2, queries.dtype
+    W = L + heads.shared_dim
+    to_keys = torch.empty(B, H, W, dtype=dtype, device=queries.device)
+    time = torch.empty(B, H, dtype=torch.float32, device=queries.device)
+    keys = torch.empty(B, W, dtype=dtype, device=queries.device)
+    times = torch.empty(B, (4 if is_half else 2) * H, dtype=dtype, device=queries.device)
+    if not has_data(queries) or not B:
+        return to_keys, time, keys, times
+    rows, columns = triton.next_power_of_2(heads.width), triton.next_power_of_2(L)
+    settings = {
+        "H": H, "WIDTH": heads.width, "KEY": heads.key_dim, "R": heads.shared_dim, "TURNED": cos.shape[-1],
+        "RANK": rank, "L": L, "BIAS": bias, "TWICE": 2 * heads.score_scale, "VALUE_SCALE": heads.value_scale,
+        "OVER_C": 1 / heads.c, "EPS": eps, "INTERLEAVED": heads.interleaved, "ROWS": rows, "LATENT": columns,
+        "REST": triton.next_power_of_2(heads.shared_dim), "IS_HALF": is_half,
+        "num_warps": max(1, min(16, rows * columns // 1024)),
+    }  # fmt: skip
+    numbers = (cos.shape[0], queries.stride(0), latent.stride(0), shared.stride(0), up.stride(0))
+    tensors = (queries, latent, shared, cos, sin, log_tau, gain, up, to_keys, time, keys, times)
+    launch(_latent_absorb_kernel, (H, B), tensors, numbers, settings)
+    return to_keys, time, keys, times
 
 
 @functools.cache
