@@ -142,11 +142,12 @@ def test_what_cannot_be_is_one_line(overrides, message):
 
 LANGUAGE = (
     "task=language",
-    "text.num_documents=30",
+    "model.args.num_hidden_layers=2",  # a compiler takes as long for each of them; MICE has experts from the second on
+    "text.num_documents=8",
     "text.vocab_size=320",
     "text.block_length=64",
     "data.batch_size=8",
-    "data.eval_batch_size=5",
+    "data.eval_batch_size=39",  # three batches of one size: one more graph to compile, not two
     "optim.lr=1e-3",
     "schedule.steps=5",
     "run.accumulate=2",
@@ -157,9 +158,12 @@ LANGUAGE = (
 
 
 def losses(out: Path, *overrides: str) -> list[float]:
-    """Of the steps and evaluations of a short run."""
+    """Of five steps, and of the evaluations after steps 2, 4 and 5."""
+    torch.compiler.reset()
     fit(load(Recipe, None, [*LANGUAGE, *overrides]), out, quiet=True)
-    return [line["loss"] for line in RunFolder(out).read_metrics()]
+    lines = RunFolder(out).read_metrics()
+    assert [line["step"] for line in lines if line["split"] == "val"] == [2, 4, 5] and len(lines) == 8
+    return [line["loss"] for line in lines]
 
 
 @pytest.mark.slow
@@ -169,22 +173,26 @@ def test_compiled_language_models_train_as_eager_ones(tmp_path, name):
     given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cpu")
     eager = losses(tmp_path / "eager", *given)
     graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")  # which a CPU compiles plainly
-    assert len(eager) > 5
     torch.testing.assert_close(torch.tensor(graphs), torch.tensor(eager), rtol=1e-4, atol=0)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("bf16", 1e-3)])
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
-def test_graphs_train_as_plainly_compiled_models_do(tmp_path, name, precision):
-    """Five steps of two parts with evaluations between them. Nothing was too hard for a graph."""
+def test_graphs_train_as_plainly_compiled_models_do(tmp_path, name, precision, rtol):
+    """Five steps of two parts with evaluations between them. Nothing was too hard for a graph.
+
+    Without ``run.deterministic``, as GPU recipes have it: with it torch warns that the gradient of attention is added
+    up in any order all the same, and some versions leave out the graph. The order of a sum, and evaluation compiled for
+    one size or for all, change the last digits, which bfloat16 has far earlier.
+    """
     pytest.importorskip("transformers")
     from torch._dynamo.utils import counters
 
     given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cuda", f"run.precision={precision}")
+    given += ("run.deterministic=false",)
     plain = losses(tmp_path / "plain", *given, "run.compile=true")
     counters.clear()
     graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")
     assert counters["inductor"]["cudagraph_skips"] == 0
-    assert len(graphs) > 5
-    torch.testing.assert_close(torch.tensor(graphs), torch.tensor(plain), rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.tensor(graphs), torch.tensor(plain), rtol=rtol, atol=0)

@@ -24,7 +24,11 @@ def seed_all(*words: int) -> None:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too."""
+    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too.
+
+    The gradient of fused attention is an exception, of which torch warns: it has a fixed order only where an operation
+    without one is an error, which would end the runs of other models.
+    """
     if not wanted:
         yield
         return

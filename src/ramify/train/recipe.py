@@ -207,7 +207,8 @@ class RunSettings:
     threads: int | None = None
     """CPU threads per process; by default torch decides."""
     deterministic: bool = True
-    """Use algorithms that give the same bits every time; false may be faster on a GPU."""
+    """Use algorithms that give the same bits every time, all but the gradient of attention on a GPU; false may be
+    faster there."""
     parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
     """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
     eval_every: float = 1
