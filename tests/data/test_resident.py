@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from ramify.config import load
 from ramify.data import DataSettings, build_dataset, build_loader, resident
-from ramify.data.resample import resample, resize_shares
+from ramify.data.resample import ShareTable, resample, resize_shares
 from ramify.data.resident import Held, ResidentLoader, centre_window, draw_windows, hold
 from ramify.data.sample import Sample
 from ramify.data.seeding import uniforms
@@ -123,6 +123,33 @@ def test_given_the_same_part_and_flip_both_ways_agree(height, width, size):
     assert_nearly_equal(found, expected)
     assert (found - exact).abs().max() <= 1  # at ties
     assert (found != exact).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(("source", "size"), [(17, 23), (40, 13), (9, 9)])
+def test_tables_hold_the_shares_of_every_part(source, size):
+    rng = np.random.default_rng(source)
+    length = torch.from_numpy(rng.integers(1, source + 1, 50))
+    start = torch.from_numpy(np.floor(rng.random(50) * (source - length.numpy() + 1)).astype(np.int64))
+    flipped = torch.from_numpy(rng.integers(0, 2, 50))
+    place = torch.where(flipped[:, None] > 0, size - 1 - torch.arange(size), torch.arange(size))
+    expected = resize_shares(source, place, start, length, torch.full_like(start, size))
+    found = ShareTable(source, size, CPU)(start, length, flipped)
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+    pixel = torch.arange(source)
+    outside = (pixel < start[:, None]) | (pixel >= (start + length)[:, None])
+    assert not found.mT[outside].any()
+
+
+def test_crops_from_tables_are_those_that_are_computed(monkeypatch):
+    dataset, transform = Rectangles(16, 20, 24), train_transform(CROPS, 26)
+    with_tables = loader_of(dataset, transform, batch_size=16)
+    monkeypatch.setattr(resident, "_MAX_TABLE", 0)
+    without = loader_of(dataset, transform, batch_size=16)
+    assert with_tables._tables and not without._tables
+    ((images, labels),), ((expected, numbers),) = with_tables, without
+    assert torch.equal(labels, numbers)
+    wrong = (levels(images, transform) - levels(expected, transform)).abs()
+    assert wrong.max() < 1.01 and (wrong > 0.01).float().mean() < 2e-3  # ties
 
 
 def test_autocast_does_not_touch_the_pictures():

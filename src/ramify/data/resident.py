@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ramify.data.plan import Loader, Plan
-from ramify.data.resample import resample, resize_shares
+from ramify.data.resample import ShareTable, resample, resize_shares
 from ramify.data.sample import BadSample, PictureDataset, Sample
 from ramify.data.seeding import mix_bits, uniforms
 from ramify.data.settings import AugmentSettings
@@ -32,6 +32,8 @@ _THREADS = 4
 _CHUNK = 512
 _MAX_HELD = 2
 """Splits kept for the next run of the same process, e.g. of a table: its training and its validation pictures."""
+_MAX_TABLE = 2**28
+"""Bytes of tables of shares for crops; larger pictures have theirs computed for each batch."""
 _TRIES = 10
 """Crops that are drawn before the whole picture is taken, as in torchvision."""
 
@@ -101,6 +103,11 @@ class ResidentLoader(Loader):
         self._scale, self._shift = (value[:, :, 0].to(device) for value in (transform.scale, transform.shift))  # (3, 1)
         self._fill = torch.tensor(transform.fill, dtype=torch.float32, device=device)[:, None]  # (3, 1)
         self._pixels = torch.arange(transform.size, device=device)
+        self._tables: list[ShareTable] = []
+        augment, size = transform.augment, transform.size
+        only_crops = augment is not None and augment.crop_scale is not None and not augment.translate
+        if only_crops and sum(ShareTable.bytes(source, size) for source in self.shape) <= _MAX_TABLE:
+            self._tables = [ShareTable(source, size, device) for source in self.shape]
         self._centre: tuple[Tensor, Tensor] | None = None
         if transform.augment is None:  # all pictures alike
             window = torch.tensor(centre_window(self.shape, transform.size, transform.crop_pct), device=device)
@@ -131,20 +138,29 @@ class ResidentLoader(Loader):
             windows = draw_windows(augment, self.shape, size, chance[:, 4:])
             flip, shift = draw_moves(augment, chance)
             sent = self._send(np.concatenate([indices[:, None], windows, flip[:, None], shift], 1))
-            index, windows_there, flipped, moved = sent[:, 0], sent[:, 1:9], sent[:, 9:10], sent[:, 10:12]
-            down = self._pixels - moved[:, :1]  # (B, S), the place of each pixel before the shift
-            across = self._pixels - moved[:, 1:]
-            mirrored = torch.where(flipped > 0, size - 1 - across, across)
-            images = resample(
-                self.held.images[index],
-                self._shares(0, down.clamp(0, size - 1), windows_there),
-                self._shares(1, mirrored.clamp(0, size - 1), windows_there),
-            )
-            if augment.translate:
-                inside = [(place >= 0) & (place < size) for place in (down, across)]
-                images = torch.where(inside[0][:, :, None, None] & inside[1][:, None, None], images, self._fill)
+            index, where, flipped, moved = sent[:, 0], sent[:, 1:9], sent[:, 9], sent[:, 10:12]
+            if self._tables:
+                down, across = self._tables
+                shares = down(where[:, 0], where[:, 1]), across(where[:, 4], where[:, 5], flipped)
+                images = resample(self.held.images[index], *shares)
+            else:
+                images = self._move(index, where, flipped, moved)
         images = images.mul_(self._scale).add_(self._shift).transpose(1, 2)  # (B, 3, S, S)
         return images.contiguous(memory_format=self.memory_format), self.held.labels[index]
+
+    def _move(self, index: Tensor, windows: Tensor, flipped: Tensor, moved: Tensor) -> Tensor:
+        """(B, S, 3, S) pictures: each its part, resized, then flipped, then shifted."""
+        size = self.transform.size
+        down = self._pixels - moved[:, :1]  # (B, S), the place of each pixel before the shift
+        across = self._pixels - moved[:, 1:]
+        mirrored = torch.where(flipped[:, None] > 0, size - 1 - across, across)
+        images = resample(
+            self.held.images[index],
+            self._shares(0, down.clamp(0, size - 1), windows),
+            self._shares(1, mirrored.clamp(0, size - 1), windows),
+        )
+        inside = [(place >= 0) & (place < size) for place in (down, across)]
+        return torch.where(inside[0][:, :, None, None] & inside[1][:, None, None], images, self._fill)
 
     def _shares(self, axis: int, place: Tensor, windows: Tensor) -> Tensor:
         start, length, resized, first = windows[:, 4 * axis : 4 * axis + 4].unbind(1)
