@@ -14,7 +14,7 @@ from ramify.errors import UserError, suggest
 OPS = (
     "map_norm", "gelu_grad", "cluster_patch", "cluster_window", "pairwise_lorentz", "pairwise_poincare",
     "lorentz_mlr", "residual_norm", "heads", "centroid", "columns", "swiglu", "send_rows", "merge_points",
-    "cross_entropy", "cosine", "merge", "agglomerate", "tree_reader",
+    "cross_entropy", "cosine", "merge", "agglomerate", "tree_reader", "latent_decode",
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from .kernel_cases import (
     poincare_pairs,
     windows,
 )
+from .kernel_decode import latent_steps
 from .kernel_trees import tree_readers
 
 TOKENS, LENGTH = 8192, 2048
@@ -428,5 +429,6 @@ ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "merge": merged_tokens,
     "agglomerate": clusterings,
     "tree_reader": tree_readers,
+    "latent_decode": latent_steps,
 }
 """All of them, those that no GPU has seen yet first."""
