@@ -20,6 +20,7 @@ from ramify.data.seeding import uniforms
 from ramify.data.settings import AugmentSettings
 from ramify.data.transforms import eval_transform, train_transform
 from ramify.errors import UserError
+from ramify.train.folder import RunFolder
 from ramify.train.loop import fit
 from ramify.train.recipe import Recipe
 
@@ -279,6 +280,24 @@ def test_channels_last():
     assert same.is_contiguous() and torch.equal(same, images)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("train", [True, False])
+def test_a_gpu_sees_what_a_cpu_sees(train):
+    dataset = Rectangles(64, 128, 128)
+    transform = train_transform(CROPS, 160) if train else eval_transform(160)
+    here, there = (
+        loader_of(dataset, transform, device=torch.device(d), train=train, batch_size=32) for d in ("cpu", "cuda")
+    )
+    count = 0
+    with torch.autocast("cuda", torch.bfloat16):
+        for (images, labels), (expected, numbers) in zip(there, here, strict=True):
+            assert images.is_cuda and labels.is_cuda and torch.equal(labels.cpu(), numbers)
+            wrong = (levels(images.cpu(), transform) - levels(expected, transform)).abs()
+            assert wrong.max() < 1.01 and (wrong > 0.01).float().mean() < 2e-3  # ties
+            count += 1
+    assert count == 2
+
+
 # -------------------------------------------------------------------------------------------------- bad and refused
 
 
@@ -353,6 +372,28 @@ def test_a_run_that_dies_ends_with_the_same_bits(tmp_path):
         fit(recipe, tmp_path / "cut", quiet=True)
     fit(recipe, tmp_path / "cut", resume=True, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+VIT = ("model.name=test_vit", "model.args.img_size=32", "model.args.patch_size=8", "run.log_steps=1")
+
+
+def _be_one_of_two(rank: int, port: int, log: str, out: str) -> None:
+    from tests.train.test_distributed import _be_rank
+
+    _be_rank(rank, port)
+    fit(load(Recipe, None, [*TINY, *VIT]), out, quiet=True)
+    Path(f"{log}.{rank}").write_text("null")
+
+
+def test_two_processes_see_the_pictures_of_one(tmp_path):
+    from tests.train.test_distributed import in_two
+
+    fit(load(Recipe, None, [*TINY, *VIT]), tmp_path / "one", quiet=True)
+    in_two(tmp_path, _be_one_of_two, str(tmp_path / "two"))
+    one, two = (RunFolder(tmp_path / name).read_metrics() for name in ("one", "two"))
+    assert len(one) == len(two) == 10  # eight steps, two evaluations
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-3)  # a level of 255 at ties
 
 
 def test_the_next_run_of_a_process_finds_the_pictures(tmp_path, monkeypatch):
