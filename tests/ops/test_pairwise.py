@@ -167,6 +167,25 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
     assert torch.equal(*found)
 
 
+@rooms
+def test_many_distances_leave_close_points_to_a_second_kernel(
+    room: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.ops.pairwise_lorentz import triton
+
+    monkeypatch.setattr(triton, "_FEW", 0)
+    x, y = draw(room, 2, 70, 9, device=device), draw(room, 2, 130, 9, device=device)
+    y[1, 128] = x[1, 66] * (1 + 1e-3 * torch.randn(9, device=device))
+    y[0, 3] = x[0, 1]
+    for end in (y, x):
+        wanted = room.pairwise_dist(x.double(), x.double() if end is x else y.double(), C)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            found = room.pairwise_dist(x, end, C, backend="triton")
+        assert (found - wanted).abs().max() < 5e-6
+        assert (found.diagonal(dim1=1, dim2=2) == 0).all() if end is x else found[0, 1, 3] == 0
+
+
 def test_close_points_far_along_the_other_set(device: str) -> None:
     """Tiles that a row has close points in are left to a second kernel, which finds them by marks, 64 at a time."""
     x, y = draw(pairwise_lorentz, 1, 5, 16, device=device), draw(pairwise_lorentz, 1, 2085, 16, device=device)

@@ -37,7 +37,9 @@ from .pairs import (
     load_rows,
     load_stats,
     log2_growth,
+    margins,
     multiply,
+    no_nan,
     over_root,
 )
 from .rows import PART_SCALE, Known
@@ -56,17 +58,9 @@ _CLOSE_ROWS = 16
 
 
 @triton.jit
-def _no_nan(x, QUICK: tl.constexpr):
-    """``x`` for a maximum or minimum, which passes over NaN; numpy, which the interpreter asks, warns of it."""
-    if not QUICK:
-        x = tl.where(x == x, x, 0.0)
-    return x
-
-
-@triton.jit
 def _above(weight, LEAST: tl.constexpr, QUICK: tl.constexpr):
     """For each row a power of two above its weights, from LEAST to 2^127: dividing by it rounds nothing."""
-    exponent = tl.max(tl.abs(_no_nan(weight, QUICK)), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.max(tl.abs(no_nan(weight, QUICK)), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(exponent, 0x7E800000)  # a weight may be infinite
     return tl.maximum((exponent + 0x00800000).to(tl.float32, bitcast=True), LEAST)
 
@@ -226,10 +220,7 @@ def _grad_rows(program, x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums
         weight = slope * sinh_y[None, :]
         keep = tl.full((BM,), 1.0, tl.float32)
         if EXACT:
-            margin = square - (BLUR * sinh_x)[:, None] * sinh_y[None, :]
-            if SAME:  # a point and itself are not compared
-                margin = tl.where(row[:, None] == col[None, :], 0.0, margin)
-            is_close = tl.min(_no_nan(margin, QUICK), axis=1) < 0.0
+            is_close = tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1) < 0.0
             keep = tl.where(is_close, 0.0, 1.0)
             tile = first // BN
             tl.store(close + own * tl.cdiv(M, BN) + (tl.arange(0, BM) * tl.cdiv(M, BN) + tile), is_close.to(tl.int32),

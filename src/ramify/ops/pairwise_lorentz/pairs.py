@@ -76,11 +76,20 @@ def radial(grown_x, root_x, grown_y, root_y):
 
 
 @triton.jit
-def is_blurred(rho, q, sinh_x, sinh_y, BLUR: tl.constexpr):
-    """1 if the product was too coarse for some pair of the tile, else 0."""
-    reach = sinh_x[:, None] * sinh_y[None, :]
-    near = rho * rho + reach * q < BLUR * reach
-    return tl.max(tl.max(near.to(tl.int32), axis=1), axis=0)
+def no_nan(x, QUICK: tl.constexpr):
+    """``x`` for a maximum or minimum, which passes over NaN; numpy, which the interpreter asks, warns of it."""
+    if not QUICK:
+        x = tl.where(x == x, x, 0.0)
+    return x
+
+
+@triton.jit
+def margins(square, sinh_x, sinh_y, row, col, SAME: tl.constexpr, BLUR: tl.constexpr, QUICK: tl.constexpr):
+    """Below zero where the product is too coarse for ``sinh^2(s d/2)`` of a pair."""
+    margin = square - (BLUR * sinh_x)[:, None] * sinh_y[None, :]
+    if SAME:  # a point and itself are not compared
+        margin = tl.where(row[:, None] == col[None, :], 0.0, margin)
+    return no_nan(margin, QUICK)
 
 
 @triton.jit
@@ -120,11 +129,11 @@ def across_by_differences(x, y, row, is_row, col, is_col, n, BM: tl.constexpr, B
 
 
 @triton.jit
-def distance(square):
+def distance(square, QUICK: tl.constexpr):
     """``s d = 2 asinh(w)`` of ``square = w^2``, for any size of it."""
     w = tl.sqrt(square)
     near = tl.minimum(w, 1e18)  # its square is finite; beyond, the excess is added without a root
-    outer = tl.log(w + (w - near) + tl.sqrt(1.0 + near * near))
+    outer = log(w + (w - near) + tl.sqrt(1.0 + near * near), QUICK)
     small = tl.minimum(square, 0.25)
     series = 0.02816912 + small * -0.01323752  # asinh for w < 1/2, see geometry.numerics
     series = -0.16666643 + small * (0.07498652 + small * (-0.04438452 + small * series))
@@ -138,6 +147,23 @@ def log2(x, QUICK: tl.constexpr):
         found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
         found = tl.log2(x)
+    return found
+
+
+@triton.jit
+def log(x, QUICK: tl.constexpr):
+    """Logarithm of normal, finite x, or NaN, to 3e-7 and the rounding of the result.
+
+    The special function unit promises 2^-22 between 1 and 2 and that share of the result elsewhere, too much far out:
+    the exponent goes apart.
+    """
+    if QUICK:
+        bits = x.to(tl.int32, bitcast=True)
+        rest = ((bits & 0x007FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+        exponent = (bits >> 23) - 127
+        found = exponent.to(tl.float32) * 0.6931472 + (0.0 * x + 0.6931472 * log2(rest, QUICK))  # NaN stays
+    else:
+        found = tl.log(x)
     return found
 
 

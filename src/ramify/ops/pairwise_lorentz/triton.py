@@ -6,8 +6,11 @@ half precision as it lies in memory: no digit of it is lost.
 Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 600 Tflop/s of float16;
 counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of bf16 products, 50 of other arithmetic, 10
 for rows: about 130 and 90. Softmax: products twice, roots, logarithms and exponentials of 90, bytes of 34: about 180
-and 120. Nearest: 110 and 70. With float32 rows in three TF32 products, taken apart again for every tile, distances
-took 322 measured. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
+and 120. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
+
+Many exact distances leave close points (see ``pairs``) to a third launch, which mostly ends at once. In the same kernel
+they cost all tiles registers, 1 KB of them in local memory: 255 microseconds measured (322 with float32 rows in three
+TF32 products, taken apart again for every tile).
 """
 
 from __future__ import annotations
@@ -27,16 +30,19 @@ from .pairs import (
     across_by_differences,
     add_products,
     distance,
-    is_blurred,
     load_rows,
     load_stats,
     log2_growth,
+    margins,
     radial,
 )
 from .rows import Known, row_stats
 
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: infinity less itself is not a number."""
+
+_FEW = 2**20
+"""Distances up to which one kernel does all: a launch more would take longer than what it spares."""
 
 
 @triton.jit
@@ -56,9 +62,11 @@ def _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT: tl.
 
 
 @triton.jit
-def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, RX, RY, N, M, n, P, UNIT: tl.constexpr,
-                     SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr,
-                     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, RY, N, M, n, P, UNIT: tl.constexpr,
+                     SAME: tl.constexpr, EXACT: tl.constexpr, APART: tl.constexpr, BLUR: tl.constexpr,
+                     QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+                     BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """If EXACT, a tile with close points takes differences, or if APART is marked in ``close`` for another kernel."""
     across_m = tl.cdiv(M, BN)
     tiles = tl.cdiv(N, BM) * across_m
     batch = (tl.program_id(0) // tiles).to(tl.int64)
@@ -74,23 +82,60 @@ def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, RX, RY, N, M
     grown_y, root_y, sinh_y, over_y = load_stats(stats_y + batch * M, col, is_col, RY)
     q = across(product, over_x, over_y, SPLIT)
     rho = radial(grown_x, root_x, grown_y, root_y)
+    square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
     if EXACT:
-        blurred = q
-        if SAME:  # a point and itself are not compared
-            blurred = tl.where(row[:, None] == col[None, :], 1.0, q)
-        if is_blurred(rho, blurred, sinh_x, sinh_y, BLUR) > 0:
+        margin = tl.min(tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1), axis=0)
+        if APART:
+            tl.store(close + tl.program_id(0), (margin < 0.0).to(tl.int32))
+        elif margin < 0.0:
             q, _, _ = across_by_differences(x, y, row, is_row, col, is_col, n, BM, BN)
-    d = UNIT * distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :])
+            square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+    d = UNIT * distance(square, QUICK)
     if SAME:  # NaN stays
         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
     tl.store(out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), d, mask=is_row[:, None] & is_col[None, :])
 
 
 @triton.jit
+def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, TILES, UNIT: tl.constexpr,
+                           SAME: tl.constexpr, QUICK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                           ROWS: tl.constexpr, MARKS: tl.constexpr):  # fmt: skip
+    """Marked tiles of BM rows and BN columns once more, by differences: the registers that takes are not those of all.
+
+    A program has MARKS tiles, and takes ROWS rows at a time.
+    """
+    begin = tl.program_id(0) * MARKS
+    place = begin + tl.arange(0, MARKS)
+    if tl.max(tl.load(close + place, mask=place < TILES, other=0), axis=0) > 0:
+        across_m = tl.cdiv(M, BN)
+        tiles = tl.cdiv(N, BM) * across_m
+        for found in range(begin, tl.minimum(begin + MARKS, TILES)):
+            if tl.load(close + found) > 0:
+                batch = (found // tiles).to(tl.int64)
+                tile = found % tiles
+                above, left = (tile // across_m) * BM, (tile % across_m) * BN
+                col = left + tl.arange(0, BN)
+                is_col = col < M
+                grown_y, root_y, sinh_y, _over_y = load_stats(stats_y + batch * M, col, is_col, RY)
+                for first in range(above, tl.minimum(above + BM, N), ROWS):
+                    row = first + tl.arange(0, ROWS)
+                    is_row = row < N
+                    grown_x, root_x, sinh_x, _over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+                    q, _wide_x, _wide_y = across_by_differences(x + batch * N * n, y + batch * M * n, row, is_row, col,
+                                                                is_col, n, ROWS, BN)  # fmt: skip
+                    rho = radial(grown_x, root_x, grown_y, root_y)
+                    d = UNIT * distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], QUICK)
+                    if SAME:
+                        d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
+                    at = out + (batch * N + first) * M + (tl.arange(0, ROWS)[:, None] * M + col[None, :])
+                    tl.store(at, d, mask=is_row[:, None] & is_col[None, :])
+
+
+@triton.jit
 def _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
-             is_col, RX, RY, n, P, SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr,
-             PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-             PIECE: tl.constexpr):  # fmt: skip
+             is_col, RX, RY, n, P, SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr,
+             QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+             BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns."""
     if PIECE == BK:
         b = load_rows(parts_y, other, is_col, 0, P, BN, BK)
@@ -105,13 +150,13 @@ def _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, 
     if SAME:
         q = tl.where(row[:, None] == col[None, :], 0.0, q)
     rho = radial(grown_x, root_x, grown_y, root_y)
+    square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
     if EXACT:
-        blurred = q
-        if SAME:
-            blurred = tl.where(row[:, None] == col[None, :], 1.0, q)
-        if is_blurred(rho, blurred, sinh_x, sinh_y, BLUR) > 0:
+        margin = tl.min(tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1), axis=0)
+        if margin < 0.0:
             q, _, _ = across_by_differences(x, y, row, is_row, col, is_col, n, BM, BN)
-    return rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+            square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+    return square
 
 
 @triton.jit
@@ -137,8 +182,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0, SPLIT,
-                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0,
+                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
         higher = tl.maximum(top, tl.max(score, axis=1))
         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
@@ -148,8 +193,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0, SPLIT,
-                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0,
+                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
         tl.store(
             out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), p, mask=is_row[:, None] & (col < M)[None, :]
@@ -158,8 +203,9 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
 
 @triton.jit
 def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
-                    SAME: tl.constexpr, BLUR: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+                    SAME: tl.constexpr, BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
+                    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                    PIECE: tl.constexpr):  # fmt: skip
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
@@ -179,8 +225,8 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, 
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, True, BLUR, SPLIT,
-                          PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, True, BLUR,
+                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         square = tl.where((col < M)[None, :] & (square == square), square, float("inf"))
         best = tl.min(square, axis=1)
         place = tl.min(tl.where(square == best[:, None], col[None, :], 2147483647), axis=1)
@@ -189,7 +235,7 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, 
         least = tl.where(is_less, best, least)
     # Nothing was below infinity: the row is NaN, or every column is.
     is_none = least == float("inf")
-    found = tl.where(is_none, float("nan"), UNIT * distance(tl.where(is_none, 0.0, least)))
+    found = tl.where(is_none, float("nan"), UNIT * distance(tl.where(is_none, 0.0, least), QUICK))
     tl.store(index + batch * N + row, where.to(tl.int64), mask=is_row)
     tl.store(d + batch * N + row, found, mask=is_row)
 
@@ -247,14 +293,23 @@ def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
     known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
-        sizes = _tile(N, M, n)
+        sizes, quick, is_same = _tile(N, M, n), not interpreted(), y is None
+        tiles = B * triton.cdiv(N, sizes["BM"]) * triton.cdiv(M, sizes["BN"])
+        apart = exact and out.numel() > _FEW
+        close = torch.empty(tiles, dtype=torch.int32, device=x.device) if apart else known[0]
         settings = {
-            "UNIT": c**-0.5, "SAME": y is None, "EXACT": exact, "BLUR": blur(n), "SPLIT": x.dtype == torch.float32,
-            "PRECISION": precision(), **sizes,
+            "UNIT": c**-0.5, "SAME": is_same, "EXACT": exact, "APART": apart, "BLUR": blur(n), "QUICK": quick,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
         }  # fmt: skip
         tensors, numbers = sets_of(x, y, known)
-        grid = (B * triton.cdiv(N, sizes["BM"]) * triton.cdiv(M, sizes["BN"]),)
-        launch(_distance_kernel, grid, (*tensors, out), numbers, settings)
+        launch(_distance_kernel, (tiles,), (*tensors, close, out), numbers, settings)
+        if apart:
+            settings = {
+                "UNIT": c**-0.5, "SAME": is_same, "QUICK": quick, "BM": sizes["BM"], "BN": sizes["BN"], "ROWS": 16,
+                "MARKS": 8, "num_warps": 4,
+            }  # fmt: skip
+            grid = (triton.cdiv(tiles, 8),)
+            launch(_close_distance_kernel, grid, (*tensors[:4], close, out), (*numbers[:5], tiles), settings)
     return out, known
 
 
@@ -289,8 +344,8 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
     if has_data(x) and index.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
         settings = {
-            "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "SPLIT": x.dtype == torch.float32,
-            "PRECISION": precision(), **sizes,
+            "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "QUICK": not interpreted(),
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
         }  # fmt: skip
         tensors, numbers = sets_of(x, y, known)
         launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, index, d), numbers, settings)
