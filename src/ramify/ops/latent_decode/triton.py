@@ -235,9 +235,10 @@ def absorb(
 @functools.cache
 def _cut(batch: int, num_keys: int, latent: int, size: int) -> tuple[int, int, int]:
     """Pieces of the context, tiles of a piece, and keys of a tile."""
-    tile = max(16, min(128, 16384 // (latent * size)))  # 16 KB of latents
+    tile = max(16, min(64, 16384 // (latent * size)))  # at most 16 KB of latents
     tiles = triton.cdiv(num_keys, tile)
-    in_piece = max(1, triton.cdiv(batch * tiles, PROGRAMS))
+    at_once = PROGRAMS if latent <= 64 else max(1, PROGRAMS * 3 // 4)  # wider ones take more registers
+    in_piece = max(1, triton.cdiv(batch * tiles, at_once))
     return triton.cdiv(tiles, in_piece), in_piece, tile
 
 
