@@ -2,7 +2,7 @@
 
 For small training sets, where decoding and augmenting picture by picture is slower than the model. Order, resuming and
 sharing by several processes are those of every loader (``ramify.data.plan``); chance is a function of (seed, epoch,
-index). It is drawn on the CPU, 26 numbers a picture: a few hundred bytes per picture travel to the device, not pixels.
+index). It is drawn on the CPU, 26 numbers a picture: 96 bytes per picture travel to the device, not its pixels.
 """
 
 from __future__ import annotations
