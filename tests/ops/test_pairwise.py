@@ -153,7 +153,7 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
 
     def contracted(*args: object) -> object:
         q, over_x, over_y = plain(*args)
-        return q + 1e-34, over_x, over_y
+        return q + 2.0**-106, over_x, over_y * (1 + 2.0**-52)
 
     x = draw(pairwise_lorentz, 1, 9, 4, device="cpu")
     x[0, 5] = x[0, 2] * 1.01  # the tile has close points
@@ -164,7 +164,7 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
         leaf = x.clone().requires_grad_()
         d = pairwise_lorentz.pairwise_dist(leaf, leaf, C, backend="triton")
         found.append(torch.autograd.grad((d * weight).sum(), leaf)[0])
-    assert torch.equal(*found)
+    assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
 
 
 @rooms
