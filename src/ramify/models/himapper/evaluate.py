@@ -56,7 +56,10 @@ def evaluate(model: HiMapper, tokens: Tensor, pooled: Tensor) -> tuple[Tensor, T
     dtype = gemm_dtype(model.tree.mu)
     weights = _Weights(model, dtype)
 
-    q = weights.linear("query_proj", decompose.query_norm(model.tree.nodes()))
+    # tree.nodes() by one sum: each mean over the leaves below, from the matrix that averages the rows of a node
+    shares = decompose.pooling.unflatten(1, (model.shape.depth, -1)).to(model.tree.mu.dtype)
+    means = (shares.unsqueeze(-1) * model.tree.mu).sum((1, 2))
+    q = weights.linear("query_proj", decompose.query_norm(means))
     q = weights.linear("cross_query", decompose.cross_norm(q))
     scale = 1 / TEMPERATURE
     if decompose.log_scale is not None:
@@ -90,20 +93,21 @@ class _Weights:
     def __init__(self, model: HiMapper, dtype: torch.dtype):
         own = _own_products(model)
         groups = [
-            [p for layer in own.values() for p in (layer.weight, layer.bias) if p is not None],
-            *([matrix.weight for matrix in matrices] for matrices in (_read_matrices(model), _encode_matrices(model))),
+            [matrix.weight for matrix in _read_matrices(model)],
+            [matrix.weight for matrix in _encode_matrices(model)],
             [p for layer in _read_vectors(model) for p in _vectors(layer)],
             [p for layer in _encode_vectors(model) for p in _vectors(layer)],
+            # Last, as the backbone's widths are in it: all others are multiples of 16, which keeps kernels aligned.
+            [p for layer in own.values() for p in (layer.weight, layer.bias) if p is not None],
         ]
         # Cast behind, not inside: only what stands side by side as it is becomes one launch in compiled code.
         wide = torch.cat([p.reshape(-1) for group in groups for p in group])
-        half = wide.to(dtype)
         counts = [sum(p.numel() for p in group) for group in groups]
-        of_own, read_matrices, encode_matrices, _, _ = half.split(counts)
-        _, _, _, read_vectors, encode_vectors = wide.float().split(counts)
+        read_matrices, encode_matrices, _, _, of_own = wide.to(dtype).split(counts)
+        _, _, read_vectors, encode_vectors, _ = wide.float().split(counts)
         self.of_reading = read_matrices, read_vectors
         self.of_encoding = encode_matrices, encode_vectors
-        parts = iter(of_own.split([p.numel() for p in groups[0]]))
+        parts = iter(of_own.split([p.numel() for p in groups[-1]]))
         self._own: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name, layer in own.items():
             weight = next(parts).view(layer.weight.shape)

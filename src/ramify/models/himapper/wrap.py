@@ -30,7 +30,7 @@ class HiMapper(nn.Module):
     Cost of one image in evaluation, with the defaults, over ``M`` tokens of ``C`` channels: ``M C w + 2 M w^2``
     multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
     That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
-    That is little beside the launches it takes: in evaluation without gradients, in half precision on a GPU, two kernels
+    That is little beside the launches it takes: evaluated without gradients in half precision on a GPU, two kernels
     stand for most of them (:mod:`ramify.models.himapper.evaluate`).
 
     Args:
