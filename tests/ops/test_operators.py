@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -10,7 +12,10 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ramify.lm.ambient import AmbientLinear, padded_width
 from ramify.lm.fused import join, norm_product, swiglu_product
+from ramify.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
+from ramify.ops.cluster_window import _ClusterWindow, cluster_window
 from ramify.ops.launch import launch
+from ramify.ops.map_norm import _MapNorm, map_norm
 
 pytest.importorskip("triton")
 
@@ -104,3 +109,59 @@ def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: py
         assert calls[-1][0] == "first"
     launch(kernel, (3,), (x[1:],), (32,), settings)
     assert calls[-1][0] == "first", "pointers that are not aligned are left to Triton"
+
+
+def _calls_of_cluster_mixer(device: str) -> dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]]:
+    """Operations with a gradient of their own, as functions of tensors, and what they are given."""
+    cut = Cut(8, 8, 2, 2, 4, 4, 0, 0, 2, 2, 2, 4, 2, 2)
+    bias, of_windows = torch.randn(4, 2, 4, 16, device=device), torch.randn(1, 2, 4, 4, device=device)
+    return {
+        "map_norm": (
+            lambda x: map_norm(x, 1e-5, torch.float32, backend="triton"),
+            (torch.randn(2, 5, 8, device=device),),
+        ),
+        "cluster_patch": (
+            lambda x, alpha: cluster_patch(x, alpha, bias, cut, backend="triton"),
+            (torch.randn(2, 8, 8, 16, device=device), torch.tensor(1.5, device=device)),
+        ),
+        "cluster_window": (
+            lambda x, alpha: cluster_window(x, alpha, of_windows, cut, backend="triton"),
+            (torch.randn(2, 4, 4, 16, device=device), torch.tensor(1.5, device=device)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["map_norm", "cluster_patch", "cluster_window"])
+def test_without_gradients_autograd_is_not_asked(
+    name: str, seed: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits either way; whatever will have a gradient goes by autograd."""
+    function, inputs = _calls_of_cluster_mixer(device)[name]
+    applied: list[int] = []
+    owner = {"map_norm": _MapNorm, "cluster_patch": _ClusterPatch, "cluster_window": _ClusterWindow}[name]
+    forward = owner.forward
+    monkeypatch.setattr(owner, "forward", staticmethod(lambda *args: applied.append(1) or forward(*args)))
+
+    def run(*given: Tensor) -> list[Tensor]:
+        found = function(*given)
+        return [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
+
+    plain = run(*inputs)
+    with torch.no_grad():
+        inside = run(*(x.clone().requires_grad_() for x in inputs))
+    with torch.inference_mode():
+        inference = run(*inputs)
+    assert not applied
+    for place in range(len(inputs)):
+        given = [x.clone().requires_grad_(place == i) for i, x in enumerate(inputs)]
+        learned = run(*given)
+        assert len(applied) == place + 1 and learned[0].requires_grad
+        for others in (plain, inside, inference):
+            assert all(torch.equal(one, other) for one, other in zip(learned, others, strict=True))
+
+
+@pytest.mark.parametrize("name", ["cluster_patch", "cluster_window"])
+def test_transforms_of_functions_are_refused_and_not_wrong(name: str, seed: int, device: str) -> None:
+    function, (x, alpha) = _calls_of_cluster_mixer(device)[name]
+    with pytest.raises(RuntimeError, match=r"functorch|vmap"):
+        torch.func.vmap(lambda row: function(row.unsqueeze(0), alpha))(x)

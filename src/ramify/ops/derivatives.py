@@ -13,6 +13,13 @@ def in_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_plain_call(*inputs: Tensor | None) -> bool:
+    """Whether nobody will ask for a gradient, so that a kernel may be called without autograd's way around it."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return False
+    return not (torch.compiler.is_compiling() or in_transform())
+
+
 def wants_graph() -> bool:
     """Whether a backward pass is itself recorded (``create_graph=True``); asked inside it."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -14,7 +14,8 @@ from torch import Tensor
 ALIGNED = 16
 """Bytes, and the divisor of numbers, that Triton compiles a form of its own for."""
 
-_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
+"""The compiled form, its last arguments, and the kernel, whose number in the key stays its own as long as it lives."""
 
 
 def launch(
@@ -26,21 +27,23 @@ def launch(
         tensors: on one device, the kernel's first parameters. numbers: integers, the parameters after them.
         settings: the kernel's constants, all the parameters that are left, and options such as ``num_warps``.
     """
-    key = [kernel, *settings.values()]
+    # by its number: a kernel's own hash is a lock and a hash of its source
+    key = [id(kernel), tensors[0].device.index, *settings.values()]
     is_aligned = hasattr(kernel, "device_caches")
     for x in tensors:
         key.append(x.dtype)
-        is_aligned = is_aligned and x.data_ptr() % ALIGNED == 0
+        if x.data_ptr() % ALIGNED:
+            is_aligned = False
     for number in numbers:  # Triton compiles one, multiples of 16, other numbers, and those beyond 32 bits apart
         key.append((number == 1) + 2 * (number % ALIGNED == 0) + 4 * (number >= 2**31))
     if not is_aligned:  # a form for aligned pointers must not get others: left to Triton, as is its interpreter
         kernel[tuple(grid)](*tensors, *numbers, **settings)
         return
-    found = _COMPILED.get(place := (tensors[0].device.index, *key))
+    found = _COMPILED.get(place := tuple(key))
     if found is None:
         compiled = kernel[tuple(grid)](*tensors, *numbers, **settings)
         constants = kernel.arg_names[len(tensors) + len(numbers) :]
-        _COMPILED[place] = compiled, tuple(settings[name] for name in constants)
+        _COMPILED[place] = compiled, tuple(settings[name] for name in constants), kernel
         return
-    compiled, rest = found
+    compiled, rest, _ = found
     compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *rest)

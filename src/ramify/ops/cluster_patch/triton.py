@@ -323,6 +323,7 @@ START = {
 }  # fmt: skip
 
 
+@functools.cache
 def is_wide(cut: Cut) -> bool:
     """Whether windows go by in tiles."""
     sizes = (max(16, triton.next_power_of_2(n)) for n in (cut.window, cut.centres))

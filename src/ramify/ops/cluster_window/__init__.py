@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
 from ..cluster_patch import Cut
+from ..derivatives import is_plain_call
 from . import reference
 
 __all__ = ["cluster_window", "fits", "reference"]
@@ -60,6 +61,11 @@ def cluster_window(
     """
     if not fits(parts, cut, c, clip, backend):
         return reference.cluster_window(parts, alpha, bias, cut, c, clip)
+    if is_plain_call(parts, alpha, bias) and not needs_operator(parts):
+        from . import triton
+
+        held = None if bias is None else bias.contiguous()
+        return triton.forward(parts.contiguous(), alpha, held, cut, c, clip)
     found: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
     return found
 

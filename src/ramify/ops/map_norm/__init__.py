@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..derivatives import in_transform, wants_graph
+from ..derivatives import in_transform, is_plain_call, wants_graph
 from . import reference
 
 __all__ = ["fits", "map_norm", "map_norm_grad", "reference"]
@@ -49,7 +49,10 @@ def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto"
     """
     if not fits(x, dtype, backend):
         return reference.map_norm(x, eps, dtype)
-    normed, _ = _MapNorm.apply(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), eps, dtype)
+    rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+    if is_plain_call(x) and not needs_operator(x):
+        return _forward(rows.contiguous(), eps, dtype)[0].view(x.shape)
+    normed, _ = _MapNorm.apply(rows, eps, dtype)
     return normed.view(x.shape)
 
 
