@@ -122,7 +122,9 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     feed(layer, s, cache, [LENGTH - 1, 1])
     state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
     queries, _, _ = layer._project(lift(s[:, -1:], layer.c), tables(layer, place))
-    given, weights = attend_absorbed(queries, state, *layer._up(torch.float64), 4, layer.value_scale, None, LENGTH - 1)
+    given, weights = attend_absorbed(
+        queries, state, *layer._up(layer.kv_up.padded()), 4, layer.value_scale, None, LENGTH - 1
+    )
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 1, dtype=torch.float64))
 
     q, time = queries.space[:, 0], queries.time[:, 0, :, 0]  # (B, H, width), (B, H), both times 2/tau

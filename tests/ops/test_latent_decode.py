@@ -177,7 +177,7 @@ def test_a_token_is_absorbed_as_defined(name: str, dtype: torch.dtype, device: s
 
 def test_what_does_not_fit_is_said(device: str) -> None:
     given: Any = drawn(2, 5, 3, 7, 8, 4, torch.float64, device)
-    assert not fits(given[2], given[4])
+    assert not fits(given[2], given[4].shape)
     with pytest.raises(ValueError, match="float64"):
         latent_decode(*given, width=8, backend="triton")
     given = drawn(2, 5, 3, 7, 8, 4, torch.float32, device)

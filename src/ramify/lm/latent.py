@@ -278,23 +278,22 @@ class LatentAttention(nn.Module):
             return False
         if mask is not None and not (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1)):
             return False
-        up_value = self._up(lifted.dtype)[1]
-        return decode_fits(lifted, up_value, None if mask is None else mask[:, 0, 0])
+        maps = (self.num_heads, self.sizes.value_dim, self.latent_width)
+        return decode_fits(lifted, maps, None if mask is None else mask[:, 0, 0])
 
     def _decode(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache) -> Tensor:
         """Centroids (B, H, width) of all that is cached for one new token; keys and values of heads are not made."""
-        past = self._past(cache)
+        past, up = self._past(cache), self.kv_up.matrices(lifted.dtype)[0]
         q, latent, rotated = self._rows(lifted)
         queries, time, keys, times = absorb_token(
             q[:, 0], latent[:, 0, 0], rotated[:, 0, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain,
-            self.kv_up.matrices(lifted.dtype)[0], self.heads,
-            eps=self.config.rms_norm_eps, bias=self.down.bias is not None,
+            up, self.heads, eps=self.config.rms_norm_eps, bias=self.down.bias is not None,
         )  # fmt: skip
         cached = cache.update(keys[:, None, None], times[:, None, None], self.layer_idx)
         keys, times = (x.squeeze(1) for x in cached)
         mask, _ = visible_keys(mask, past, 1, keys.shape[1], keys.device)
         return latent_decode(
-            queries, time, keys, times, self._up(keys.dtype)[1], None if mask is None else mask[:, 0, 0],
+            queries, time, keys, times, self._up(up)[1], None if mask is None else mask[:, 0, 0],
             value_scale=self.value_scale, width=self.value_width, c=self.c,
         )  # fmt: skip
 
@@ -309,17 +308,17 @@ class LatentAttention(nn.Module):
         if not _is_first(past, num_new):
             state = unpack(*cached, self.num_heads)
             if num_new == 1:
-                up_key, up_value = self._up(latent.dtype)
+                up_key, up_value = self._up(self.kv_up.matrices(latent.dtype)[0])
                 return attend_absorbed(q, state, up_key, up_value, self.rope_dim, self.value_scale, mask, past)
             latents, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
             latents = F.pad(latents, (0, latent.shape[-1] - self.latent_width))
             heads = self._heads(latents, rotated.unsqueeze(-2))
         return self._attend(q, *self._columns(heads, latent.dtype), mask, past)
 
-    def _up(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _up(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """The maps from lifted latents to rows of keys (H, width, r + 2) and to values (H, d_v, r + 2)."""
-        matrix = self.kv_up.matrices(dtype)[0][:, : self.latent_width]
-        key, value = (part.unflatten(0, (self.num_heads, -1)) for part in matrix.chunk(2))
+        parts = matrix[:, : self.latent_width].chunk(2)
+        key, value = (part.unflatten(0, (self.num_heads, -1)) for part in parts)
         return key, value[:, : self.sizes.value_dim]
 
     def _past(self, cache: Cache) -> int | Tensor:

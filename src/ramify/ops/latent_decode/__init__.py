@@ -6,6 +6,8 @@ Neither has a gradient. ``reference`` holds the definitions, ``triton`` the kern
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,19 +21,17 @@ MAX_LATENT, MAX_HEADS, MAX_VALUE = 512, 64, 256
 """Columns of a latent, heads, and columns of a value that programs hold at once."""
 
 
-def fits(keys: Tensor, up_value: Tensor, mask: Tensor | None = None, backend: str = "auto") -> bool:
-    """Whether the kernels run on these cached keys (B, M, W), maps (H, D, L) and mask."""
-    num_heads, dim, latent = up_value.shape
+def fits(rows: Tensor, maps: Sequence[int], mask: Tensor | None = None, backend: str = "auto") -> bool:
+    """Whether the kernels run on rows like these, with maps of a shape (H, D, L) and this mask."""
+    num_heads, dim, latent = maps
     misfit = None
-    if keys.dtype not in KERNEL_DTYPES or up_value.dtype != keys.dtype:
-        misfit = f"{keys.dtype} and {up_value.dtype}, the kernel takes one of float32, bfloat16 and float16"
+    if rows.dtype not in KERNEL_DTYPES:
+        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif latent > MAX_LATENT or num_heads > MAX_HEADS or dim >= MAX_VALUE:
-        misfit = f"maps {tuple(up_value.shape)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
-    elif keys.stride(-1) != 1 or up_value.stride(-1) != 1:
-        misfit = "keys or maps whose columns do not lie side by side"
+        misfit = f"maps {tuple(maps)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
     elif mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
         misfit = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
-    return choose(backend, keys, misfit) == "triton"
+    return choose(backend, rows, misfit) == "triton"
 
 
 def absorb_token(
@@ -55,13 +55,12 @@ def absorb_token(
         queries (B, H, L + shared_dim) and their times (B, H); keys (B, L + shared_dim) and times (B, 2H or 4H), new
         rows of what :func:`latent_decode` calls so.
     """
-    maps = up.view(2, heads.num_heads, heads.width, up.shape[-1])[1, ..., : gain.shape[0] + 1 + int(bias)]
-    if not fits(queries, maps, None, backend):
+    if not fits(queries, (heads.num_heads, heads.value_dim, gain.shape[0] + 1 + int(bias)), None, backend):
         return reference.absorb_token(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)
     run = _absorb_operator if needs_operator(queries) else _absorb
     found: tuple[Tensor, Tensor, Tensor, Tensor] = run(
         _side_by_side(queries), _side_by_side(latent), _side_by_side(shared), cos.contiguous(), sin.contiguous(),
-        log_tau, gain, up, *heads, eps, bias,
+        log_tau, gain, _side_by_side(up), *heads, eps, bias,
     )  # fmt: skip
     return found
 
@@ -94,10 +93,10 @@ def latent_decode(
         (B, H, width) in the dtype of ``keys``. Where a sequence may see nothing the kernels give the origin, the
         definition the mean of all tokens.
     """
-    if not fits(keys, up_value, mask, backend):
+    if not fits(keys, up_value.shape, mask, backend):
         return reference.latent_decode(queries, time, keys, times, up_value, mask, value_scale, width, c)
     run = _operator if needs_operator(keys) else _forward
-    times = times if times.stride(-1) == 1 else times.contiguous()
+    keys, times, up_value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, times, up_value))
     queries = queries.to(keys.dtype).contiguous()
     return run(queries, time.float().contiguous(), keys, times, up_value, mask, value_scale, width, c)
 

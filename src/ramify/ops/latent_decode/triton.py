@@ -224,7 +224,7 @@ def absorb(
         "RANK": rank, "L": L, "BIAS": bias, "TWICE": 2 * heads.score_scale, "VALUE_SCALE": heads.value_scale,
         "OVER_C": 1 / heads.c, "EPS": eps, "INTERLEAVED": heads.interleaved, "ROWS": rows, "LATENT": columns,
         "REST": triton.next_power_of_2(heads.shared_dim), "IS_HALF": is_half,
-        "num_warps": max(1, min(16, rows * columns // 1024)),
+        "num_warps": max(1, min(8, rows * columns // 1024)),
     }  # fmt: skip
     numbers = (cos.shape[0], queries.stride(0), latent.stride(0), shared.stride(0), up.stride(0))
     tensors = (queries, latent, shared, cos, sin, log_tau, gain, up, to_keys, time, keys, times)
@@ -270,8 +270,9 @@ def forward(
         "IS_HALF": keys.element_size() == 2,
         "WIDEN": interpreted() and keys.dtype == torch.bfloat16,
         "num_warps": 4,
-        "num_stages": 2,
     }  # fmt: skip
+    if latent <= 64 and H <= 16 and not interpreted():
+        settings["maxnreg"] = 128  # four programs on a multiprocessor, nothing spilt
     numbers = (M, pieces, in_piece, keys.stride(0), keys.stride(1), times.stride(0), times.stride(1), seen_batch)
     tensors = (queries, time, keys, times, seen, means, sums)
     launch(_latent_pieces_kernel, (pieces, B), tensors, numbers, settings)
