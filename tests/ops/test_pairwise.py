@@ -109,6 +109,21 @@ def test_nearest(room: ModuleType, tangent: bool, device: str, monkeypatch: pyte
         assert (distance - every.amin(-1)).abs().max() < 5e-6
 
 
+@rooms
+def test_nearest_of_close_points(room: ModuleType, device: str) -> None:
+    """Rows of which some, all or none of the points are close, and one set, in which every point is its own nearest."""
+    x, y = draw(room, 1, 20, 3, device=device), draw(room, 1, 150, 3, device=device)
+    y[0, 80:] = 0.3 * x[0, 0] * (1 + 1e-2 * torch.randn(70, 3, device=device))
+    y[0, 33], y[0, 77] = x[0, 5], x[0, 5]
+    every = room.pairwise_dist(x.double(), y.double(), C)
+    index, distance = room.nearest(x, y, C, backend="triton")
+    assert index[0, 5] == 33 and distance[0, 5] == 0  # the first of two
+    assert (every.gather(-1, index.unsqueeze(-1)).squeeze(-1) - every.amin(-1)).abs().max() < 5e-6
+    assert (distance - every.amin(-1)).abs().max() < 5e-6
+    index, distance = room.nearest(x, x, C, backend="triton")
+    assert torch.equal(index[0], torch.arange(20, device=device)) and not distance.any()
+
+
 @pytest.mark.parametrize("dim", [2, 5, 16])
 def test_exact_distances_far_out_and_close_together(dim: int, device: str) -> None:
     """The line of the accuracy table for all pairs, at s r <= 20, and neighbours in every last digit."""

@@ -34,6 +34,7 @@ from .pairs import (
     across_by_differences,
     add_products,
     component,
+    has_marks,
     load_rows,
     load_stats,
     log2_growth,
@@ -280,12 +281,7 @@ def _close_rows(program, x, y, stats_x, stats_y, grad, close, out, RX, RY, N, M,
     at_cosh += RX
     at_cosh += RX
     at_cosh += RX
-    some = tl.zeros((BM, MARKS), tl.int32)
-    for first in range(0, tiles, MARKS):
-        place = first + tl.arange(0, MARKS)
-        marks = is_row[:, None] & (place < tiles)[None, :]
-        some |= tl.load(close + (tl.arange(0, BM)[:, None] * tiles + place[None, :]), mask=marks, other=0)
-    if tl.max(tl.max(some, axis=1), axis=0) > 0:
+    if has_marks(close, is_row, tiles, BM, MARKS):
         grown_x, root_x, sinh_x, over_x = load_stats(stats_x, row, is_row, RX)
         cosh_x = tl.load(at_cosh, mask=is_row, other=0.0)
         along = tl.zeros((BM,), tl.float32)

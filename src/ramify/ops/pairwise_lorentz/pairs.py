@@ -93,6 +93,17 @@ def margins(square, sinh_x, sinh_y, row, col, SAME: tl.constexpr, BLUR: tl.const
 
 
 @triton.jit
+def has_marks(marks, is_row, tiles, BM: tl.constexpr, MARKS: tl.constexpr):
+    """Whether one of BM rows is marked in one of its tiles, MARKS of them at a time."""
+    some = tl.zeros((BM, MARKS), tl.int32)
+    for first in range(0, tiles, MARKS):
+        place = first + tl.arange(0, MARKS)
+        inside = is_row[:, None] & (place < tiles)[None, :]
+        some |= tl.load(marks + (tl.arange(0, BM)[:, None] * tiles + place[None, :]), mask=inside, other=0)
+    return tl.max(tl.max(some, axis=1), axis=0) > 0
+
+
+@triton.jit
 def component(x, row, is_row, n, k):
     """Component k of rows, in float64."""
     return tl.load(x + row.to(tl.int64) * n + k, mask=is_row, other=0.0).to(tl.float32).to(tl.float64)

@@ -8,9 +8,9 @@ counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of b
 for rows: about 130 and 90. Softmax: products twice, roots, logarithms and exponentials of 90, bytes of 34: about 180
 and 120. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
 
-Many exact distances leave close points (see ``pairs``) to a third launch, which mostly ends at once. In the same kernel
-they cost all tiles registers, 1 KB of them in local memory: 255 microseconds measured (322 with float32 rows in three
-TF32 products, taken apart again for every tile).
+The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
+where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
+measured for distances (322 with float32 rows in three TF32 products, taken apart again for every tile).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .pairs import (
     across_by_differences,
     add_products,
     distance,
+    has_marks,
     load_rows,
     load_stats,
     log2_growth,
@@ -132,11 +133,10 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
 
 
 @triton.jit
-def _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
-             is_col, RX, RY, n, P, SAME: tl.constexpr, EXACT: tl.constexpr, BLUR: tl.constexpr,
-             QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-             BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
-    """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns."""
+def _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
+             is_col, RX, RY, P, SAME: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns; ``sinh b`` of these."""
     if PIECE == BK:
         b = load_rows(parts_y, other, is_col, 0, P, BN, BK)
         b_low = b
@@ -150,13 +150,7 @@ def _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, 
     if SAME:
         q = tl.where(row[:, None] == col[None, :], 0.0, q)
     rho = radial(grown_x, root_x, grown_y, root_y)
-    square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
-    if EXACT:
-        margin = tl.min(tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1), axis=0)
-        if margin < 0.0:
-            q, _, _ = across_by_differences(x, y, row, is_row, col, is_col, n, BM, BN)
-            square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
-    return square
+    return rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], sinh_y
 
 
 @triton.jit
@@ -181,9 +175,9 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     total = tl.zeros((BM,), tl.float32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0,
-                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
+                             BK, PIECE)  # fmt: skip
         score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
         higher = tl.maximum(top, tl.max(score, axis=1))
         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
@@ -192,9 +186,9 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, False, 0.0,
-                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
+                             BK, PIECE)  # fmt: skip
         p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
         tl.store(
             out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), p, mask=is_row[:, None] & (col < M)[None, :]
@@ -202,19 +196,29 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
 
 
 @triton.jit
-def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
+def _lesser(least, where, square, col):
+    """The least of each row so far and its column, with one tile more; of equal ones the first stays."""
+    best = tl.min(square, axis=1)
+    place = tl.min(tl.where(square == best[:, None], col[None, :], 2147483647), axis=1)
+    is_less = best < least
+    return tl.where(is_less, best, least), tl.where(is_less, place, where)
+
+
+@triton.jit
+def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
                     SAME: tl.constexpr, BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
                     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                     PIECE: tl.constexpr):  # fmt: skip
+    """A row leaves out tiles in which it has close points and marks them in ``close`` (rows, tiles)."""
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
     row = above + tl.arange(0, BM)
     is_row = row < N
     own = batch * N + above
-    x += batch * N * n
-    y += batch * M * n
     stats_y += batch * M
+    tiles = tl.cdiv(M, BN)
+    close += own * tiles
     a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
     a_low = a
     if SPLIT:
@@ -224,20 +228,59 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, index, d, RX, RY, 
     where = tl.zeros((BM,), tl.int32)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square = _squares(x, y, parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                          batch * M + first, row, is_row, col, col < M, RX, RY, n, P, SAME, True, BLUR,
-                          QUICK, SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
-        square = tl.where((col < M)[None, :] & (square == square), square, float("inf"))
-        best = tl.min(square, axis=1)
-        place = tl.min(tl.where(square == best[:, None], col[None, :], 2147483647), axis=1)
-        is_less = best < least  # of equal ones the first stays
-        where = tl.where(is_less, place, where)
-        least = tl.where(is_less, best, least)
-    # Nothing was below infinity: the row is NaN, or every column is.
+        square, sinh_y = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
+                                  batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM,
+                                  BN, BK, PIECE)  # fmt: skip
+        is_close = tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1) < 0.0
+        tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
+        is_known = (col < M)[None, :] & ~is_close[:, None] & (square == square)
+        square = tl.where(is_known, square, float("inf"))
+        least, where = _lesser(least, where, square, col)
+    # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
     is_none = least == float("inf")
     found = tl.where(is_none, float("nan"), UNIT * distance(tl.where(is_none, 0.0, least), QUICK))
     tl.store(index + batch * N + row, where.to(tl.int64), mask=is_row)
     tl.store(d + batch * N + row, found, mask=is_row)
+
+
+@triton.jit
+def _close_nearest_kernel(x, y, stats_x, stats_y, close, index, d, RX, RY, N, M, n, UNIT: tl.constexpr,
+                          SAME: tl.constexpr, QUICK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                          MARKS: tl.constexpr):  # fmt: skip
+    """Rows with marked tiles: the nearest point of those by differences, if it is nearer than what was found."""
+    blocks = tl.cdiv(N, BM)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    above = (tl.program_id(0) % blocks) * BM
+    row = above + tl.arange(0, BM)
+    is_row = row < N
+    tiles = tl.cdiv(M, BN)
+    close += (batch * N + above) * tiles
+    if has_marks(close, is_row, tiles, BM, MARKS):
+        grown_x, root_x, sinh_x, _over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+        least = tl.full((BM,), float("inf"), tl.float32)
+        where = tl.zeros((BM,), tl.int32)
+        for tile in range(tiles):
+            mark = tl.load(close + tl.arange(0, BM) * tiles + tile, mask=is_row, other=0)
+            if tl.max(mark, axis=0) > 0:
+                col = tile * BN + tl.arange(0, BN)
+                is_col = col < M
+                grown_y, root_y, sinh_y, _over_y = load_stats(stats_y + batch * M, col, is_col, RY)
+                q, _wide_x, _wide_y = across_by_differences(x + batch * N * n, y + batch * M * n, row, is_row, col,
+                                                            is_col, n, BM, BN)  # fmt: skip
+                if SAME:
+                    q = tl.where(row[:, None] == col[None, :], 0.0, q)
+                rho = radial(grown_x, root_x, grown_y, root_y)
+                square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+                is_known = (mark > 0)[:, None] & is_col[None, :] & (square == square)
+                least, where = _lesser(least, where, tl.where(is_known, square, float("inf")), col)
+        is_some = least < float("inf")
+        found = UNIT * distance(tl.where(is_some, least, 0.0), QUICK)
+        before = tl.load(d + batch * N + row, mask=is_row, other=0.0)
+        place = tl.load(index + batch * N + row, mask=is_row, other=0)
+        is_first = (found == before) & (where < place)  # of equal ones
+        is_nearer = is_some & ((found < before) | (before != before) | is_first)
+        tl.store(d + batch * N + row, tl.where(is_nearer, found, before), mask=is_row)
+        tl.store(index + batch * N + row, tl.where(is_nearer, where.to(tl.int64), place), mask=is_row)
 
 
 def blur(n: int) -> float:
@@ -348,5 +391,12 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
             "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
         }  # fmt: skip
         tensors, numbers = sets_of(x, y, known)
-        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, index, d), numbers, settings)
+        close = torch.empty(B * N * triton.cdiv(M, sizes["BN"]), dtype=torch.int32, device=x.device)
+        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, close, index, d), numbers, settings)
+        settings = {
+            "UNIT": c**-0.5, "SAME": y is None, "QUICK": not interpreted(), "BM": 16, "BN": sizes["BN"], "MARKS": 64,
+            "num_warps": 4,
+        }  # fmt: skip
+        grid = (B * triton.cdiv(N, 16),)
+        launch(_close_nearest_kernel, grid, (*tensors[:4], close, index, d), numbers[:5], settings)
     return index, d
