@@ -1,8 +1,8 @@
 """Benchmarks that get ready at the same time on one machine and are timed one after the other.
 
-Compiling a model takes minutes of the host and nothing of the GPU. ``RAMIFY_TURNS=FOLDER:COUNT`` lets COUNT benchmarks go
-together: each builds and checks its contenders, waits until all are ready (or have ended), and holds the machine alone
-while it is timed. What one builds after its first turn runs beside the others' times, so give each benchmark one table.
+Compiling a model takes minutes of the host and nothing of the GPU. ``RAMIFY_TURNS=FOLDER:COUNT`` lets COUNT benchmarks
+go together: each builds and checks its contenders, waits until all are ready (or have ended), and holds the machine
+alone while it is timed. What one builds after its first turn runs beside the others' times, so give each one table.
 """
 
 from __future__ import annotations
