@@ -14,6 +14,6 @@ sweep() { # FOLDER FLAGS...; --resume goes on with what a stop has left
 
 step density sweep density --preset paper-density --gamma -1 -0.556
 step curvature sweep curvature --preset curvature-grid --seeds 1
-# The two exponents that stay below the published ones: is it features that are dead from the start?
+# The two exponents that stay below the published ones with normal biases (docs/lab.md).
 step zero_bias sweep zero_bias --preset paper-grid --alpha 1.875 2 --gamma -1 --seeds 7 --bias-init zero
 finish

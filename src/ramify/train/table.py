@@ -303,7 +303,8 @@ def compare(
     shows = jobs == 1 and sys.stdout.isatty()
     outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True), quiet=not shows)
     # Where somebody keeps data and weights is nobody else's business.
-    given = [word for word in overrides if not word.startswith(("data.root=", "data.cache=", "model.weights="))]
+    private = ("data.root=", "data.cache=", "model.weights=", "model.name=hf:/")
+    given = [word for word in overrides if not word.startswith(private)]
     name = f"recipes/{path.name}" if path.parent.name == "recipes" else path.name
     command = " ".join(["ramify compare", name, *(["--overrides", *given] if given else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
