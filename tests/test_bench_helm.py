@@ -268,6 +268,7 @@ def test_memory_of_graphs_is_that_of_the_pass_that_records(monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # a part of a compiled step that launches nothing
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
 def test_all_modes_on_the_gpu(name: str) -> None:
     changes = {"device": "cuda", "clock": "wall", "dtype": "bf16", "modes": ("eager", "compiled", "graphs")}

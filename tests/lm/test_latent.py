@@ -59,7 +59,8 @@ def make(dtype: torch.dtype = torch.float64, layer_idx: int = 0, **changes: Any)
 
 def tables(layer: LatentAttention, positions: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """Cosines and sines for positions (B, N)."""
-    cos, sin = HelmRotary(layer.config)(torch.zeros((), dtype=dtype), positions)
+    device = positions.device
+    cos, sin = HelmRotary(layer.config).to(device)(torch.zeros((), dtype=dtype, device=device), positions)
     return cos, sin
 
 

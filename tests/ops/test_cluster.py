@@ -110,6 +110,7 @@ def test_several_images_of_a_program_and_none(device: str, seed: int, monkeypatc
 
 
 def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None:
+    """Up to the last digits: it is another kernel, in which a compiler joins other products and sums."""
     cut = CUTS["wide, padding"]  # whose kernel keeps something for the gradient
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
     assert both is not None and alpha is not None
@@ -117,7 +118,7 @@ def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None
     with_grad = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
     assert with_grad[0].requires_grad and not found[0].requires_grad
     for one, other in zip(found, with_grad, strict=True):
-        assert torch.equal(one, other)
+        assert (one - other).norm() <= 1e-6 * other.norm()
     with torch.no_grad():
         assert torch.equal(cluster_patch(both, alpha, bias, cut, backend="triton")[0], found[0])
 
