@@ -71,6 +71,11 @@ def needs_operator(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
 
 
+def exporting() -> bool:
+    """Whether ``torch.export`` traces this; up to torch 2.11 ``is_exporting`` alone is true in any compiled code."""
+    return not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
+
+
 _LIBRARY = torch.library.Library("ramify", "FRAGMENT")
 
 

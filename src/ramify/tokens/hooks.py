@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ramify.ops.backend import exporting
 from ramify.ops.merge import merge_mean
 from ramify.tokens.attention import query_dtype
 from ramify.tokens.flow import Flow, Record
@@ -234,7 +235,7 @@ class BlockHooks:
         return reduced, flow.after(num_prefix + k, size, source, reduction.num)
 
     def _record(self, flow: Flow, k: int, x: Tensor, features: Tensor | None) -> None:
-        if torch.compiler.is_exporting():
+        if exporting():
             return  # the tensors of an export mean nothing outside of it
         source = flow.source
         if source is None and self.handle.keeps_sources:

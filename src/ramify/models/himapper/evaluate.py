@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ramify.models.himapper.decompose import TEMPERATURE
 from ramify.nn.common import gemm_dtype
 from ramify.ops import tree_reader
+from ramify.ops.backend import exporting
 
 if TYPE_CHECKING:
     from ramify.models.himapper.wrap import HiMapper
@@ -31,7 +32,7 @@ Layer = Any
 
 def can_evaluate(model: HiMapper, tokens: Tensor) -> bool:
     """Whether :func:`evaluate` may stand for the layers, one by one: they do nothing but what they are called."""
-    if model.training or torch.is_grad_enabled() or model.decompose.query_residual or torch.compiler.is_exporting():
+    if model.training or torch.is_grad_enabled() or model.decompose.query_residual or exporting():
         return False
     mu = model.tree.mu
     sizes = gemm_dtype(mu), mu.shape[1], model.decompose.heads, model.shape.num_nodes
