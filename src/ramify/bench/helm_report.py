@@ -11,6 +11,7 @@ from ramify.bench.harness import Result
 from ramify.bench.helm_options import HelmOptions
 from ramify.bench.helm_work import Work
 from ramify.bench.session import Emit
+from ramify.bench.turns import turn
 from ramify.tables import markdown_head, markdown_row
 
 
@@ -18,7 +19,8 @@ def profiles(options: HelmOptions, title: str, steps: dict[str, Any], emit: Emit
     """The longest kernels of each contender, then all of them by kind, side by side."""
     groups: dict[str, dict[str, float]] = {}
     for who, step in steps.items():
-        kernels = cases.profile(step, options.device)
+        with turn():  # alone, as times are, and beside nobody's
+            kernels = cases.profile(step, options.device)
         for kernel in kernels:
             groups.setdefault(kernel.group, dict.fromkeys(steps, 0.0))[who] += kernel.seconds
         lines = [markdown_row([f"{k.seconds * 1e3:.3f}", f"{k.calls:g}", k.name[:100]]) for k in kernels[: options.top]]

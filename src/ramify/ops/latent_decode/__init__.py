@@ -31,7 +31,7 @@ def fits(rows: Tensor, maps: Sequence[int], mask: Tensor | None = None, backend:
         misfit = f"maps {tuple(maps)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
     elif mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
         misfit = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
-    return choose(backend, rows, misfit, on_trial=True) == "triton"
+    return choose(backend, rows, misfit) == "triton"
 
 
 def absorb_token(
