@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from typing import cast
 
 import pytest
 
+from ramify.bench import harness, vlm_head
 from ramify.bench import vlm as bench
 from ramify.bench.vlm import STEPS, VlmOptions
 from ramify.cli import main
@@ -28,7 +30,30 @@ def test_every_step_is_timed_and_right():
     assert steps["q,k,v"]["parameters"] == 12 * 32 * 32
     assert steps["scale"]["error"] == 0.0 and steps["merged"]["error"] == 0.0
     verdicts = {(line["step"], line["of"]) for line in lines if line["kind"] == "verdict"}
-    assert verdicts == {("scale", "trained"), ("merged", "frozen")}
+    assert verdicts == {("scale", "trained"), ("merged", "frozen"), ("by the head", "by cosine")}
+    ways = {line["way"]: line for line in lines if line["kind"] == "inference"}
+    assert all(line["status"] == "ok" and line["seconds"] > 0 for line in ways.values())
+    assert ways["by the head"]["error"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "binding", "code"),
+    [(1.03, 0.0, True, 1), (1.01, 0.0, True, 0), (1.03, 0.0, False, 0), (1.0, 0.1, False, 1)],
+)
+def test_a_head_that_is_wrong_or_too_slow_gives_exit_code_1(head: float, error: float, binding: bool, code: int):
+    lines: list[dict[str, object]] = []
+    ways = [
+        harness.Contender("by cosine", lambda: harness.Built(lambda: 1.0, 0.0)),
+        harness.Contender("by the head", lambda: harness.Built(lambda: head, error)),
+    ]
+
+    def clock(run: harness.Run, number: int) -> float:
+        return cast(float, run())
+
+    assert vlm_head.inference(ways, clock, 2, binding, lambda line, text: lines.append(line)) == code
+    assert lines[2]["status"] == ("wrong" if error else "ok")
+    if not error:
+        assert lines[-1]["ratio"] == pytest.approx(head) and lines[-1]["met"] is (head <= 1.02)
 
 
 def test_a_wrong_answer_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch):
@@ -43,6 +68,8 @@ def test_a_wrong_answer_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch):
     ("flags", "words"),
     [
         (["--steps", "scale", "lorra"], "got 'lorra'"),
+        (["--tables", "speed"], "got 'speed'"),
+        (["--classes", "0"], "classes must be 1 or more"),
         (["--repeats", "1"], "repeats must be 2 or more"),
         (["--clock", "cpu", "--device", "cuda"], "clock cpu does not see"),
     ],

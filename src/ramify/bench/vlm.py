@@ -1,4 +1,4 @@
-"""``ramify bench vlm``: what an attached adapter adds to a training step of CLIP, and that a merged one adds nothing.
+"""``ramify bench vlm``: what an attached adapter adds to a training step of CLIP, and a few-shot head to inference.
 
 A CLIP of transformers (ViT-B/16 by default, random weights) is trained on random pictures and words with the
 contrastive loss: forward, backward, AdamW. The steps that are compared, in the same rounds:
@@ -10,6 +10,8 @@ contrastive loss: forward, backward, AdamW. The steps that are compared, in the 
 * ``scale``, ``diagonal``, ``lora``: adapters on these matrices; lora with as many parameters as scale.
 * ``lora, layers``: the same LoRA as layers beside each projection, which is how others add it.
 * ``merged``: scale after merging, frozen.
+
+The table ``inference`` classifies pictures by the cosines of CLIP and by LatHAdapter's head, image tower included.
 
 Before the clock starts a fresh adapter must leave the embeddings as they are and a merged one must give those of the
 attached one. ``python -m ramify.bench.vlm`` is the same without the command line's dependencies. This module imports
@@ -39,6 +41,7 @@ LIMIT = 1.03
 TOLERANCE = 1e-5
 """Largest difference of normalised embeddings that must agree."""
 
+TABLES = ("steps", "inference")
 STEPS = ("trained", "frozen", "q,k,v", "scale", "diagonal", "lora", "lora, layers", "merged")
 
 
@@ -46,6 +49,10 @@ STEPS = ("trained", "frozen", "q,k,v", "scale", "diagonal", "lora", "lora, layer
 class VlmOptions(ClockOptions):
     size: Literal["tiny", "base"] = "base"
     """base is CLIP ViT-B/16; tiny shows that everything works, its times mean little."""
+    tables: tuple[str, ...] = TABLES
+    """What to measure: steps of training, inference with a few-shot head."""
+    classes: int = 100
+    """Among which pictures are classified, in the table of inference."""
     steps: tuple[str, ...] = STEPS
     """What to time; see above."""
     batch: int = 0
@@ -60,8 +67,11 @@ class VlmOptions(ClockOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := [step for step in self.steps if step not in STEPS]:
-            raise UserError(f"steps are {'; '.join(STEPS)}, got {unknown[0]!r}")
+        for name, given, known in (("steps", self.steps, STEPS), ("tables", self.tables, TABLES)):
+            if unknown := [word for word in given if word not in known]:
+                raise UserError(f"{name} are {'; '.join(known)}, got {unknown[0]!r}")
+        if self.classes < 1:
+            raise UserError(f"classes must be 1 or more, got {self.classes}")
 
 
 def run(options: VlmOptions, stream: TextIO | None = None) -> int:
@@ -84,11 +94,19 @@ def run(options: VlmOptions, stream: TextIO | None = None) -> int:
         )
         clocks: dict[str, harness.Sample] = {"cpu": harness.cpu_sample, "wall": harness.wall_sample}
         sample = harness.synced_sample if options.device == "cuda" else clocks[options.clock]
-        bench = _Bench(options, batch)
-        contenders = [harness.Contender(step, bench.builder(step)) for step in options.steps]
-        results = {result.name: result for result in harness.compare(contenders, sample, options.repeats, TOLERANCE)}
-        _table(results, bench, emit)
-        return _verdict(results, options, emit)
+        bench, code = _Bench(options, batch), 0
+        if "steps" in options.tables:
+            steps = [harness.Contender(step, bench.builder(step)) for step in options.steps]
+            results = {result.name: result for result in harness.compare(steps, sample, options.repeats, TOLERANCE)}
+            _table(results, bench, emit)
+            code |= _verdict(results, options, emit)
+        if "inference" in options.tables:
+            from . import vlm_head
+
+            ways = vlm_head.contenders(bench.model(), bench.pixels, options.classes, options.dtype, options.compile)
+            binding = options.device == "cuda" and options.size == "base"
+            code |= vlm_head.inference(ways, sample, options.repeats, binding, emit)
+        return code
 
 
 class _Bench:
