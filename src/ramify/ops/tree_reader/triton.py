@@ -20,18 +20,26 @@ from ..backend import has_data, interpreted
 from ..launch import launch
 from .reference import EPS, RATIO
 
-TOKENS, IMAGES, CHUNK = 64, 16, 4
-"""Tokens that all nodes of an image read at a time; images whose global features one program holds; nodes of a level
-that they read at a time."""
+TOKENS = 64
+"""Tokens that all nodes of an image read at a time."""
+ROWS = tl.constexpr(16)
+"""Of the products of the global features: tensor cores multiply no fewer."""
+IMAGES, COLUMNS, STAGES = 4, 128, 3
+"""Most images whose global features one program holds; nodes of all its images."""
+
+
+@triton.jit
+def _standard(x, W: tl.constexpr, EPS: tl.constexpr):
+    """Rows of ``x`` with mean zero and deviation one."""
+    x -= (tl.sum(x, axis=1) / W)[:, None]
+    return x * tl.rsqrt(tl.sum(x * x, axis=1) / W + EPS)[:, None]
 
 
 @triton.jit
 def _norm(x, vectors, W: tl.constexpr, EPS: tl.constexpr):
     """Layer norm of the rows of ``x``; ``vectors`` points at its gain, the shift follows."""
     column = tl.arange(0, W)
-    x -= (tl.sum(x, axis=1) / W)[:, None]
-    x *= tl.rsqrt(tl.sum(x * x, axis=1) / W + EPS)[:, None]
-    return x * tl.load(vectors + column)[None, :] + tl.load(vectors + W + column)[None, :]
+    return _standard(x, W, EPS) * tl.load(vectors + column)[None, :] + tl.load(vectors + W + column)[None, :]
 
 
 @triton.jit
@@ -160,50 +168,67 @@ def _read_tree_kernel(queries, key_value, matrices, vectors, bias, nodes, out, M
 @triton.jit
 def _encode_tree_kernel(feature, key_value, matrices, vectors, out, B, NODES: tl.constexpr, LEAVES: tl.constexpr,
                         DEPTH: tl.constexpr, W: tl.constexpr, HEADS: tl.constexpr, IMAGES: tl.constexpr,
-                        CHUNK: tl.constexpr, HIDDEN: tl.constexpr, PIECE: tl.constexpr, EPS: tl.constexpr,
+                        PLACES: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
+    """A level is one step that attends and HIDDEN / W of its MLP, and every step multiplies by two (W, W) matrices with
+    something in between. So weights are one even stream, which is loaded ahead of all else, and the code is short.
+
+    A product has 16 rows: one for each head of each image, which all hold the image's feature. PLACES columns are there
+    for the nodes of each image.
+    """
     D: tl.constexpr = W // HEADS
+    HEADS_HELD: tl.constexpr = ROWS // IMAGES
+    STEPS: tl.constexpr = 1 + HIDDEN // W
     dtype = matrices.dtype.element_ty
-    image = tl.program_id(0).to(tl.int64) * IMAGES + tl.arange(0, IMAGES)
+    row, column, place = tl.arange(0, ROWS), tl.arange(0, W), tl.arange(0, IMAGES * PLACES)
+    first = tl.program_id(0).to(tl.int64) * IMAGES
+    image = first + row // HEADS_HELD
     is_image = image < B
-    column = tl.arange(0, W)
+    is_own = (row % HEADS_HELD)[:, None] == (column // D)[None, :]  # channels of the row's head; nothing past the last
+    is_same = tl.where((row // HEADS_HELD)[:, None] == (row // HEADS_HELD)[None, :], 1.0, 0.0).to(dtype)
+    is_near = (row // HEADS_HELD)[:, None] == (place // PLACES)[None, :]
+    node, at = place % PLACES, (place // PLACES * NODES + place % PLACES) * (2 * W)
+    key_value += first * NODES * (2 * W)
+
     x = tl.load(feature + image[:, None] * W + column[None, :], mask=is_image[:, None], other=0.0).to(tl.float32)
-    of_channel = (tl.arange(0, HEADS)[:, None] * D + tl.arange(0, D)[None, :])[None, None, :, :]  # (1, 1, heads, D)
+    h = tl.zeros((ROWS, W), dtype)
     start = 0
     size = LEAVES
-    for _ in range(DEPTH):
-        out_matrix, mlp_in = matrices + W * W, matrices + 2 * W * W
-        out_shift, mlp_norm, mlp_in_shift = vectors + 3 * W, vectors + 4 * W, vectors + 6 * W
-        h = _norm(x, vectors, W, EPS).to(dtype)
-        q = _linear(h, matrices, vectors + 2 * W, W, W, PRECISION) * (1.0 / tl.sqrt(D * 1.0))
-        q = tl.reshape(q, (IMAGES, 1, HEADS, D))
-        top = tl.full((IMAGES, HEADS), float("-inf"), tl.float32)
-        total = tl.zeros((IMAGES, HEADS), tl.float32)
-        read = tl.zeros((IMAGES, HEADS, D), tl.float32)
-        for first in range(0, size, CHUNK):
-            node = first + tl.arange(0, CHUNK)
+    for step in tl.range(0, DEPTH * STEPS, num_stages=STAGES):
+        level, part = step // STEPS, step % STEPS
+        here = matrices + level * (2 * W * W + 2 * HIDDEN * W)
+        shifts = vectors + level * (7 * W + HIDDEN)
+        inner = _turned(here + (part + (part > 0)) * W * W, W, W, W)
+        outer = here + tl.where(part > 0, (2 + HIDDEN // W) * W * W + (part - 1) * W, W * W)
+        outer = _turned(outer, W, W, tl.where(part > 0, HIDDEN, W))
+        shift = tl.load(shifts + tl.where(part > 0, 5 + part, 2) * W + column)
+        of_norm = shifts + tl.where(part > 0, 4 * W, 0) + column
+        gain, norm_shift = tl.load(of_norm), tl.load(of_norm + W)
+        out_shift = tl.load(shifts + tl.where(part > 0, 6 * W + HIDDEN, 3 * W) + column)
+        if part <= 1:
+            h = (_standard(x, W, EPS) * gain[None, :] + norm_shift[None, :]).to(dtype)
+            x += out_shift[None, :]
+        made = _dot(h, inner, None, PRECISION) + shift[None, :]
+        if part == 0:
             is_node = node < size
-            at = (image[:, None] * NODES + start + node[None, :])[:, :, None, None] * (2 * W) + of_channel
-            is_there = (is_image[:, None] & is_node[None, :])[:, :, None, None]
-            k = tl.load(key_value + at, mask=is_there, other=0.0).to(tl.float32)  # (images, CHUNK, heads, D)
-            v = tl.load(key_value + at + W, mask=is_there, other=0.0).to(tl.float32)
-            scores = tl.where(is_node[None, :, None], tl.sum(q * k, axis=3), float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, axis=1))
-            weights = tl.exp(scores - higher[:, None, :])
-            shrink = tl.exp(top - higher)
-            total = total * shrink + tl.sum(weights, axis=1)
-            read = read * shrink[:, :, None] + tl.sum(weights[:, :, :, None] * v, axis=1)
-            top = higher
-        read = tl.reshape(read / total[:, :, None], (IMAGES, W))
-        x += _linear(read.to(dtype), out_matrix, out_shift, W, W, PRECISION)
-        x = _add_mlp(x, mlp_norm, mlp_in, mlp_in + HIDDEN * W, mlp_in_shift, mlp_in_shift + HIDDEN, W, HIDDEN, PIECE,
-                     EPS, PRECISION)  # fmt: skip
-        matrices += 2 * W * W + 2 * HIDDEN * W
-        vectors += 7 * W + HIDDEN
-        start += size
-        size = size // 2
-    x = _norm(x, vectors, W, EPS)
-    tl.store(out + image[:, None] * W + column[None, :], x.to(dtype), mask=is_image[:, None])
+            is_there = is_node & (first + place // PLACES < B)
+            keys = key_value + start * (2 * W) + at
+            k = tl.load(keys[None, :] + column[:, None], mask=is_there[None, :], other=0.0)
+            v = tl.load(keys[:, None] + W + column[None, :], mask=is_there[:, None], other=0.0)
+            q = tl.where(is_own, made * (1.0 / tl.sqrt(D * 1.0)), 0.0).to(dtype)
+            scores = tl.where(is_near & is_node[None, :], _dot(q, k, None, PRECISION), float("-inf"))
+            weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
+            read = _dot(weights.to(dtype), v, None, PRECISION) * (1.0 / tl.sum(weights, axis=1))[:, None]
+            read = tl.where(is_own, read, 0.0).to(dtype)
+            between = _dot(is_same, read, None, PRECISION).to(dtype)  # exact: one row of an image has the channel
+            start += size
+            size = size // 2
+        else:
+            between = _gelu(made).to(dtype)
+        x = _dot(between, outer, x, PRECISION)
+    x = _norm(x, vectors + DEPTH * (7 * W + HIDDEN), W, EPS)
+    is_first = is_image & (row % HEADS_HELD == 0)
+    tl.store(out + image[:, None] * W + column[None, :], x.to(dtype), mask=is_first[:, None])
 
 
 @functools.cache
@@ -234,6 +259,14 @@ def read_tree(
     return nodes, out
 
 
+@functools.cache
+def _images(leaves: int, heads: int) -> tuple[int, int]:
+    """Places for the nodes of one image, and how many images a program has room for."""
+    places = triton.next_power_of_2(leaves)
+    images = min(IMAGES, int(ROWS) // heads, COLUMNS // places)
+    return max(places, int(ROWS) // images), images
+
+
 def encode_tree(
     x: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, sizes: list[int], heads: int
 ) -> Tensor:
@@ -248,8 +281,9 @@ def encode_tree(
             "W": W,
             "HEADS": heads,
         }
-        settings |= {"IMAGES": IMAGES, "CHUNK": CHUNK, "HIDDEN": RATIO * W, "PIECE": 2 * W, "EPS": EPS}
-        settings |= {"PRECISION": _precision(matrices.dtype), "num_warps": 8, "num_stages": 2}
-        grid = (math.ceil(B / IMAGES),)
+        places, images = _images(sizes[0], heads)
+        settings |= {"IMAGES": images, "PLACES": places, "HIDDEN": RATIO * W, "STAGES": STAGES, "EPS": EPS}
+        settings |= {"PRECISION": _precision(matrices.dtype), "num_warps": 4, "num_stages": 2}
+        grid = (math.ceil(B / images),)
         launch(_encode_tree_kernel, grid, (x, key_value, matrices, vectors, out), (B,), settings)
     return out
