@@ -15,8 +15,8 @@ from torch import nn
 from ramify.geometry import Lorentz
 from ramify.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 from ramify.nn import ClusterMixer
-from ramify.nn.cluster import MapNorm
 from ramify.nn.cluster_level import PositionBias, hyperbolic_similarity
+from ramify.nn.map_norm import MapNorm
 from ramify.nn.windows import cut, join, plan, pool
 
 from . import naive_hcformer as naive

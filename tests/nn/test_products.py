@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ramify.models import hcformer
 from ramify.models.hcformer import HCFormer
 from ramify.nn import ClusterMixer, products
-from ramify.nn.cluster import MapNorm
+from ramify.nn.map_norm import MapNorm
 from ramify.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
 from ramify.ops import backend as backends
 

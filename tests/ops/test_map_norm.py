@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ramify.bench.kernel_cases import MAPS
 from ramify.bench.kernel_check import poisoned
-from ramify.nn.cluster import MapNorm
+from ramify.nn.map_norm import MapNorm
 from ramify.ops.map_norm import fits, map_norm, map_norm_grad, reference
 
 pytest.importorskip("triton")
@@ -242,7 +242,7 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
 def test_shapes_of_the_benchmark_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import ramify.models  # noqa: F401
-    from ramify.nn import cluster
+    from ramify.nn import map_norm as map_norm_layer
 
     seen: list[tuple[int, ...]] = []
 
@@ -250,7 +250,7 @@ def test_shapes_of_the_benchmark_are_those_of_the_model(monkeypatch: pytest.Monk
         seen.append(tuple(x.shape[1:]))
         return map_norm(x, eps, dtype)
 
-    monkeypatch.setattr(cluster, "map_norm", spy)
+    monkeypatch.setattr(map_norm_layer, "map_norm", spy)
     monkeypatch.setattr(MapNorm, "before", MapNorm.inside)
     monkeypatch.setattr(MapNorm, "forward", MapNorm.by_layer_norm)
     model = timm.create_model("hcformer_medium", mixer_norm=False).eval()

@@ -19,8 +19,8 @@ from ramify.errors import UserError
 from ramify.geometry import lorentz
 from ramify.geometry.numerics import cap_norm
 from ramify.models.hcformer import Block, HCFormer
-from ramify.nn.cluster import MapNorm
 from ramify.nn.cluster_level import ClusterLevel
+from ramify.nn.map_norm import MapNorm
 
 
 class PublishedMixer(nn.Module):
