@@ -51,11 +51,11 @@ class SweepConfig:
     """Steps of Adam. [1600]"""
     lr: float | None = None
     """Learning rate at its peak. [0.02]"""
-    lr_rule: Literal["flat", "width"] | None = None
+    lr_rule: Annotated[Literal["flat", "width"] | None, tyro.conf.arg(metavar="{flat,width}")] = None
     """flat: lr for all. width: lr (8/m)^(1/4) for weights and 2/m for biases. [flat]"""
     warmup: float | None = None
     """Share of the steps in which the learning rate rises. [0.1]"""
-    bias_init: Literal["normal", "zero"] | None = None
+    bias_init: Annotated[Literal["normal", "zero"] | None, tyro.conf.arg(metavar="{normal,zero}")] = None
     """Where biases start. [normal]"""
     eval_samples: int | None = None
     """Fresh samples for the final loss. [65536]"""
