@@ -2,7 +2,8 @@
 
 What is multiplied is small (60 nodes of 128 channels) and follows one product upon another: as single products they are
 some 60 launches that wait for each other. Here a program keeps the nodes of one image in registers from the first
-product to the last, and another the global features of 16 images through all levels; weights come out of the L2 cache.
+product to the last, and another the global features of four images through all levels; weights come out of the L2
+cache.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from .reference import EPS, RATIO
 
 TOKENS = 64
 """Tokens that all nodes of an image read at a time."""
-ROWS = tl.constexpr(16)
-"""Of the products of the global features: tensor cores multiply no fewer."""
-IMAGES, COLUMNS, STAGES = 4, 128, 3
-"""Most images whose global features one program holds; nodes of all its images."""
+IMAGES, COLUMNS = 4, 128
+"""Most global features that one program holds, and most places for the nodes that they read.
+
+By count, for 128 images of width 128 and 4 levels on an H200: all 1.3 MB of weights pass every program's multiprocessor
+(12 us at 64 bytes a clock) and the L2 cache gives them to each program (8 us for the 32 programs of 4 images, 15 us for
+2, 30 us for 1, at 5.5 TB/s). Meanwhile 20 steps wait for each other: 16 of the MLP of some 950 instructions of a warp,
+1500 clocks, and 4 of attention of some 1400 and more waiting, 3500 clocks: 38 000 clocks or 21 us in all.
+"""
+STAGES = 3
+"""Two steps' weights have room in shared memory: one is loaded while the other is multiplied."""
 
 
 @triton.jit
@@ -170,65 +177,66 @@ def _encode_tree_kernel(feature, key_value, matrices, vectors, out, B, NODES: tl
                         DEPTH: tl.constexpr, W: tl.constexpr, HEADS: tl.constexpr, IMAGES: tl.constexpr,
                         PLACES: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
-    """A level is one step that attends and HIDDEN / W of its MLP, and every step multiplies by two (W, W) matrices with
-    something in between. So weights are one even stream, which is loaded ahead of all else, and the code is short.
+    """A product has 16 rows, one for each head of each image; all rows of an image hold its whole feature.
 
-    A product has 16 rows: one for each head of each image, which all hold the image's feature. PLACES columns are there
-    for the nodes of each image.
+    A level is one step of attention and HIDDEN / W steps of the MLP. Each multiplies by an inner (W, W) matrix, does
+    something to what comes out, and multiplies by an outer one: one stream of weights of the same shape, which the loop
+    loads ahead whatever a step does, and little code, run often.
     """
     D: tl.constexpr = W // HEADS
-    HEADS_HELD: tl.constexpr = ROWS // IMAGES
+    OF_IMAGE: tl.constexpr = 16 // IMAGES
     STEPS: tl.constexpr = 1 + HIDDEN // W
     dtype = matrices.dtype.element_ty
-    row, column, place = tl.arange(0, ROWS), tl.arange(0, W), tl.arange(0, IMAGES * PLACES)
+    row, column, place = tl.arange(0, 16), tl.arange(0, W), tl.arange(0, IMAGES * PLACES)
     first = tl.program_id(0).to(tl.int64) * IMAGES
-    image = first + row // HEADS_HELD
-    is_image = image < B
-    is_own = (row % HEADS_HELD)[:, None] == (column // D)[None, :]  # channels of the row's head; nothing past the last
-    is_same = tl.where((row // HEADS_HELD)[:, None] == (row // HEADS_HELD)[None, :], 1.0, 0.0).to(dtype)
-    is_near = (row // HEADS_HELD)[:, None] == (place // PLACES)[None, :]
-    node, at = place % PLACES, (place // PLACES * NODES + place % PLACES) * (2 * W)
+    image = row // OF_IMAGE
+    is_own = (row % OF_IMAGE)[:, None] == (column // D)[None, :]  # channels of the row's head, none if there is none
+    is_same = tl.where(image[:, None] == image[None, :], 1.0, 0.0).to(dtype)
+    is_near = image[:, None] == (place // PLACES)[None, :]
+    is_read, node = first + place // PLACES < B, place % PLACES
     key_value += first * NODES * (2 * W)
+    at = image[:, None] * W + column[None, :]
+    is_image = first + image < B
 
-    x = tl.load(feature + image[:, None] * W + column[None, :], mask=is_image[:, None], other=0.0).to(tl.float32)
-    h = tl.zeros((ROWS, W), dtype)
+    x = tl.load(feature + first * W + at, mask=is_image[:, None], other=0.0).to(tl.float32)
+    h = tl.zeros((16, W), dtype)
     start = 0
     size = LEAVES
     for step in tl.range(0, DEPTH * STEPS, num_stages=STAGES):
-        level, part = step // STEPS, step % STEPS
-        here = matrices + level * (2 * W * W + 2 * HIDDEN * W)
-        shifts = vectors + level * (7 * W + HIDDEN)
-        inner = _turned(here + (part + (part > 0)) * W * W, W, W, W)
-        outer = here + tl.where(part > 0, (2 + HIDDEN // W) * W * W + (part - 1) * W, W * W)
-        outer = _turned(outer, W, W, tl.where(part > 0, HIDDEN, W))
-        shift = tl.load(shifts + tl.where(part > 0, 5 + part, 2) * W + column)
-        of_norm = shifts + tl.where(part > 0, 4 * W, 0) + column
-        gain, norm_shift = tl.load(of_norm), tl.load(of_norm + W)
-        out_shift = tl.load(shifts + tl.where(part > 0, 6 * W + HIDDEN, 3 * W) + column)
+        part = step % STEPS
+        level_matrices = matrices + step // STEPS * (2 * W * W + 2 * HIDDEN * W)
+        level_vectors = vectors + step // STEPS * (7 * W + HIDDEN)
+        # Turned, as products need them. First the query's matrix and that behind the attention, then pieces of the MLP.
+        inner = level_matrices + tl.where(part > 0, 1 + part, 0) * W * W
+        inner = tl.load(inner + (column[None, :] * W + column[:, None]))
+        outer = level_matrices + tl.where(part > 0, 2 * W * W + HIDDEN * W + (part - 1) * W, W * W)
+        outer = tl.load(outer + (column[None, :] * tl.where(part > 0, HIDDEN, W) + column[:, None]))
+        shift = tl.load(level_vectors + tl.where(part > 0, 5 + part, 2) * W + column)
         if part <= 1:
+            norm = level_vectors + part * (4 * W) + column
+            gain, norm_shift = tl.load(norm), tl.load(norm + W)  # before the sums, which they need not wait for
+            out_shift = tl.load(level_vectors + tl.where(part > 0, 6 * W + HIDDEN, 3 * W) + column)
             h = (_standard(x, W, EPS) * gain[None, :] + norm_shift[None, :]).to(dtype)
             x += out_shift[None, :]
         made = _dot(h, inner, None, PRECISION) + shift[None, :]
         if part == 0:
             is_node = node < size
-            is_there = is_node & (first + place // PLACES < B)
-            keys = key_value + start * (2 * W) + at
-            k = tl.load(keys[None, :] + column[:, None], mask=is_there[None, :], other=0.0)
-            v = tl.load(keys[:, None] + W + column[None, :], mask=is_there[:, None], other=0.0)
+            rows = key_value + (place // PLACES * NODES + start + node) * (2 * W)
+            k = tl.load(rows[None, :] + column[:, None], mask=(is_node & is_read)[None, :], other=0.0).to(dtype)
+            v = tl.load(rows[:, None] + W + column[None, :], mask=(is_node & is_read)[:, None], other=0.0).to(dtype)
             q = tl.where(is_own, made * (1.0 / tl.sqrt(D * 1.0)), 0.0).to(dtype)
             scores = tl.where(is_near & is_node[None, :], _dot(q, k, None, PRECISION), float("-inf"))
             weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
             read = _dot(weights.to(dtype), v, None, PRECISION) * (1.0 / tl.sum(weights, axis=1))[:, None]
             read = tl.where(is_own, read, 0.0).to(dtype)
-            between = _dot(is_same, read, None, PRECISION).to(dtype)  # exact: one row of an image has the channel
+            between = _dot(is_same, read, None, PRECISION).to(dtype)  # exact: a channel is zero in all rows but one
             start += size
             size = size // 2
         else:
             between = _gelu(made).to(dtype)
         x = _dot(between, outer, x, PRECISION)
     x = _norm(x, vectors + DEPTH * (7 * W + HIDDEN), W, EPS)
-    is_first = is_image & (row % HEADS_HELD == 0)
-    tl.store(out + image[:, None] * W + column[None, :], x.to(dtype), mask=is_first[:, None])
+    tl.store(out + first * W + at, x.to(dtype), mask=(is_image & (row % OF_IMAGE == 0))[:, None])
 
 
 @functools.cache
@@ -255,16 +263,16 @@ def read_tree(
         settings |= {"HEADS": heads, "SCALE": scale, "COSINE": cosine, "ROWS": max(16, triton.next_power_of_2(count))}
         settings |= {"TOKENS": TOKENS, "HIDDEN": RATIO * W, "EPS": EPS, "PRECISION": _precision(matrices.dtype)}
         tensors = (queries, key_value, matrices, vectors, bias, nodes, out)
-        launch(_read_tree_kernel, (B,), tensors, (M,), settings | {"num_warps": 8, "num_stages": 2})
+        launch(_read_tree_kernel, (B,), tensors, (M,), settings | {"num_warps": 4, "num_stages": 2})
     return nodes, out
 
 
 @functools.cache
 def _images(leaves: int, heads: int) -> tuple[int, int]:
-    """Places for the nodes of one image, and how many images a program has room for."""
+    """Images of one program, and places for the nodes of each."""
     places = triton.next_power_of_2(leaves)
-    images = min(IMAGES, int(ROWS) // heads, COLUMNS // places)
-    return max(places, int(ROWS) // images), images
+    images = min(IMAGES, 16 // heads, COLUMNS // places)
+    return images, max(places, 16 // images)
 
 
 def encode_tree(
@@ -281,7 +289,7 @@ def encode_tree(
             "W": W,
             "HEADS": heads,
         }
-        places, images = _images(sizes[0], heads)
+        images, places = _images(sizes[0], heads)
         settings |= {"IMAGES": images, "PLACES": places, "HIDDEN": RATIO * W, "STAGES": STAGES, "EPS": EPS}
         settings |= {"PRECISION": _precision(matrices.dtype), "num_warps": 4, "num_stages": 2}
         grid = (math.ceil(B / images),)
