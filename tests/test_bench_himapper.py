@@ -93,17 +93,35 @@ def test_the_limit_is_for_compiled_inference_on_a_gpu(monkeypatch):
     found: list[dict] = []
     results = [Result("plain", seconds=[1.0, 1.0]), Result("wrapped", seconds=[1.06, 1.06])]
 
-    def report(what: str, device: str) -> int:
+    def report(what: str, device: str, calls: int, host: tuple[float, ...] | None = None) -> int:
         options = HiMapperOptions(device=device)
-        return bench._report(options, lambda line, text: found.append(line), "resnet50", what, results)
+        return bench._report(
+            options, lambda line, text: found.append(line | {"text": text[0]}), "resnet50", what, calls, results, host
+        )
 
     codes = [
-        report("inference, compiled", "cuda"),
-        report("inference, compiled", "cpu"),
-        report("training, compiled", "cuda"),
+        report("inference, compiled", "cuda", 1, (1e-4, 2e-4)),
+        report("inference, compiled", "cuda", 10),
+        report("inference, compiled", "cpu", 0),
+        report("training, compiled", "cuda", 1),
     ]
-    assert codes == [1, 0, 0] and [line["limit"] for line in found] == [1.05, None, None]
-    assert found[0]["ratio"] == pytest.approx(1.06)
+    assert codes == [1, 1, 0, 0] and [line["limit"] for line in found] == [1.05, 1.05, None, None]
+    assert [line["calls"] for line in found] == [1, 10, None, 1] and found[0]["ratio"] == pytest.approx(1.06)
+    assert found[0]["host_seconds"] == [1e-4, 2e-4] and "100, 200" in found[0]["text"]
+    assert ["MISSED" in line["text"] for line in found] == [True, True, False, False]
+
+
+def test_a_gpu_is_waited_for_after_one_call_and_after_several(monkeypatch):
+    waits: list[int] = []
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(calls)))
+    cuda = HiMapperOptions(device="cuda")
+    assert bench._calls(cuda, "inference") == (1, 10) and bench._calls(cuda, "training") == (1,)
+    assert bench._calls(HiMapperOptions(), "inference") == (0,)
+    for number in bench._calls(cuda, "inference"):
+        assert bench._sample(cuda, number)(lambda: calls.append(0), 99) > 0  # whatever number a short call would get
+    assert waits == [0, 1, 1, 11]
+    assert 0 < bench.host_seconds(lambda: calls.append(0), 5) < 1 and waits[4:] == [11, 12, 13, 14, 15, 16]
 
 
 def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]):
