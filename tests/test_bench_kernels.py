@@ -210,6 +210,12 @@ def test_launches_are_recorded_without_a_device() -> None:
     names = [getattr(one.kernel, "__name__", None) or one.kernel.fn.__name__ for one in found]
     assert names == ["_rows_kernel", "_softmax_kernel", "_means_kernel", "_pairs_grad_kernel"]
     assert found[1].grid == (8 * 2048 // found[1].settings["BM"],) and found[1].dtypes[0] == torch.float32
+    for name, kernel in (
+        ("read resnet50 (128,49,128)", "_read_tree_kernel"),
+        ("encode (128,128)", "_encode_tree_kernel"),
+    ):
+        (only,) = kernel_resources.launches(jobs[f"tree_reader {name} bfloat16"].make())  # one that is on trial
+        assert kernel in (getattr(only.kernel, "__name__", None), getattr(only.kernel, "fn", only.kernel).__name__)
     one = kernel_resources.Resources("x", 1, 4, 168, 0, 40_000)
     assert one.resident == 3  # 65536 registers hold three programs of 4 warps with 168 each
     assert kernel_resources.Resources("x", 1, 4, 32, 0, 240_000).resident == 0

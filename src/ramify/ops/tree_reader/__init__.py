@@ -56,7 +56,7 @@ def read_tree(
     if not fits(key_value, matrices.dtype, width, heads, count, backend):
         return reference.read_tree(queries, key_value, matrices, vectors, bias, sizes, heads, scale, cosine)
     run = _read_operator if needs_operator(key_value) else _read
-    tensors = (queries, key_value.contiguous(), matrices, vectors, bias)
+    tensors = (queries.contiguous(), key_value.contiguous(), matrices, vectors, bias)
     nodes, made = run(*tensors, list(sizes), heads, scale, cosine)
     return nodes, made
 
@@ -75,7 +75,7 @@ def encode_tree(
     if not fits(x, matrices.dtype, x.shape[-1], heads, key_value.shape[1], backend):
         return reference.encode_tree(x, key_value, matrices, vectors, sizes, heads)
     run = _encode_operator if needs_operator(x) else _encode
-    found: Tensor = run(x.contiguous(), key_value, matrices, vectors, list(sizes), heads)
+    found: Tensor = run(x.contiguous(), key_value.contiguous(), matrices, vectors, list(sizes), heads)
     return found
 
 
