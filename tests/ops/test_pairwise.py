@@ -83,7 +83,11 @@ def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monk
 @charts
 def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"temperature": 0.3, "tangent": tangent}
-    for b, n, m, d in [(1, 17, 65, 6)] if device == "cpu" else [(3, 130, 70, 33), (2, 196, 700, 64)]:
+    # Tiles that fill sets and rows go without masks; one column, or one row, is a number that Triton knows.
+    shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (1, 1, 1, 3)]
+    if device != "cpu":
+        shapes += [(3, 130, 70, 33), (2, 196, 700, 64), (2, 256, 512, 128)]
+    for b, n, m, d in shapes:
         x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
         weight = torch.randn(b, n, m, device=device)
         wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
@@ -92,6 +96,31 @@ def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pyte
             found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
         torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
         assert_equal(found, wanted, 2e-5, 1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.02, 1.0, 7.0])
+@pytest.mark.parametrize("radius", [1e-4, 20.0, 39.0])
+def test_softmax_of_any_radius(radius: float, temperature: float, device: str) -> None:
+    """Distances from nothing to 78, beyond which float32 does not hold what they are computed from."""
+    v, w = (torch.nn.functional.normalize(torch.randn(1, size, 16, device=device), dim=-1) for size in (7, 70))
+    x = v * radius / C**0.5
+    y = w * radius * (1 - 0.1 * torch.rand(1, 70, 1, device=device)) / C**0.5
+    y[0, 5] = -x[0, 3]
+    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
+    found = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
+    # the roundings of float32, 2e-6 of the distance, and the 22 bits that a logarithm has of a long one
+    share = 1e-6 + (2e-6 + 2.0**-22 * radius) / temperature
+    assert ((found - wanted).abs() <= share * wanted + 1e-30).all()
+
+
+def test_softmax_of_equal_and_close_points(device: str) -> None:
+    """A product knows the distance of equal points to about 1e-3 of their radius: probabilities stay near the true."""
+    x = draw(pairwise_lorentz, 1, 32, 16, device=device)
+    close = x * (1 + 1e-4 * torch.randn(1, 32, 16, device=device))
+    y = torch.cat([x, close, draw(pairwise_lorentz, 1, 64, 16, device=device)], 1)
+    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C)
+    found = pairwise_lorentz.distance_softmax(x, y, C, backend="triton")
+    assert found.isfinite().all() and ((found - wanted).abs() <= 1e-2 * wanted).all()
 
 
 @rooms

@@ -194,3 +194,15 @@ def log2_growth(square, QUICK: tl.constexpr):
     near = tl.minimum(square, 1e18)
     half = square + (square - near) + tl.sqrt(near * near + near)
     return log2(1.0 + 2.0 * half, QUICK)
+
+
+@triton.jit
+def growth(excess, QUICK: tl.constexpr):
+    """``e^(s d)`` of ``excess = cosh(s d) - 1``, up to where float32 ends; its distance to 1 keeps its digits."""
+    cosh = 1.0 + excess
+    if QUICK:  # a square beyond float32 is infinite, so is its root, which cannot be above cosh
+        sinh = tl.minimum(tl.sqrt(excess * cosh + excess), cosh)
+    else:  # numpy warns of infinite ones
+        near = tl.minimum(excess, 1e18)
+        sinh = tl.where(excess > near, cosh, tl.sqrt(near * (near + 2.0)))
+    return 1.0 + (excess + sinh)

@@ -5,8 +5,13 @@ half precision as it lies in memory: no digit of it is lost.
 
 Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 600 Tflop/s of float16;
 counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of bf16 products, 50 of other arithmetic, 10
-for rows: about 130 and 90. Softmax: products twice, roots, logarithms and exponentials of 90, bytes of 34: about 180
-and 120. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
+for rows: about 130 and 90. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two
+launches each.
+
+Softmax at the large size, both turns together: products 56; 52 instructions a pair, 58, and six special functions, 54,
+beside each other; 540 MB of rows out of L2, 100 at 5.5 TB/s; 34 for bytes. Two programs on a multiprocessor work while
+the other multiplies: 100 if they take turns well, 120 if they do not, and 10 for rows. (210 measured with 64
+instructions a pair, when the rows of a tile were fetched right before its product.)
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
@@ -30,14 +35,16 @@ from .pairs import (
     across_by_differences,
     add_products,
     distance,
+    growth,
     has_marks,
     load_rows,
     load_stats,
-    log2_growth,
+    log2,
     margins,
+    no_nan,
     radial,
 )
-from .rows import Known, row_stats
+from .rows import PART_SCALE, Known, row_stats
 
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: infinity less itself is not a number."""
@@ -154,11 +161,67 @@ def _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_
 
 
 @triton.jit
-def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, P, RATE: tl.constexpr,
-                    SAME: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
+    if EVEN and P == BK:
+        at = tl.arange(0, BN)[:, None] * P + tl.arange(0, BK)[None, :]
+        found = tl.load(parts_y + start * P + at)
+    else:
+        found = load_rows(parts_y, start, first + tl.arange(0, BN) < M, 0, P, BN, BK)
+    return found
+
+
+@triton.jit
+def _tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY, M, P: tl.constexpr,
+                  EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+                  BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """Products of the rows ``a``, if they are held whole, with the columns from ``first`` on."""
+    other = batch * M + first
+    if PIECE == BK:
+        b = _columns(parts_y, other, first, M, P, EVEN, BN, BK)
+        b_low = b
+        if SPLIT:
+            b_low = _columns(parts_y, other + RY, first, M, P, EVEN, BN, BK)
+        product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
+    else:
+        is_col = first + tl.arange(0, BN) < M
+        product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
+    return product
+
+
+@triton.jit
+def _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME: tl.constexpr,
+            EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
+
+    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of :func:`_squares`, where factors that
+    belong to a row alone come multiplied: six instructions a pair.
+    """
+    is_col = tl.full(col.shape, True, tl.int1) if EVEN else col < M
+    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+    shift_y = grown_y * root_y
+    if not EVEN:
+        shift_y = tl.where(is_col, shift_y, float("inf"))
+    if not SPLIT:
+        product = product * over_y[None, :]
+    aside = tl.maximum(tl.fma(product, -slope_x[:, None], sinh_x[:, None]), 0.0)  # rounded once: 1 - cos may be small
+    if SAME:
+        aside = tl.where(row[:, None] == col[None, :], 0.0, aside)
+    along = (grown_x[:, None] * root_y[None, :] - shift_y[None, :]) * half_x[:, None]
+    return along * along + aside * sinh_y[None, :]
+
+
+@triton.jit
+def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, RATE: tl.constexpr,
+                    SAME: tl.constexpr, EVEN: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
+                    PRECISION: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                    PIECE: tl.constexpr):  # fmt: skip
     """Two turns over the columns: one for the sum of each row, one that writes. Making a tile again is cheaper than
-    reading it: its bytes would go through memory twice more."""
+    reading it: its bytes would go through memory twice more.
+
+    A tile is multiplied at the end of the turn before its own, so that the rows of the tile after it are on their way
+    while its pairs are worked on. The first turn ends with the first tile, where the second begins.
+    """
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
@@ -171,28 +234,39 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     if SPLIT:
         a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+    half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
+    slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
     top = tl.full((BM,), LOWEST, tl.float32)
     total = tl.zeros((BM,), tl.float32)
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
+                            BM, BN, BK, PIECE)  # fmt: skip
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
-                             BK, PIECE)  # fmt: skip
-        score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
-        higher = tl.maximum(top, tl.max(score, axis=1))
-        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
+        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+        least = tl.min(no_nan(excess, QUICK), axis=1)
+        higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
+        terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
+        total = total * tl.exp2(top - higher) + tl.sum(terms, axis=1)
         top = higher
+        # Written and waited for in every turn: a compiler would else move the sums behind the wait for the next rows.
+        tl.store(log_sums + batch * N + row, total, mask=is_row)
+        following = tl.where(first + BN < M, first + BN, 0)
+        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
+                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     log_sum = top + tl.log2(total)
     tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
-                             BK, PIECE)  # fmt: skip
-        p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
-        tl.store(
-            out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), p, mask=is_row[:, None] & (col < M)[None, :]
-        )
+        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+        p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
+        at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
+        if EVEN:
+            tl.store(at, p)
+        else:
+            tl.store(at, p, mask=is_row[:, None] & (col < M)[None, :])
+        following = tl.where(first + BN < M, first + BN, 0)
+        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
+                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
 
 @triton.jit
@@ -367,13 +441,14 @@ def distance_softmax(
     known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
+        tensors, numbers = sets_of(x, y, known)
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
+            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, **sizes,
         }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
         grid = (B * triton.cdiv(N, sizes["BM"]),)
-        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers, settings)
+        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers[:-1], settings)
     return out, log_sums, known
 
 
