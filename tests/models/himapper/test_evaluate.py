@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ramify.models import HiMapper, HiMapperOutput
+from ramify.models.himapper import Features
 from ramify.models.himapper.evaluate import can_evaluate
 from ramify.ops import backend
 
@@ -131,6 +132,58 @@ def test_the_graph_has_few_products_and_two_kernels(device: str) -> None:
     assert [name for name in called if "ramify" in name] == ["ramify.read_tree.default", "ramify.encode_tree.default"]
     assert sum("mm.default" in name for name in called) == 7 + 1  # and the classifier
     assert not any("attention" in name for name in called)
+
+
+PREFIX = 2
+
+
+def in_a_row(backbone: nn.Module, x: Tensor) -> Features:
+    """The map behind two tokens that stand for no place, as a transformer gives it."""
+    f = backbone.forward_features(x).flatten(2).mT
+    row = torch.cat([backbone.prefix.expand(f.shape[0], -1, -1).to(f.dtype), f], 1)
+    return Features(row[:, PREFIX:], tuple(x.shape[-2] // 4 for _ in "HW"), f.mean(1), row=row)
+
+
+def with_prefix(device: str) -> HiMapper:
+    backbone = ToyBackbone()
+    backbone.register_buffer("prefix", 5 * torch.randn(1, PREFIX, 24))
+    return made(device, backbone=backbone, feature_fn=in_a_row)
+
+
+@torch.no_grad()
+def test_tokens_in_front_go_along_and_are_not_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = with_prefix(device), torch.randn(3, 3, 36, 36, device=device)
+    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    exact = copy.deepcopy(model).double()
+    wanted = exact(x.double())
+    with torch.autocast(device, dtype=torch.bfloat16):
+        layers = model(x)
+        monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+        found = model(x)
+        model.backbone.prefix.mul_(-3)
+        again = model(x)
+    assert error(found, wanted) < max(0.05, 1.5 * error(layers, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))
+
+
+def test_norms_of_a_row_follow_each_other_without_a_slice(device: str) -> None:
+    """What a compiler needs to make the backbone's last norm and the plug-in's first in one kernel."""
+    model, x = with_prefix(device), torch.randn(2, 3, 16, 16, device=device)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    with torch.inference_mode(), torch.autocast(device, dtype=torch.bfloat16):
+        torch.compile(model, backend=aot_autograd(fw_compiler=keep, inference_compiler=keep), fullgraph=True)(x)
+    (graph,) = graphs
+    norms = [n for n in graph.graph.nodes if n.op == "call_function" and "native_layer_norm" in str(n.target)]
+    shapes = [tuple(n.args[0].meta["val"].shape) for n in norms]
+    assert (2, 16 + PREFIX, 24) in shapes and (2, 16, 24) not in shapes  # on the row
+    assert (2, 16, 32) in shapes  # behind the projection on the tokens alone
+    (reading,) = (n for n in graph.graph.nodes if "read_tree" in str(n.target))
+    assert reading.args[1].meta["val"].shape == (2, 16, 64)
 
 
 class Wrapped(nn.Linear):

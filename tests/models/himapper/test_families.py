@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ramify.models import HiMapper
-from ramify.models.himapper.backbone import map_tokens
+from ramify.models.himapper.backbone import Features, map_tokens
+
+from .toy import ToyBackbone
 
 # name -> size of the picture, grid, options of create_model. The smallest member of each family, cut where it can be.
 QUICK = {
@@ -175,6 +177,7 @@ def test_tokens_in_front_are_left_out() -> None:
         with torch.no_grad():
             f, found = backbone.forward_features(x), model.reader.read(backbone, x)
         assert torch.equal(found.tokens, f[:, f.shape[1] - grid[0] * grid[1] :]) and f.shape[1] > grid[0] * grid[1]
+        assert found.row is not None and torch.equal(found.row, f)  # which compiled code reads, and drops the first of
 
 
 def test_pictures_of_another_size() -> None:
@@ -216,3 +219,13 @@ def test_families_that_cannot_be_read(name: str, error: type[Exception], message
 def test_a_backbone_of_features_only() -> None:
     with pytest.raises(ValueError, match="pass feature_fn="):
         HiMapper(timm.create_model("resnet10t", features_only=True))
+
+
+@pytest.mark.parametrize("shape", [(2, 15, 24), (2, 17, 12), (2, 16 * 24)])
+def test_a_row_that_does_not_end_with_the_tokens(shape: tuple[int, ...]) -> None:
+    def read(backbone: nn.Module, x: torch.Tensor) -> Features:
+        return Features(torch.zeros(2, 16, 24), (4, 4), torch.zeros(2, 24), row=torch.zeros(shape))
+
+    model = HiMapper(ToyBackbone(), feature_fn=read, num_leaves=8, depth=3, width=16).eval()
+    with pytest.raises(ValueError, match=rf"^ToyBackbone: the row \({shape[0]}, .*does not end with the tokens"):
+        model(torch.zeros(2, 3, 16, 16))

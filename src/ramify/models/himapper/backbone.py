@@ -28,12 +28,16 @@ class Features:
         grid: (H, W) with ``H W = M``. pooled: (B, Cv) the global feature.
         classify: logits of the enriched global feature (B, Cv) and of what was added to it (B, Cv). By default the
             backbone's ``get_classifier()`` on the first of the two, or the feature itself if there is none.
+        row: (B, P + M, C) where the tokens are the last M of a longer row: the same values, for who works token by
+            token. Compiled code then makes the backbone's last norm and ours in one kernel, which a slice between them
+            forbids.
     """
 
     tokens: Tensor
     grid: tuple[int, int]
     pooled: Tensor
     classify: Classify | None = None
+    row: Tensor | None = None
 
 
 class Reader(ABC):
@@ -68,6 +72,12 @@ class Reader(ABC):
                 f"{kind_of(backbone)}: tokens have {got[0]} channels and the global feature is "
                 f"{tuple(found.pooled.shape)}, expected {self.channels} and (B, {self.pooled_channels}); pass "
                 f"channels={got[0]}, pooled_channels={got[1]}"
+            )
+        row = found.tokens if found.row is None else found.row
+        if row.dim() != 3 or row.shape[1] < found.tokens.shape[1] or row.shape[-1] != self.channels:
+            raise ValueError(
+                f"{kind_of(backbone)}: the row {tuple(row.shape)} does not end with the tokens "
+                f"{tuple(found.tokens.shape)}; correct or leave out row in feature_fn"
             )
         return found
 
@@ -133,16 +143,18 @@ class TimmReader(Reader):
                 "pass feature_fn= to say which of them to read"
             )
         pooled = backbone.forward_head(f, pre_logits=True).flatten(1)  # type: ignore[operator]
+        row = None
         if f.dim() == 4:
             tokens, grid = map_tokens(f, self.channels, kind_of(backbone), str(getattr(backbone, "output_fmt", "")))
         elif f.dim() == 3:
             tokens, grid = row_tokens(backbone, f, x)
+            row = f
         else:
             raise ValueError(
                 f"{kind_of(backbone)} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map "
                 "(B, C, H, W) or tokens (B, M, C); take another backbone or pass feature_fn="
             )
-        return Features(tokens, grid, pooled, lambda v, delta: _logits(backbone, f, v, delta))
+        return Features(tokens, grid, pooled, lambda v, delta: _logits(backbone, f, v, delta), row)
 
 
 def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> Tensor:

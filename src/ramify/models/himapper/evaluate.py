@@ -47,11 +47,11 @@ def can_evaluate(model: HiMapper, tokens: Tensor) -> bool:
     )
 
 
-def evaluate(model: HiMapper, tokens: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate(model: HiMapper, row: Tensor, num_tokens: int, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes (B, nodes, w), their points (B, nodes, d), and what is added to the global feature (B, Cv).
 
     Args:
-        tokens: (B, M, C). pooled: (B, Cv).
+        row: (B, P + M, C) whose last ``num_tokens = M`` are read. pooled: (B, Cv).
     """
     decompose, encode, space, sizes = model.decompose, model.encode, model.space, model.shape.sizes
     dtype = gemm_dtype(model.tree.mu)
@@ -66,7 +66,10 @@ def evaluate(model: HiMapper, tokens: Tensor, pooled: Tensor) -> tuple[Tensor, T
     if decompose.log_scale is not None:
         q = decompose.unit_queries(q.unflatten(-1, (decompose.heads, -1))).flatten(-2)
         scale = 1.0
-    memory = decompose.memory_norm(weights.linear("token_proj", decompose.token_norm(tokens)))
+    # Class tokens go with the others as far as they cost nothing: a slice before the first norm would keep it from the
+    # backbone's kernel, one behind the second norm would be a copy.
+    projected = weights.linear("token_proj", decompose.token_norm(row))
+    memory = decompose.memory_norm(projected[:, row.shape[1] - num_tokens :])
     nodes, key_value = tree_reader.read_tree(
         q.to(dtype),
         weights.linear("cross_key_value", memory),

@@ -156,7 +156,8 @@ class HiMapper(nn.Module):
         tokens, pooled = found.tokens.to(dtype), found.pooled.to(dtype)
         maps = kl = None
         if not return_maps and can_evaluate(self, tokens):
-            nodes, points, delta = evaluate(self, tokens, pooled)
+            row = tokens if found.row is None else found.row.to(dtype)
+            nodes, points, delta = evaluate(self, row, tokens.shape[1], pooled)
         else:
             queries, kl = self.queries(x.shape[0])
             nodes, maps = self.decompose(queries, tokens, return_maps)
