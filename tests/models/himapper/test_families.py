@@ -148,6 +148,14 @@ def test_maps_have_the_places_of_the_features() -> None:
     assert map_tokens(square, 4, "toy")[1] == (6, 4) and map_tokens(square, 4, "toy", "NHWC")[1] == (4, 6)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_tokens_of_a_map_are_no_copy(memory_format: torch.memory_format) -> None:
+    f = torch.randn(2, 5, 4, 6).to(memory_format=memory_format)
+    tokens, _ = map_tokens(f, 5, "toy")
+    assert tokens.data_ptr() == f.data_ptr() and torch.equal(tokens, f.flatten(2).mT)
+    assert tokens.is_contiguous() == (memory_format is torch.channels_last)
+
+
 @pytest.mark.parametrize(
     "name",
     ["swin_tiny_patch4_window7_224", "mixer_s32_224", "cait_xxs24_224", "deit_tiny_patch16_224"]

@@ -195,9 +195,10 @@ def map_tokens(f: Tensor, channels: int, name: str, fmt: str = "") -> tuple[Tens
         raise ValueError(
             f"{name}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; pass channels= as it is"
         )
-    if last:
-        return f.flatten(1, 2), (f.shape[1], f.shape[2])
-    return f.flatten(2).transpose(1, 2), (f.shape[2], f.shape[3])
+    # Channels are moved before places are joined: with f.flatten(2) first, compiled code would store the map of a
+    # convolution, whose channels lie next to each other, in another order and read it across.
+    f = f if last else f.permute(0, 2, 3, 1)
+    return f.flatten(1, 2), (f.shape[1], f.shape[2])
 
 
 def row_tokens(backbone: nn.Module, f: Tensor, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
