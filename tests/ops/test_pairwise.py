@@ -230,6 +230,41 @@ def test_many_distances_leave_close_points_to_a_second_kernel(
         assert (found.diagonal(dim1=1, dim2=2) == 0).all() if end is x else found[0, 1, 3] == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "programs"),
+    [((2, 70, 250, 9), 1), ((1, 70, 450, 9), 4), ((1, 64, 256, 32), 1), ((1, 20, 230, 200), 1)],
+    ids=["all tiles", "some tiles", "even tiles", "long rows"],
+)
+def test_many_distances_walk_over_tiles(
+    shape: tuple[int, ...], programs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.ops.pairwise_lorentz import triton
+
+    monkeypatch.setattr(triton, "_PROGRAMS", programs)
+    b, n, m, d = shape
+    for dtype in (torch.float32, torch.bfloat16):
+        x, y = (draw(pairwise_lorentz, b, size, d, device=device) for size in (n, m))
+        y[0, 200] = x[0, 7] * (1 + 1e-3 * torch.randn(d, device=device))
+        x, y = x.to(dtype), y.to(dtype)
+        y[0, 100] = x[0, 3]
+        wanted = pairwise_lorentz.pairwise_dist(x.double(), y.double(), C)
+        for mode in ("exact", "matmul"):
+            with monkeypatch.context() as patch:
+                poison(patch)
+                found = pairwise_lorentz.pairwise_dist(x, y, C, mode=mode, backend="triton")
+            assert found.dtype == torch.float32 and found.isfinite().all()
+            error = (found - wanted).abs()
+            if mode == "exact":
+                assert error.max() < 5e-6 and found[0, 3, 100] == 0
+            else:  # a product is poor at close points: those that are not are as good
+                assert error[wanted > 1].max() < 1e-4
+    with monkeypatch.context() as patch:
+        poison(patch)
+        found = pairwise_lorentz.pairwise_dist(y, y, C, backend="triton")
+    assert (found - pairwise_lorentz.pairwise_dist(y.double(), y.double(), C)).abs().max() < 5e-6
+    assert not found.diagonal(dim1=1, dim2=2).any()
+
+
 def test_close_points_far_along_the_other_set(device: str) -> None:
     """Tiles that a row has close points in are left to a second kernel, which finds them by marks, 64 at a time."""
     x, y = draw(pairwise_lorentz, 1, 5, 16, device=device), draw(pairwise_lorentz, 1, 2085, 16, device=device)

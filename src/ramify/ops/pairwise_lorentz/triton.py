@@ -3,15 +3,17 @@
 Float32 rows are multiplied in two parts of float16 (see ``rows``), as exact as three TF32 products and twice as fast;
 half precision as it lies in memory: no digit of it is lost.
 
-Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 600 Tflop/s of float16;
-counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of bf16 products, 50 of other arithmetic, 10
-for rows: about 130 and 90. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two
-launches each.
+Counted at (8, 2048, 2048, 128), 134 MB of results, in microseconds on an H200: 34 for bytes at 4.2 TB/s, 28 for float32
+or 10 for bf16 products at the peak of float16, 10 for rows, and per pair and turn
 
-Softmax at the large size, both turns together: products 56; 52 instructions a pair, 58, and six special functions, 54,
-beside each other; 540 MB of rows out of L2, 100 at 5.5 TB/s; 34 for bytes. Two programs on a multiprocessor work while
-the other multiplies: 100 if they take turns well, 120 if they do not, and 10 for rows. (210 measured with 64
-instructions a pair, when the rows of a tile were fetched right before its product.)
+    distances  38 instructions, 43; three special functions, 27; 270 MB of rows out of L2, 50 at 5.5 TB/s
+    softmax    26 instructions, 29; three special functions, 27; 270 MB of rows; two turns of all but the bytes
+
+Many distances and softmax walk over tiles, the rows of the next on their way while a tile is worked on; two programs
+on a multiprocessor, so that one may multiply while the other takes roots. What overlaps is the rest: 90 to 110 expected
+for distances (70 to 90 for bf16), 110 to 130 for softmax. Measured before, when the rows of a tile were fetched right
+before its product and nothing overlapped: 216, 195 and 210 with 55, 55 and 32 instructions.
+Nearest, not yet so: 110 and 70 counted. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
@@ -51,6 +53,12 @@ LOWEST = tl.constexpr(-1e30)
 
 _FEW = 2**20
 """Distances up to which one kernel does all: a launch more would take longer than what it spares."""
+
+_PROGRAMS = 512
+"""As many programs walk over tiles of distances: what an H200 holds at a time, twice; with half the bytes half more."""
+
+_LEAST_WALK = 4
+"""Tiles of a program that walks: it multiplies one more than it has."""
 
 
 @triton.jit
@@ -98,7 +106,7 @@ def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, R
         elif margin < 0.0:
             q, _, _ = across_by_differences(x, y, row, is_row, col, is_col, n, BM, BN)
             square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
-    d = UNIT * distance(square, QUICK)
+    d = distance(square, UNIT, QUICK)
     if SAME:  # NaN stays
         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
     tl.store(out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), d, mask=is_row[:, None] & is_col[None, :])
@@ -132,7 +140,7 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
                     q, _wide_x, _wide_y = across_by_differences(x + batch * N * n, y + batch * M * n, row, is_row, col,
                                                                 is_col, n, ROWS, BN)  # fmt: skip
                     rho = radial(grown_x, root_x, grown_y, root_y)
-                    d = UNIT * distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], QUICK)
+                    d = distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], UNIT, QUICK)
                     if SAME:
                         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
                     at = out + (batch * N + first) * M + (tl.arange(0, ROWS)[:, None] * M + col[None, :])
@@ -187,6 +195,60 @@ def _tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY,
         is_col = first + tl.arange(0, BN) < M
         product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
     return product
+
+
+@triton.jit
+def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, RY, N, M, n, TILES,
+                             UNIT: tl.constexpr, SAME: tl.constexpr, EXACT: tl.constexpr, EVEN: tl.constexpr,
+                             BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+                             P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                             PIECE: tl.constexpr):  # fmt: skip
+    """A program has BM rows and TILES tiles of columns; if EXACT, it marks those with close points for another kernel.
+
+    A tile is multiplied at the end of the turn before its own, so that the rows of the tile after it are on their way
+    while its pairs are worked on.
+    """
+    across_m = tl.cdiv(M, BN)
+    chunks = tl.cdiv(across_m, TILES)
+    strip = tl.program_id(0) // chunks
+    blocks = tl.cdiv(N, BM)
+    batch = (strip // blocks).to(tl.int64)
+    above = (strip % blocks) * BM
+    begin = (tl.program_id(0) % chunks) * TILES * BN
+    end = tl.minimum(begin + TILES * BN, M)
+    row = above + tl.arange(0, BM)
+    is_row = row < N
+    own = batch * N + above
+    stats_y += batch * M
+    close += strip.to(tl.int64) * across_m
+    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
+    a_low = a
+    if SPLIT:
+        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
+    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, begin, is_row, RX, RY, M, P, EVEN, SPLIT,
+                            PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+    for first in range(begin, end, BN):
+        col = first + tl.arange(0, BN)
+        is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
+        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+        q = across(product, over_x, over_y, SPLIT)
+        rho = radial(grown_x, root_x, grown_y, root_y)
+        square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+        if EXACT:
+            margin = tl.min(tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1), axis=0)
+            tl.store(close + first // BN, (margin < 0.0).to(tl.int32))
+        d = distance(square, UNIT, QUICK)
+        if SAME:  # NaN stays
+            d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
+        at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
+        if EVEN:
+            tl.store(at, d)
+        else:
+            tl.store(at, d, mask=is_row[:, None] & is_col[None, :])
+        following = tl.where(first + BN < end, first + BN, begin)  # the last is not used
+        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
+                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
 
 @triton.jit
@@ -312,7 +374,7 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
         least, where = _lesser(least, where, square, col)
     # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
     is_none = least == float("inf")
-    found = tl.where(is_none, float("nan"), UNIT * distance(tl.where(is_none, 0.0, least), QUICK))
+    found = tl.where(is_none, float("nan"), distance(tl.where(is_none, 0.0, least), UNIT, QUICK))
     tl.store(index + batch * N + row, where.to(tl.int64), mask=is_row)
     tl.store(d + batch * N + row, found, mask=is_row)
 
@@ -348,7 +410,7 @@ def _close_nearest_kernel(x, y, stats_x, stats_y, close, index, d, RX, RY, N, M,
                 is_known = (mark > 0)[:, None] & is_col[None, :] & (square == square)
                 least, where = _lesser(least, where, tl.where(is_known, square, float("inf")), col)
         is_some = least < float("inf")
-        found = UNIT * distance(tl.where(is_some, least, 0.0), QUICK)
+        found = distance(tl.where(is_some, least, 0.0), UNIT, QUICK)
         before = tl.load(d + batch * N + row, mask=is_row, other=0.0)
         place = tl.load(index + batch * N + row, mask=is_row, other=0)
         is_first = (found == before) & (where < place)  # of equal ones
@@ -374,21 +436,15 @@ def width(n: int) -> int:
 
 @functools.cache
 def _tile(N: int, M: int, n: int) -> dict[str, int]:
-    bm = max(16, min(128 if min(N, M) > 512 else 64, triton.next_power_of_2(N)))
-    bn = max(16, min(64, triton.next_power_of_2(M)))
-    settings = {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 4, "num_stages": 3}
-    if bm * bn > 64 * 64:
-        # Two programs on a multiprocessor, so that one multiplies while the other takes logarithms.
-        settings |= {"num_warps": 8} | ({} if interpreted() else {"maxnreg": 128})
-    return settings
+    bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
+    return {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 4, "num_stages": 3}
 
 
 @functools.cache
 def _strip(N: int, M: int, n: int, is_half: bool) -> dict[str, int]:
-    bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
     # Two parts of rows of 256 would fill shared memory: one program on a multiprocessor.
     piece = width(n) if is_half or width(n) <= 128 else 64
-    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": piece, "num_warps": 4, "num_stages": 2}
+    return {**_tile(N, M, n), "BK": width(n), "PIECE": piece, "num_stages": 2}
 
 
 def sets_of(x: Tensor, y: Tensor | None, known: Known) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -409,24 +465,32 @@ def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
     M = N if y is None else y.shape[1]
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
     known = row_stats(x, y, chart, c)
-    if has_data(x) and out.numel():
-        sizes, quick, is_same = _tile(N, M, n), not interpreted(), y is None
-        tiles = B * triton.cdiv(N, sizes["BM"]) * triton.cdiv(M, sizes["BN"])
-        apart = exact and out.numel() > _FEW
-        close = torch.empty(tiles, dtype=torch.int32, device=x.device) if apart else known[0]
-        settings = {
-            "UNIT": c**-0.5, "SAME": is_same, "EXACT": exact, "APART": apart, "BLUR": blur(n), "QUICK": quick,
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
-        }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
+    if not has_data(x) or not out.numel():
+        return out, known
+    is_split = x.dtype == torch.float32
+    sizes = _tile(N, M, n)
+    strips, across_m = B * triton.cdiv(N, sizes["BM"]), triton.cdiv(M, sizes["BN"])
+    tiles = strips * across_m
+    programs = _PROGRAMS if is_split else _PROGRAMS * 3 // 2
+    walk = triton.cdiv(across_m, max(1, programs // strips))
+    walks = walk >= _LEAST_WALK
+    apart = exact and (walks or out.numel() > _FEW)
+    close = torch.empty(tiles, dtype=torch.int32, device=x.device) if apart else known[0]
+    tensors, numbers = sets_of(x, y, known)
+    common = {"UNIT": c**-0.5, "SAME": y is None, "QUICK": not interpreted()}
+    settings = {**common, "EXACT": exact, "BLUR": blur(n), "SPLIT": is_split, "PRECISION": precision()}
+    if walks:
+        even = N % sizes["BM"] == 0 and M % sizes["BN"] == 0
+        settings |= {"P": numbers[-1], "EVEN": even, **_strip(N, M, n, not is_split)}
+        grid = (strips * triton.cdiv(across_m, walk),)
+        launch(_walking_distance_kernel, grid, (*tensors, close, out), (*numbers[:-1], walk), settings)
+    else:
+        settings |= {"APART": apart, **sizes}
         launch(_distance_kernel, (tiles,), (*tensors, close, out), numbers, settings)
-        if apart:
-            settings = {
-                "UNIT": c**-0.5, "SAME": is_same, "QUICK": quick, "BM": sizes["BM"], "BN": sizes["BN"], "ROWS": 16,
-                "MARKS": 8, "num_warps": 4,
-            }  # fmt: skip
-            grid = (triton.cdiv(tiles, 8),)
-            launch(_close_distance_kernel, grid, (*tensors[:4], close, out), (*numbers[:5], tiles), settings)
+    if apart:
+        settings = {**common, "BM": sizes["BM"], "BN": sizes["BN"], "ROWS": 16, "MARKS": 8, "num_warps": 4}
+        grid = (triton.cdiv(tiles, 8),)
+        launch(_close_distance_kernel, grid, (*tensors[:4], close, out), (*numbers[:5], tiles), settings)
     return out, known
 
 
