@@ -83,8 +83,8 @@ def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monk
 @charts
 def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"temperature": 0.3, "tangent": tangent}
-    # Tiles that fill sets and rows go without masks; one column, or one row, is a number that Triton knows.
-    shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (1, 1, 1, 3)]
+    # Tiles that fill sets and rows go without masks, one tile alone takes one turn, and a size of 1 is a constant.
+    shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (2, 17, 9, 6), (1, 16, 64, 16), (1, 1, 1, 3)]
     if device != "cpu":
         shapes += [(3, 130, 70, 33), (2, 196, 700, 64), (2, 256, 512, 128)]
     for b, n, m, d in shapes:

@@ -198,6 +198,16 @@ def _tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY,
 
 
 @triton.jit
+def _store_tile(out, own, M, col, found, is_row, EVEN: tl.constexpr, BM: tl.constexpr):
+    """Results of the rows from ``own`` on and the columns ``col``."""
+    at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
+    if EVEN:
+        tl.store(at, found)
+    else:
+        tl.store(at, found, mask=is_row[:, None] & (col < M)[None, :])
+
+
+@triton.jit
 def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, RY, N, M, n, TILES,
                              UNIT: tl.constexpr, SAME: tl.constexpr, EXACT: tl.constexpr, EVEN: tl.constexpr,
                              BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -241,11 +251,7 @@ def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, ou
         d = distance(square, UNIT, QUICK)
         if SAME:  # NaN stays
             d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
-        at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
-        if EVEN:
-            tl.store(at, d)
-        else:
-            tl.store(at, d, mask=is_row[:, None] & is_col[None, :])
+        _store_tile(out, own, M, col, d, is_row, EVEN, BM)
         following = tl.where(first + BN < end, first + BN, begin)  # the last is not used
         product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
                                 PRECISION, BM, BN, BK, PIECE)  # fmt: skip
@@ -275,14 +281,15 @@ def _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY,
 
 @triton.jit
 def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, RATE: tl.constexpr,
-                    SAME: tl.constexpr, EVEN: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
-                    PRECISION: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                    PIECE: tl.constexpr):  # fmt: skip
+                    SAME: tl.constexpr, EVEN: tl.constexpr, ALONE: tl.constexpr, QUICK: tl.constexpr,
+                    SPLIT: tl.constexpr, PRECISION: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Two turns over the columns: one for the sum of each row, one that writes. Making a tile again is cheaper than
     reading it: its bytes would go through memory twice more.
 
     A tile is multiplied at the end of the turn before its own, so that the rows of the tile after it are on their way
-    while its pairs are worked on. The first turn ends with the first tile, where the second begins.
+    while its pairs are worked on. The first turn ends with the first tile, where the second begins. A tile ALONE needs
+    one turn.
     """
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -298,37 +305,42 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
     slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
-    top = tl.full((BM,), LOWEST, tl.float32)
-    total = tl.zeros((BM,), tl.float32)
     product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
                             BM, BN, BK, PIECE)  # fmt: skip
-    for first in range(0, M, BN):
-        col = first + tl.arange(0, BN)
+    if ALONE:
+        col = tl.arange(0, BN)
         excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
-        least = tl.min(no_nan(excess, QUICK), axis=1)
-        higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
-        terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
-        total = total * tl.exp2(top - higher) + tl.sum(terms, axis=1)
-        top = higher
-        # Written and waited for in every turn: a compiler would else move the sums behind the wait for the next rows.
-        tl.store(log_sums + batch * N + row, total, mask=is_row)
-        following = tl.where(first + BN < M, first + BN, 0)
-        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
-                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
-    log_sum = top + tl.log2(total)
-    tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
-    for first in range(0, M, BN):
-        col = first + tl.arange(0, BN)
-        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
-        p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
-        at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
-        if EVEN:
-            tl.store(at, p)
-        else:
-            tl.store(at, p, mask=is_row[:, None] & (col < M)[None, :])
-        following = tl.where(first + BN < M, first + BN, 0)
-        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
-                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        top = -RATE * log2(growth(tl.min(no_nan(excess, QUICK), axis=1), QUICK), QUICK)
+        terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - top[:, None])
+        total = tl.sum(terms, axis=1)
+        tl.store(log_sums + batch * N + row, top + tl.log2(total), mask=is_row)
+        _store_tile(out, own, M, col, terms * (1.0 / total)[:, None], is_row, EVEN, BM)
+    else:
+        top = tl.full((BM,), LOWEST, tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+        for first in range(0, M, BN):
+            col = first + tl.arange(0, BN)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            least = tl.min(no_nan(excess, QUICK), axis=1)
+            higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
+            terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
+            total = total * tl.exp2(top - higher) + tl.sum(terms, axis=1)
+            top = higher
+            # Written in every turn: the compiler would else move the arithmetic behind the wait for the next rows.
+            tl.store(log_sums + batch * N + row, total, mask=is_row)
+            following = tl.where(first + BN < M, first + BN, 0)
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        log_sum = top + tl.log2(total)
+        tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
+        for first in range(0, M, BN):
+            col = first + tl.arange(0, BN)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
+            _store_tile(out, own, M, col, p, is_row, EVEN, BM)
+            following = tl.where(first + BN < M, first + BN, 0)
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
 
 @triton.jit
@@ -509,7 +521,7 @@ def distance_softmax(
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
             "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
-            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, **sizes,
+            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, "ALONE": sizes["BN"] >= M, **sizes,
         }  # fmt: skip
         grid = (B * triton.cdiv(N, sizes["BM"]),)
         launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers[:-1], settings)
