@@ -9,11 +9,12 @@ or 10 for bf16 products at the peak of float16, 10 for rows, and per pair and tu
     distances  38 instructions, 43; three special functions, 27; 270 MB of rows out of L2, 50 at 5.5 TB/s
     softmax    26 instructions, 29; three special functions, 27; 270 MB of rows; two turns of all but the bytes
 
-Many distances and softmax walk over tiles, the rows of the next on their way while a tile is worked on; two programs
-on a multiprocessor, so that one may multiply while the other takes roots. What overlaps is the rest: 90 to 110 expected
-for distances (70 to 90 for bf16), 110 to 130 for softmax. Measured before, when the rows of a tile were fetched right
-before its product and nothing overlapped: 216, 195 and 210 with 55, 55 and 32 instructions.
-Nearest, not yet so: 110 and 70 counted. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
+Many distances, softmax and the nearest walk over tiles, the rows of the next on their way while a tile is worked on;
+two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they overlap decides:
+90 to 110 expected for distances (70 to 90 for bf16), 110 to 130 for softmax, 75 to 90 (50 to 60) for the nearest, with
+26 instructions. None of this is measured; before, when the rows of a tile were fetched right before its product and
+next to nothing overlapped, distances took 216 (195) and softmax 210, with 55 and 32 instructions.
+(64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
@@ -148,27 +149,6 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
 
 
 @triton.jit
-def _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
-             is_col, RX, RY, P, SAME: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
-    """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns; ``sinh b`` of these."""
-    if PIECE == BK:
-        b = load_rows(parts_y, other, is_col, 0, P, BN, BK)
-        b_low = b
-        if SPLIT:
-            b_low = load_rows(parts_y, other + RY, is_col, 0, P, BN, BK)
-        product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
-    else:
-        product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
-    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
-    q = across(product, over_x, over_y, SPLIT)
-    if SAME:
-        q = tl.where(row[:, None] == col[None, :], 0.0, q)
-    rho = radial(grown_x, root_x, grown_y, root_y)
-    return rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], sinh_y
-
-
-@triton.jit
 def _columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
     if EVEN and P == BK:
@@ -262,8 +242,8 @@ def _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY,
             EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
 
-    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of :func:`_squares`, where factors that
-    belong to a row alone come multiplied: six instructions a pair.
+    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of the other kernels, where factors
+    that belong to a row alone come multiplied: six instructions a pair.
     """
     is_col = tl.full(col.shape, True, tl.int1) if EVEN else col < M
     grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
@@ -353,11 +333,14 @@ def _lesser(least, where, square, col):
 
 
 @triton.jit
-def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
-                    SAME: tl.constexpr, BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
-                    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                    PIECE: tl.constexpr):  # fmt: skip
-    """A row leaves out tiles in which it has close points and marks them in ``close`` (rows, tiles)."""
+def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, RX, RY, N, M, n, UNIT: tl.constexpr,
+                    SAME: tl.constexpr, EVEN: tl.constexpr, ALONE: tl.constexpr, BLUR: tl.constexpr,
+                    QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, P: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """A row leaves out tiles in which it has close points and marks them in ``close`` (rows, tiles).
+
+    Tiles are multiplied a turn ahead, as in :func:`_walking_distance_kernel`, unless one is ALONE.
+    """
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
@@ -374,16 +357,26 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
+                            BM, BN, BK, PIECE)  # fmt: skip
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square, sinh_y = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                                  batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM,
-                                  BN, BK, PIECE)  # fmt: skip
+        is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
+        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+        q = across(product, over_x, over_y, SPLIT)
+        if SAME:
+            q = tl.where(row[:, None] == col[None, :], 0.0, q)
+        rho = radial(grown_x, root_x, grown_y, root_y)
+        square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
         is_close = tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1) < 0.0
-        tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
-        is_known = (col < M)[None, :] & ~is_close[:, None] & (square == square)
+        is_known = is_col[None, :] & ~is_close[:, None] & (square == square)
         square = tl.where(is_known, square, float("inf"))
         least, where = _lesser(least, where, square, col)
+        tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
+        if not ALONE:
+            following = tl.where(first + BN < M, first + BN, 0)  # the last is not used
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
     is_none = least == float("inf")
     found = tl.where(is_none, float("nan"), distance(tl.where(is_none, 0.0, least), UNIT, QUICK))
@@ -537,13 +530,14 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
     known = row_stats(x, y, chart, c)
     if has_data(x) and index.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
+        tensors, numbers = sets_of(x, y, known)
         settings = {
             "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "QUICK": not interpreted(),
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
+            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, "ALONE": sizes["BN"] >= M, **sizes,
         }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
         close = torch.empty(B * N * triton.cdiv(M, sizes["BN"]), dtype=torch.int32, device=x.device)
-        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, close, index, d), numbers, settings)
+        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, close, index, d), numbers[:-1], settings)
         settings = {
             "UNIT": c**-0.5, "SAME": y is None, "QUICK": not interpreted(), "BM": 16, "BN": sizes["BN"], "MARKS": 64,
             "num_warps": 4,
