@@ -16,4 +16,6 @@ step density sweep density --preset paper-density --gamma -1 -0.556
 step curvature sweep curvature --preset curvature-grid --seeds 1
 # The two exponents that stay below the published ones with normal biases (docs/lab.md).
 step zero_bias sweep zero_bias --preset paper-grid --alpha 1.875 2 --gamma -1 --seeds 7 --bias-init zero
+# What biases at zero do to the others, which agree with normal ones already.
+step zero_bias_alphas sweep zero_bias_alphas --preset paper-grid --gamma -1 --bias-init zero
 finish
