@@ -26,9 +26,9 @@ TOKENS = 32
 
 By count, for 128 images of 196 tokens, 60 nodes of width 128 in 4 levels and 4 heads on an H200, not measured: a warp
 issues 17 800 instructions. It is alone on its quarter of a multiprocessor and takes two clocks for one, 36 000 clocks.
-Products of 64 rows and what waits for them are another 15 000, first weights and tokens of five loops 8 000, and keys
-and values of the levels wait 5 000 for the L2 cache, which gives 690 KB to each program, 16 us in all: some 64 000
-clocks or 35 us. With 49 tokens 13 200 instructions, 30 us. When each head read the tokens for itself, GELU was by erf
+Products of 64 rows and what waits for them are another 15 000, first weights and tokens of four loops 5 000, and keys
+and values of the levels wait 5 000 for the L2 cache, which gives 690 KB to each program, 16 us in all: some 61 000
+clocks or 33 us. With 49 tokens 13 200 instructions, 28 us. When each head read the tokens for itself, GELU was by erf
 and weights came as they were asked for, it was 27 000 and 20 000 instructions, measured 76 and 63 us.
 """
 IMAGES, COLUMNS = 4, 128
@@ -105,9 +105,12 @@ def _add_mlp(x, gain, mlp_in, mlp_out, vector_in, vector_out, W: tl.constexpr, H
              PIECE: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """``x + MLP(norm(x))``, PIECE hidden channels at a time."""
     dtype = mlp_in.dtype.element_ty
-    h = _norm(x, gain, W, EPS).to(dtype)
-    x += tl.load(vector_out + tl.arange(0, W))[None, :]
+    h = tl.zeros(x.shape, dtype)
     for first in tl.range(0, HIDDEN, PIECE, num_stages=STAGES):
+        if first == 0:  # not before the loop: its first weights come meanwhile
+            out_shift = tl.load(vector_out + tl.arange(0, W))
+            h = _norm(x, gain, W, EPS).to(dtype)
+            x += out_shift[None, :]
         inner = _gelu(_linear(h, mlp_in + first * W, vector_in + first, PIECE, W, PRECISION)).to(dtype)
         x = _dot(inner, _turned(mlp_out + first, W, PIECE, HIDDEN), x, PRECISION)
     return x
@@ -172,13 +175,15 @@ def _read_tree_kernel(queries, key_value, matrices, vectors, bias, nodes, out, M
     x = _dot(x.to(dtype), cross_out, None, PRECISION) + tl.load(vectors + column)[None, :]
 
     # Nodes look at those of their own level. Rows that are no nodes look at all nodes, and nobody reads them.
-    h = _norm(x, self_norm, W, EPS).to(dtype)
-    x += tl.load(self_out_shift + column)[None, :]
-    near = tl.load(
-        bias + row[:, None] * BIAS_STRIDE + row[None, :], mask=is_node[:, None] & is_node[None, :], other=0.0
-    )
-    near = tl.where(is_node[None, :], near.to(tl.float32) * LOG2_E, float("-inf"))
+    at = bias + row[:, None] * BIAS_STRIDE + row[None, :]
+    near = tl.load(at, mask=is_node[:, None] & is_node[None, :], other=0.0).to(tl.float32)
+    near = tl.where(is_node[None, :], near * LOG2_E, float("-inf"))
+    h = tl.zeros((ROWS, W), dtype)
     for head in tl.range(0, HEADS, num_stages=2):  # heads of 64 channels have no room for more
+        if head == 0:  # as in the MLP: the first weights come meanwhile
+            out_shift = tl.load(self_out_shift + column)
+            h = _norm(x, self_norm, W, EPS).to(dtype)
+            x += out_shift[None, :]
         own, shift = self_in + head * D * W, self_in_shift + head * D
         q = _linear(h, own, shift, D, W, PRECISION).to(dtype)
         k = _linear(h, own + W * W, shift + W, D, W, PRECISION).to(dtype)
@@ -189,15 +194,18 @@ def _read_tree_kernel(queries, key_value, matrices, vectors, bias, nodes, out, M
         x = _dot(read.to(dtype), _turned(self_out + head * D, W, D, W), x, PRECISION)
 
     x = _add_mlp(x, mlp_norm, mlp_in, mlp_out, mlp_in_shift, mlp_out_shift, W, HIDDEN, W, STAGES, EPS, PRECISION)
-    x = _norm(x, out_norm, W, EPS)
-    tl.store(nodes + (image * NODES + row[:, None]) * W + column[None, :], x, mask=is_node[:, None])
 
     # Keys and values by the weights of each node's own level.
-    h = x.to(dtype)
+    h = tl.zeros((ROWS, W), dtype)
+    nodes += (image * NODES + row[:, None]) * W + column[None, :]
     out += (image * NODES + row[:, None]) * (2 * W) + column[None, :]
     start = 0
     size = LEAVES
     for step in tl.range(0, 2 * DEPTH, num_stages=STAGES):  # keys of a level, its values, the next level's
+        if step == 0:  # the same once more
+            x = _norm(x, out_norm, W, EPS)
+            tl.store(nodes, x, mask=is_node[:, None])
+            h = x.to(dtype)
         made = _linear(h, level_key_value + step * W * W, level_shift + step * W, W, W, PRECISION)
         is_own = (row >= start) & (row < start + size)
         tl.store(out + step % 2 * W, made.to(dtype), mask=is_own[:, None])
