@@ -36,8 +36,8 @@ IMAGES, COLUMNS = 4, 128
 
 By count, for 128 images of width 128 and 4 levels on an H200, not measured: all 1.3 MB of weights pass every program's
 multiprocessor (12 us at 64 bytes a clock) and the L2 cache gives them to each program (8 us for the 32 programs of 4
-images, 15 us for 2, 30 us for 1, at 5.5 TB/s). Meanwhile 20 steps wait for each other: 21 000 instructions of a warp
-and 220 barriers, some 38 000 clocks or 21 us in all.
+images, 15 us for 2, 30 us for 1, at 5.5 TB/s). Meanwhile 20 steps wait for each other: 15 500 instructions of a warp
+and 220 barriers, some 31 000 clocks or 17 us in all.
 """
 LOG2_E = tl.constexpr(math.log2(math.e))
 """Powers of two take fewer instructions than those of e."""
