@@ -58,7 +58,7 @@ def kill() -> None:
 
 
 def everything(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    return (folder / "runs.csv").read_text(), load_tensors(folder / "parts" / "a.safetensors")[0]
+    return to_csv(read_runs(folder)), load_tensors(folder / "parts" / "a.safetensors")[0]
 
 
 def assert_same(a: Path, b: Path) -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_130(tmp_path: Path, monkeypatch: p
     assert main(["lab", "sweep", *flags, "--out", str(tmp_path / "cut")]) == 130
     assert load_tensors(tmp_path / "cut" / "checkpoints" / "grid.safetensors")[1] == {"step": 21}
     assert main(["lab", "sweep", "--resume", "--quiet", "--out", str(tmp_path / "cut")]) == 0
-    assert (tmp_path / "whole" / "runs.csv").read_text() == (tmp_path / "cut" / "runs.csv").read_text()
+    assert to_csv(read_runs(tmp_path / "whole")) == to_csv(read_runs(tmp_path / "cut"))
 
 
 def interrupted(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -236,7 +236,7 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a table of runs: it has no column 'part'"):
         read_runs(tmp_path / "a.csv")
     sweep([OTHER], tmp_path / "run")
-    text = (tmp_path / "run" / "runs.csv").read_text()
+    text = to_csv(read_runs(tmp_path / "run"))
     (tmp_path / "b.csv").write_text(text.replace("linear,nan,-1.0", "linear,nan,x", 1))
     with pytest.raises(UserError, match=r"b.csv: line 2: gamma must be a float, got 'x'"):
         read_runs(tmp_path / "b.csv")

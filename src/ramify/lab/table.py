@@ -60,7 +60,9 @@ def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     if find_spec("pyarrow") is None:
         write_text(folder / "runs.csv", to_csv(rows))
         return folder / "runs.csv"
-    table = import_module("pyarrow").Table.from_pylist(list(rows))
+    # By kind: a column of whole numbers that are meant as any number must not become one of integers.
+    typed = [{name: kind(row[name]) for name, kind in COLUMNS.items() if name in row} for row in rows]
+    table = import_module("pyarrow").Table.from_pylist(typed)
     write_atomic(folder / "runs.parquet", lambda path: import_module("pyarrow.parquet").write_table(table, path))
     return folder / "runs.parquet"
 
