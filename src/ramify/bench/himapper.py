@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ramify.bench.options import ClockOptions
 from ramify.bench.session import Emit, parse_options, session
+from ramify.bench.turns import turn
 from ramify.errors import UserError, exit_code
 from ramify.tables import markdown_head, markdown_row
 
@@ -172,7 +173,8 @@ def _speed(options: HiMapperOptions, emit: Emit) -> int:
                 for calls in _calls(options, kind):
                     results = harness.compare(contenders, _sample(options, calls), options.repeats, IDENTITY)
                     ready_to_time = options.device == "cuda" and calls == 1 and all(r.seconds for r in results)
-                    host = [host_seconds(run) for run in runs] if ready_to_time else None
+                    with turn():
+                        host = [host_seconds(run) for run in runs] if ready_to_time else None
                     code |= _report(options, emit, name, f"{kind}, {way}", calls, results, host)
     return int(code)
 

@@ -116,18 +116,24 @@ def test_a_fresh_model_gives_the_backbones_logits(device: str) -> None:
         assert torch.equal(model(x).logits, backbone(x))
 
 
-def test_the_graph_has_few_products_and_two_kernels(device: str) -> None:
-    """One cast of all weights, seven products and two kernels, where the layers are 29 products and twice the casts."""
-    model, x = made(device), torch.randn(2, 3, 16, 16, device=device)
+def compiled_graph(model: HiMapper, x: Tensor) -> torch.fx.GraphModule:
+    """The one graph of a compiled call in half precision."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
         graphs.append(graph)
         return graph
 
-    with torch.inference_mode(), torch.autocast(device, dtype=torch.bfloat16):
+    with torch.inference_mode(), torch.autocast(x.device.type, dtype=torch.bfloat16):
         torch.compile(model, backend=aot_autograd(fw_compiler=keep, inference_compiler=keep), fullgraph=True)(x)
     (graph,) = graphs
+    return graph
+
+
+def test_the_graph_has_few_products_and_two_kernels(device: str) -> None:
+    """One cast of all weights, seven products and two kernels, where the layers are 29 products and twice the casts."""
+    model, x = made(device), torch.randn(2, 3, 16, 16, device=device)
+    graph = compiled_graph(model, x)
     called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert [name for name in called if "ramify" in name] == ["ramify.read_tree.default", "ramify.encode_tree.default"]
     assert sum("mm.default" in name for name in called) == 7 + 1  # and the classifier
@@ -169,15 +175,7 @@ def test_tokens_in_front_go_along_and_are_not_read(device: str, monkeypatch: pyt
 def test_norms_of_a_row_follow_each_other_without_a_slice(device: str) -> None:
     """What a compiler needs to make the backbone's last norm and the plug-in's first in one kernel."""
     model, x = with_prefix(device), torch.randn(2, 3, 16, 16, device=device)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
-        graphs.append(graph)
-        return graph
-
-    with torch.inference_mode(), torch.autocast(device, dtype=torch.bfloat16):
-        torch.compile(model, backend=aot_autograd(fw_compiler=keep, inference_compiler=keep), fullgraph=True)(x)
-    (graph,) = graphs
+    graph = compiled_graph(model, x)
     norms = [n for n in graph.graph.nodes if n.op == "call_function" and "native_layer_norm" in str(n.target)]
     shapes = [tuple(n.args[0].meta["val"].shape) for n in norms]
     assert (2, 16 + PREFIX, 24) in shapes and (2, 16, 24) not in shapes  # on the row
