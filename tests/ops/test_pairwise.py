@@ -83,7 +83,11 @@ def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monk
 @charts
 def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"temperature": 0.3, "tangent": tangent}
-    for b, n, m, d in [(1, 17, 65, 6)] if device == "cpu" else [(3, 130, 70, 33), (2, 196, 700, 64)]:
+    # Tiles that fill sets and rows go without masks, one tile alone takes one turn, and a size of 1 is a constant.
+    shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (2, 17, 9, 6), (1, 16, 64, 16), (1, 1, 1, 3)]
+    if device != "cpu":
+        shapes += [(3, 130, 70, 33), (2, 196, 700, 64), (2, 256, 512, 128)]
+    for b, n, m, d in shapes:
         x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
         weight = torch.randn(b, n, m, device=device)
         wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
@@ -92,6 +96,31 @@ def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pyte
             found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
         torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
         assert_equal(found, wanted, 2e-5, 1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.02, 1.0, 7.0])
+@pytest.mark.parametrize("radius", [1e-4, 20.0, 39.0])
+def test_softmax_of_any_radius(radius: float, temperature: float, device: str) -> None:
+    """Distances from nothing to 78, beyond which float32 does not hold what they are computed from."""
+    v, w = (torch.nn.functional.normalize(torch.randn(1, size, 16, device=device), dim=-1) for size in (7, 70))
+    x = v * radius / C**0.5
+    y = w * radius * (1 - 0.1 * torch.rand(1, 70, 1, device=device)) / C**0.5
+    y[0, 5] = -x[0, 3]
+    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
+    found = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
+    # the roundings of float32, 2e-6 of the distance, and the 22 bits that a logarithm has of a long one
+    share = 1e-6 + (2e-6 + 2.0**-22 * radius) / temperature
+    assert ((found - wanted).abs() <= share * wanted + 1e-30).all()
+
+
+def test_softmax_of_equal_and_close_points(device: str) -> None:
+    """A product knows the distance of equal points to about 1e-3 of their radius: probabilities stay near the true."""
+    x = draw(pairwise_lorentz, 1, 32, 16, device=device)
+    close = x * (1 + 1e-4 * torch.randn(1, 32, 16, device=device))
+    y = torch.cat([x, close, draw(pairwise_lorentz, 1, 64, 16, device=device)], 1)
+    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C)
+    found = pairwise_lorentz.distance_softmax(x, y, C, backend="triton")
+    assert found.isfinite().all() and ((found - wanted).abs() <= 1e-2 * wanted).all()
 
 
 @rooms
@@ -199,6 +228,41 @@ def test_many_distances_leave_close_points_to_a_second_kernel(
             found = room.pairwise_dist(x, end, C, backend="triton")
         assert (found - wanted).abs().max() < 5e-6
         assert (found.diagonal(dim1=1, dim2=2) == 0).all() if end is x else found[0, 1, 3] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "programs"),
+    [((2, 70, 250, 9), 1), ((1, 70, 450, 9), 4), ((1, 64, 256, 32), 1), ((1, 20, 230, 200), 1)],
+    ids=["all tiles", "some tiles", "even tiles", "long rows"],
+)
+def test_many_distances_walk_over_tiles(
+    shape: tuple[int, ...], programs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.ops.pairwise_lorentz import triton
+
+    monkeypatch.setattr(triton, "_PROGRAMS", programs)
+    b, n, m, d = shape
+    for dtype in (torch.float32, torch.bfloat16):
+        x, y = (draw(pairwise_lorentz, b, size, d, device=device) for size in (n, m))
+        y[0, 200] = x[0, 7] * (1 + 1e-3 * torch.randn(d, device=device))
+        x, y = x.to(dtype), y.to(dtype)
+        y[0, 100] = x[0, 3]
+        wanted = pairwise_lorentz.pairwise_dist(x.double(), y.double(), C)
+        for mode in ("exact", "matmul"):
+            with monkeypatch.context() as patch:
+                poison(patch)
+                found = pairwise_lorentz.pairwise_dist(x, y, C, mode=mode, backend="triton")
+            assert found.dtype == torch.float32 and found.isfinite().all()
+            error = (found - wanted).abs()
+            if mode == "exact":
+                assert error.max() < 5e-6 and found[0, 3, 100] == 0
+            else:  # a product is poor at close points: those that are not are as good
+                assert error[wanted > 1].max() < 1e-4
+    with monkeypatch.context() as patch:
+        poison(patch)
+        found = pairwise_lorentz.pairwise_dist(y, y, C, backend="triton")
+    assert (found - pairwise_lorentz.pairwise_dist(y.double(), y.double(), C)).abs().max() < 5e-6
+    assert not found.diagonal(dim1=1, dim2=2).any()
 
 
 def test_close_points_far_along_the_other_set(device: str) -> None:

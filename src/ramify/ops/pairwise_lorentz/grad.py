@@ -12,8 +12,9 @@ Close points need differences in float64 (see ``pairs``), whose registers would 
 tiles in which they have some and a second kernel, which ends at once where nothing is marked, adds those.
 
 Counted at (8, 2048, 2048, 128) for an H200 in float32: the incoming gradient (134 MB) is read twice, 64 microseconds;
-four times three float16 products, 103 Gflop, 170; 56 instructions per pair and side, 130, beside them. 300 are
-expected, 5 of them for the second kernel. (With float64 in the loop 190 instructions, spilt registers: 955 measured.)
+four times three float16 products, 103 Gflop, 170; 58 instructions per pair and side, 130. 350 are expected if products
+and arithmetic do not overlap, 5 of them for the second kernel. (479 measured, and 385 for bf16, where each tile was
+asked for when it was needed: a quarter was waiting. With float64 in the loop 190 instructions, spilt registers: 955.)
 (64, 196, 196, 64): 20 MB and 7 Gflop; 512 programs of 7 tiles, all at a time: 35.
 """
 
@@ -352,7 +353,9 @@ def _sizes(N: int, M: int, n: int) -> dict[str, int]:
     piece = min(32, width(n)) if is_wide else width(n)
     return {
         "BM": bm, "BN": bn, "BM_Y": bm_y, "BN_Y": bn_y, "BK": width(n), "PIECE": piece, "num_warps": 4,
-        "num_stages": 1 if is_wide else 2,
+        # Three: a tile is asked for while the one before the last is worked on. With two nothing is until it is needed;
+        # short rows have four programs on a multiprocessor for that.
+        "num_stages": 1 if is_wide else 2 if width(n) <= 64 else 3,
         # Four programs on a multiprocessor hide each other's waiting; longer rows need the registers themselves.
         **({} if width(n) > 64 or interpreted() else {"maxnreg": 128}),
     }  # fmt: skip

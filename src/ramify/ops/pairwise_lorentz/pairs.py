@@ -140,15 +140,18 @@ def across_by_differences(x, y, row, is_row, col, is_col, n, BM: tl.constexpr, B
 
 
 @triton.jit
-def distance(square, QUICK: tl.constexpr):
-    """``s d = 2 asinh(w)`` of ``square = w^2``, for any size of it."""
+def distance(square, UNIT: tl.constexpr, QUICK: tl.constexpr):
+    """``d = 2 asinh(w) / s`` of ``square = w^2``, where ``UNIT`` is ``1/s``; NaN stays NaN."""
     w = tl.sqrt(square)
-    near = tl.minimum(w, 1e18)  # its square is finite; beyond, the excess is added without a root
-    outer = log(w + (w - near) + tl.sqrt(1.0 + near * near), QUICK)
-    small = tl.minimum(square, 0.25)
-    series = 0.02816912 + small * -0.01323752  # asinh for w < 1/2, see geometry.numerics
-    series = -0.16666643 + small * (0.07498652 + small * (-0.04438452 + small * series))
-    return 2.0 * tl.where(w < 0.5, w + w * (small * series), outer)
+    outer = (1.3862944 * UNIT) * log2_apart(w + tl.sqrt(1.0 + square), QUICK)
+    small = square
+    if not QUICK:  # what is too large is not taken; numpy warns of it
+        small = tl.minimum(square, 0.25)
+    # asinh(w) / w for w < 1/2, see geometry.numerics
+    series = (0.05633824 * UNIT) + small * (-0.02647504 * UNIT)
+    series = (0.14997304 * UNIT) + small * ((-0.08876904 * UNIT) + small * series)
+    series = (2.0 * UNIT) + small * ((-0.33333286 * UNIT) + small * series)
+    return tl.where(w >= 0.5, outer, w * series)
 
 
 @triton.jit
@@ -162,8 +165,8 @@ def log2(x, QUICK: tl.constexpr):
 
 
 @triton.jit
-def log(x, QUICK: tl.constexpr):
-    """Logarithm of normal, finite x, or NaN, to 3e-7 and the rounding of the result.
+def log2_apart(x, QUICK: tl.constexpr):
+    """Base-2 logarithm of normal x to 3e-7 and the rounding of the result; of infinite ones 128, of NaN anything.
 
     The special function unit promises 2^-22 between 1 and 2 and that share of the result elsewhere, too much far out:
     the exponent goes apart.
@@ -171,10 +174,9 @@ def log(x, QUICK: tl.constexpr):
     if QUICK:
         bits = x.to(tl.int32, bitcast=True)
         rest = ((bits & 0x007FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-        exponent = (bits >> 23) - 127
-        found = exponent.to(tl.float32) * 0.6931472 + (0.0 * x + 0.6931472 * log2(rest, QUICK))  # NaN stays
+        found = ((bits >> 23) - 127).to(tl.float32) + log2(rest, QUICK)
     else:
-        found = tl.log(x)
+        found = tl.log2(x)
     return found
 
 
@@ -194,3 +196,15 @@ def log2_growth(square, QUICK: tl.constexpr):
     near = tl.minimum(square, 1e18)
     half = square + (square - near) + tl.sqrt(near * near + near)
     return log2(1.0 + 2.0 * half, QUICK)
+
+
+@triton.jit
+def growth(excess, QUICK: tl.constexpr):
+    """``e^(s d)`` of ``excess = cosh(s d) - 1``, up to where float32 ends; its distance to 1 keeps its digits."""
+    cosh = 1.0 + excess
+    if QUICK:  # a square beyond float32 is infinite, so is its root, which cannot be above cosh
+        sinh = tl.minimum(tl.sqrt(excess * cosh + excess), cosh)
+    else:  # numpy warns of infinite ones
+        near = tl.minimum(excess, 1e18)
+        sinh = tl.where(excess > near, cosh, tl.sqrt(near * (near + 2.0)))
+    return 1.0 + (excess + sinh)

@@ -3,10 +3,18 @@
 Float32 rows are multiplied in two parts of float16 (see ``rows``), as exact as three TF32 products and twice as fast;
 half precision as it lies in memory: no digit of it is lost.
 
-Bytes and arithmetic at (8, 2048, 2048, 128), 134 MB of results, at 4.2 TB/s and an effective 600 Tflop/s of float16;
-counted microseconds on an H200: distances 32 of bytes, 43 of float32 or 14 of bf16 products, 50 of other arithmetic, 10
-for rows: about 130 and 90. Softmax: products twice, roots, logarithms and exponentials of 90, bytes of 34: about 180
-and 120. Nearest: 110 and 70. (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5. Two launches each.
+Counted at (8, 2048, 2048, 128), 134 MB of results, in microseconds on an H200: 34 for bytes at 4.2 TB/s, 28 for float32
+or 10 for bf16 products at the peak of float16, 10 for rows, and per pair and turn
+
+    distances  38 instructions, 43; three special functions, 27; 270 MB of rows out of L2, 50 at 5.5 TB/s
+    softmax    26 instructions, 29; three special functions, 27; 270 MB of rows; two turns of all but the bytes
+
+Many distances, softmax and the nearest walk over tiles, the rows of the next on their way while a tile is worked on;
+two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they overlap decides:
+90 to 110 expected for distances (70 to 90 for bf16), 110 to 130 for softmax, 75 to 90 (50 to 60) for the nearest, with
+26 instructions. None of this is measured; before, when the rows of a tile were fetched right before its product and
+next to nothing overlapped, distances took 216 (195) and softmax 210, with 55 and 32 instructions.
+(64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
@@ -30,20 +38,28 @@ from .pairs import (
     across_by_differences,
     add_products,
     distance,
+    growth,
     has_marks,
     load_rows,
     load_stats,
-    log2_growth,
+    log2,
     margins,
+    no_nan,
     radial,
 )
-from .rows import Known, row_stats
+from .rows import PART_SCALE, Known, row_stats
 
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: infinity less itself is not a number."""
 
 _FEW = 2**20
 """Distances up to which one kernel does all: a launch more would take longer than what it spares."""
+
+_PROGRAMS = 512
+"""As many programs walk over tiles of distances: what an H200 holds at a time, twice; with half the bytes half more."""
+
+_LEAST_WALK = 4
+"""Tiles of a program that walks: it multiplies one more than it has."""
 
 
 @triton.jit
@@ -91,7 +107,7 @@ def _distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, R
         elif margin < 0.0:
             q, _, _ = across_by_differences(x, y, row, is_row, col, is_col, n, BM, BN)
             square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
-    d = UNIT * distance(square, QUICK)
+    d = distance(square, UNIT, QUICK)
     if SAME:  # NaN stays
         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
     tl.store(out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), d, mask=is_row[:, None] & is_col[None, :])
@@ -125,7 +141,7 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
                     q, _wide_x, _wide_y = across_by_differences(x + batch * N * n, y + batch * M * n, row, is_row, col,
                                                                 is_col, n, ROWS, BN)  # fmt: skip
                     rho = radial(grown_x, root_x, grown_y, root_y)
-                    d = UNIT * distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], QUICK)
+                    d = distance(rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], UNIT, QUICK)
                     if SAME:
                         d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
                     at = out + (batch * N + first) * M + (tl.arange(0, ROWS)[:, None] * M + col[None, :])
@@ -133,32 +149,128 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
 
 
 @triton.jit
-def _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own, other, row, is_row, col,
-             is_col, RX, RY, P, SAME: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
-    """``sinh^2(s d/2)`` of the rows ``a``, if they are held whole, and a tile of columns; ``sinh b`` of these."""
-    if PIECE == BK:
-        b = load_rows(parts_y, other, is_col, 0, P, BN, BK)
-        b_low = b
-        if SPLIT:
-            b_low = load_rows(parts_y, other + RY, is_col, 0, P, BN, BK)
-        product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
+def _columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
+    if EVEN and P == BK:
+        at = tl.arange(0, BN)[:, None] * P + tl.arange(0, BK)[None, :]
+        found = tl.load(parts_y + start * P + at)
     else:
-        product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
-    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
-    q = across(product, over_x, over_y, SPLIT)
-    if SAME:
-        q = tl.where(row[:, None] == col[None, :], 0.0, q)
-    rho = radial(grown_x, root_x, grown_y, root_y)
-    return rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :], sinh_y
+        found = load_rows(parts_y, start, first + tl.arange(0, BN) < M, 0, P, BN, BK)
+    return found
 
 
 @triton.jit
-def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, P, RATE: tl.constexpr,
-                    SAME: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
-                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY, M, P: tl.constexpr,
+                  EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+                  BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """Products of the rows ``a``, if they are held whole, with the columns from ``first`` on."""
+    other = batch * M + first
+    if PIECE == BK:
+        b = _columns(parts_y, other, first, M, P, EVEN, BN, BK)
+        b_low = b
+        if SPLIT:
+            b_low = _columns(parts_y, other + RY, first, M, P, EVEN, BN, BK)
+        product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
+    else:
+        is_col = first + tl.arange(0, BN) < M
+        product = _product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT, PRECISION, BM, BN, PIECE)
+    return product
+
+
+@triton.jit
+def _store_tile(out, own, M, col, found, is_row, EVEN: tl.constexpr, BM: tl.constexpr):
+    """Results of the rows from ``own`` on and the columns ``col``."""
+    at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
+    if EVEN:
+        tl.store(at, found)
+    else:
+        tl.store(at, found, mask=is_row[:, None] & (col < M)[None, :])
+
+
+@triton.jit
+def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, out, RX, RY, N, M, n, TILES,
+                             UNIT: tl.constexpr, SAME: tl.constexpr, EXACT: tl.constexpr, EVEN: tl.constexpr,
+                             BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+                             P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                             PIECE: tl.constexpr):  # fmt: skip
+    """A program has BM rows and TILES tiles of columns; if EXACT, it marks those with close points for another kernel.
+
+    A tile is multiplied at the end of the turn before its own, so that the rows of the tile after it are on their way
+    while its pairs are worked on.
+    """
+    across_m = tl.cdiv(M, BN)
+    chunks = tl.cdiv(across_m, TILES)
+    strip = tl.program_id(0) // chunks
+    blocks = tl.cdiv(N, BM)
+    batch = (strip // blocks).to(tl.int64)
+    above = (strip % blocks) * BM
+    begin = (tl.program_id(0) % chunks) * TILES * BN
+    end = tl.minimum(begin + TILES * BN, M)
+    row = above + tl.arange(0, BM)
+    is_row = row < N
+    own = batch * N + above
+    stats_y += batch * M
+    close += strip.to(tl.int64) * across_m
+    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
+    a_low = a
+    if SPLIT:
+        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
+    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, begin, is_row, RX, RY, M, P, EVEN, SPLIT,
+                            PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+    for first in range(begin, end, BN):
+        col = first + tl.arange(0, BN)
+        is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
+        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+        q = across(product, over_x, over_y, SPLIT)
+        rho = radial(grown_x, root_x, grown_y, root_y)
+        square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
+        if EXACT:
+            margin = tl.min(tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1), axis=0)
+            tl.store(close + first // BN, (margin < 0.0).to(tl.int32))
+        d = distance(square, UNIT, QUICK)
+        if SAME:  # NaN stays
+            d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
+        _store_tile(out, own, M, col, d, is_row, EVEN, BM)
+        following = tl.where(first + BN < end, first + BN, begin)  # the last is not used
+        product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
+                                PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+
+
+@triton.jit
+def _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME: tl.constexpr,
+            EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
+
+    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of the other kernels, where factors
+    that belong to a row alone come multiplied: six instructions a pair.
+    """
+    is_col = tl.full(col.shape, True, tl.int1) if EVEN else col < M
+    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+    shift_y = grown_y * root_y
+    if not EVEN:
+        shift_y = tl.where(is_col, shift_y, float("inf"))
+    if not SPLIT:
+        product = product * over_y[None, :]
+    aside = tl.maximum(tl.fma(product, -slope_x[:, None], sinh_x[:, None]), 0.0)  # rounded once: 1 - cos may be small
+    if SAME:
+        aside = tl.where(row[:, None] == col[None, :], 0.0, aside)
+    along = (grown_x[:, None] * root_y[None, :] - shift_y[None, :]) * half_x[:, None]
+    return along * along + aside * sinh_y[None, :]
+
+
+@triton.jit
+def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX, RY, N, M, n, RATE: tl.constexpr,
+                    SAME: tl.constexpr, EVEN: tl.constexpr, ALONE: tl.constexpr, QUICK: tl.constexpr,
+                    SPLIT: tl.constexpr, PRECISION: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                    BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Two turns over the columns: one for the sum of each row, one that writes. Making a tile again is cheaper than
-    reading it: its bytes would go through memory twice more."""
+    reading it: its bytes would go through memory twice more.
+
+    A tile is multiplied at the end of the turn before its own, so that the rows of the tile after it are on their way
+    while its pairs are worked on. The first turn ends with the first tile, where the second begins. A tile ALONE needs
+    one turn.
+    """
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
@@ -171,28 +283,44 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     if SPLIT:
         a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
-    top = tl.full((BM,), LOWEST, tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    for first in range(0, M, BN):
-        col = first + tl.arange(0, BN)
-        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
-                             BK, PIECE)  # fmt: skip
-        score = tl.where((col < M)[None, :], -RATE * log2_growth(square, QUICK), LOWEST)
-        higher = tl.maximum(top, tl.max(score, axis=1))
-        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(score - higher[:, None]), axis=1)
-        top = higher
-    log_sum = top + tl.log2(total)
-    tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
-    for first in range(0, M, BN):
-        col = first + tl.arange(0, BN)
-        square, _ = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                             batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM, BN,
-                             BK, PIECE)  # fmt: skip
-        p = tl.exp2(-RATE * log2_growth(square, QUICK) - log_sum[:, None])
-        tl.store(
-            out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :]), p, mask=is_row[:, None] & (col < M)[None, :]
-        )
+    half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
+    slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
+                            BM, BN, BK, PIECE)  # fmt: skip
+    if ALONE:
+        col = tl.arange(0, BN)
+        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+        top = -RATE * log2(growth(tl.min(no_nan(excess, QUICK), axis=1), QUICK), QUICK)
+        terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - top[:, None])
+        total = tl.sum(terms, axis=1)
+        tl.store(log_sums + batch * N + row, top + tl.log2(total), mask=is_row)
+        _store_tile(out, own, M, col, terms * (1.0 / total)[:, None], is_row, EVEN, BM)
+    else:
+        top = tl.full((BM,), LOWEST, tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+        for first in range(0, M, BN):
+            col = first + tl.arange(0, BN)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            least = tl.min(no_nan(excess, QUICK), axis=1)
+            higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
+            terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
+            total = total * tl.exp2(top - higher) + tl.sum(terms, axis=1)
+            top = higher
+            # Written in every turn: the compiler would else move the arithmetic behind the wait for the next rows.
+            tl.store(log_sums + batch * N + row, total, mask=is_row)
+            following = tl.where(first + BN < M, first + BN, 0)
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
+        log_sum = top + tl.log2(total)
+        tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
+        for first in range(0, M, BN):
+            col = first + tl.arange(0, BN)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
+            _store_tile(out, own, M, col, p, is_row, EVEN, BM)
+            following = tl.where(first + BN < M, first + BN, 0)
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
 
 @triton.jit
@@ -205,11 +333,14 @@ def _lesser(least, where, square, col):
 
 
 @triton.jit
-def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, RX, RY, N, M, n, P, UNIT: tl.constexpr,
-                    SAME: tl.constexpr, BLUR: tl.constexpr, QUICK: tl.constexpr, SPLIT: tl.constexpr,
-                    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                    PIECE: tl.constexpr):  # fmt: skip
-    """A row leaves out tiles in which it has close points and marks them in ``close`` (rows, tiles)."""
+def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, RX, RY, N, M, n, UNIT: tl.constexpr,
+                    SAME: tl.constexpr, EVEN: tl.constexpr, ALONE: tl.constexpr, BLUR: tl.constexpr,
+                    QUICK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, P: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """A row leaves out tiles in which it has close points and marks them in ``close`` (rows, tiles).
+
+    Tiles are multiplied a turn ahead, as in :func:`_walking_distance_kernel`, unless one is ALONE.
+    """
     blocks = tl.cdiv(N, BM)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     above = (tl.program_id(0) % blocks) * BM
@@ -226,19 +357,29 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
+    product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
+                            BM, BN, BK, PIECE)  # fmt: skip
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
-        square, sinh_y = _squares(parts_x, parts_y, a, a_low, grown_x, root_x, sinh_x, over_x, stats_y, own,
-                                  batch * M + first, row, is_row, col, col < M, RX, RY, P, SAME, SPLIT, PRECISION, BM,
-                                  BN, BK, PIECE)  # fmt: skip
+        is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
+        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
+        q = across(product, over_x, over_y, SPLIT)
+        if SAME:
+            q = tl.where(row[:, None] == col[None, :], 0.0, q)
+        rho = radial(grown_x, root_x, grown_y, root_y)
+        square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
         is_close = tl.min(margins(square, sinh_x, sinh_y, row, col, SAME, BLUR, QUICK), axis=1) < 0.0
-        tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
-        is_known = (col < M)[None, :] & ~is_close[:, None] & (square == square)
+        is_known = is_col[None, :] & ~is_close[:, None] & (square == square)
         square = tl.where(is_known, square, float("inf"))
         least, where = _lesser(least, where, square, col)
+        tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
+        if not ALONE:
+            following = tl.where(first + BN < M, first + BN, 0)  # the last is not used
+            product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
+                                    SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
     is_none = least == float("inf")
-    found = tl.where(is_none, float("nan"), UNIT * distance(tl.where(is_none, 0.0, least), QUICK))
+    found = tl.where(is_none, float("nan"), distance(tl.where(is_none, 0.0, least), UNIT, QUICK))
     tl.store(index + batch * N + row, where.to(tl.int64), mask=is_row)
     tl.store(d + batch * N + row, found, mask=is_row)
 
@@ -274,7 +415,7 @@ def _close_nearest_kernel(x, y, stats_x, stats_y, close, index, d, RX, RY, N, M,
                 is_known = (mark > 0)[:, None] & is_col[None, :] & (square == square)
                 least, where = _lesser(least, where, tl.where(is_known, square, float("inf")), col)
         is_some = least < float("inf")
-        found = UNIT * distance(tl.where(is_some, least, 0.0), QUICK)
+        found = distance(tl.where(is_some, least, 0.0), UNIT, QUICK)
         before = tl.load(d + batch * N + row, mask=is_row, other=0.0)
         place = tl.load(index + batch * N + row, mask=is_row, other=0)
         is_first = (found == before) & (where < place)  # of equal ones
@@ -300,21 +441,15 @@ def width(n: int) -> int:
 
 @functools.cache
 def _tile(N: int, M: int, n: int) -> dict[str, int]:
-    bm = max(16, min(128 if min(N, M) > 512 else 64, triton.next_power_of_2(N)))
-    bn = max(16, min(64, triton.next_power_of_2(M)))
-    settings = {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 4, "num_stages": 3}
-    if bm * bn > 64 * 64:
-        # Two programs on a multiprocessor, so that one multiplies while the other takes logarithms.
-        settings |= {"num_warps": 8} | ({} if interpreted() else {"maxnreg": 128})
-    return settings
+    bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
+    return {"BM": bm, "BN": bn, "BK": min(32, width(n)), "num_warps": 4, "num_stages": 3}
 
 
 @functools.cache
 def _strip(N: int, M: int, n: int, is_half: bool) -> dict[str, int]:
-    bm, bn = (max(16, min(64, triton.next_power_of_2(size))) for size in (N, M))
     # Two parts of rows of 256 would fill shared memory: one program on a multiprocessor.
     piece = width(n) if is_half or width(n) <= 128 else 64
-    return {"BM": bm, "BN": bn, "BK": width(n), "PIECE": piece, "num_warps": 4, "num_stages": 2}
+    return {**_tile(N, M, n), "BK": width(n), "PIECE": piece, "num_stages": 2}
 
 
 def sets_of(x: Tensor, y: Tensor | None, known: Known) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -335,24 +470,32 @@ def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
     M = N if y is None else y.shape[1]
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
     known = row_stats(x, y, chart, c)
-    if has_data(x) and out.numel():
-        sizes, quick, is_same = _tile(N, M, n), not interpreted(), y is None
-        tiles = B * triton.cdiv(N, sizes["BM"]) * triton.cdiv(M, sizes["BN"])
-        apart = exact and out.numel() > _FEW
-        close = torch.empty(tiles, dtype=torch.int32, device=x.device) if apart else known[0]
-        settings = {
-            "UNIT": c**-0.5, "SAME": is_same, "EXACT": exact, "APART": apart, "BLUR": blur(n), "QUICK": quick,
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
-        }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
+    if not has_data(x) or not out.numel():
+        return out, known
+    is_split = x.dtype == torch.float32
+    sizes = _tile(N, M, n)
+    strips, across_m = B * triton.cdiv(N, sizes["BM"]), triton.cdiv(M, sizes["BN"])
+    tiles = strips * across_m
+    programs = _PROGRAMS if is_split else _PROGRAMS * 3 // 2
+    walk = triton.cdiv(across_m, max(1, programs // strips))
+    walks = walk >= _LEAST_WALK
+    apart = exact and (walks or out.numel() > _FEW)
+    close = torch.empty(tiles, dtype=torch.int32, device=x.device) if apart else known[0]
+    tensors, numbers = sets_of(x, y, known)
+    common = {"UNIT": c**-0.5, "SAME": y is None, "QUICK": not interpreted()}
+    settings = {**common, "EXACT": exact, "BLUR": blur(n), "SPLIT": is_split, "PRECISION": precision()}
+    if walks:
+        even = N % sizes["BM"] == 0 and M % sizes["BN"] == 0
+        settings |= {"P": numbers[-1], "EVEN": even, **_strip(N, M, n, not is_split)}
+        grid = (strips * triton.cdiv(across_m, walk),)
+        launch(_walking_distance_kernel, grid, (*tensors, close, out), (*numbers[:-1], walk), settings)
+    else:
+        settings |= {"APART": apart, **sizes}
         launch(_distance_kernel, (tiles,), (*tensors, close, out), numbers, settings)
-        if apart:
-            settings = {
-                "UNIT": c**-0.5, "SAME": is_same, "QUICK": quick, "BM": sizes["BM"], "BN": sizes["BN"], "ROWS": 16,
-                "MARKS": 8, "num_warps": 4,
-            }  # fmt: skip
-            grid = (triton.cdiv(tiles, 8),)
-            launch(_close_distance_kernel, grid, (*tensors[:4], close, out), (*numbers[:5], tiles), settings)
+    if apart:
+        settings = {**common, "BM": sizes["BM"], "BN": sizes["BN"], "ROWS": 16, "MARKS": 8, "num_warps": 4}
+        grid = (triton.cdiv(tiles, 8),)
+        launch(_close_distance_kernel, grid, (*tensors[:4], close, out), (*numbers[:5], tiles), settings)
     return out, known
 
 
@@ -367,13 +510,14 @@ def distance_softmax(
     known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
+        tensors, numbers = sets_of(x, y, known)
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
+            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, "ALONE": sizes["BN"] >= M, **sizes,
         }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
         grid = (B * triton.cdiv(N, sizes["BM"]),)
-        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers, settings)
+        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers[:-1], settings)
     return out, log_sums, known
 
 
@@ -386,13 +530,14 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
     known = row_stats(x, y, chart, c)
     if has_data(x) and index.numel():
         sizes = _strip(N, M, n, x.dtype != torch.float32)
+        tensors, numbers = sets_of(x, y, known)
         settings = {
             "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "QUICK": not interpreted(),
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), **sizes,
+            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
+            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, "ALONE": sizes["BN"] >= M, **sizes,
         }  # fmt: skip
-        tensors, numbers = sets_of(x, y, known)
         close = torch.empty(B * N * triton.cdiv(M, sizes["BN"]), dtype=torch.int32, device=x.device)
-        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, close, index, d), numbers, settings)
+        launch(_nearest_kernel, (B * triton.cdiv(N, sizes["BM"]),), (*tensors, close, index, d), numbers[:-1], settings)
         settings = {
             "UNIT": c**-0.5, "SAME": y is None, "QUICK": not interpreted(), "BM": 16, "BN": sizes["BN"], "MARKS": 64,
             "num_warps": 4,
