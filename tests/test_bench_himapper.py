@@ -161,6 +161,7 @@ def test_defaults_follow_the_device():
         (["--repeats", "1"], "repeats must be 2 or more"),
         (["--tables", "cots"], "tables must be one of cost, speed, got 'cots'"),
         (["--device", "cuda", "--clock", "cpu"], "clock cpu"),
+        (["--no-guards"], "add --passes inference"),
     ],
 )
 def test_bad_input_is_one_line(flags, words, capsys: pytest.CaptureFixture[str]):
@@ -177,3 +178,15 @@ def test_compiled_models_are_timed_too():
         f"{kind}, {way}" for way in ("eager", "compiled") for kind in ("inference", "training")
     ]
     assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_guards_are_left_out_for_both(mode, monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda model, **how: given.append(how) or model)
+    options = HiMapperOptions(guards=False, passes=("inference",), mode=mode)
+    bench._compiled(torch.nn.Identity(), options)
+    assert given[0]["options"]["guard_filter_fn"] is torch.compiler.skip_all_guards_unsafe
+    assert given[0]["options"].get("triton.cudagraphs", False) == (mode == "reduce-overhead") and "mode" not in given[0]
+    bench._compiled(torch.nn.Identity(), HiMapperOptions(mode=mode))
+    assert given[1] == {"mode": None if mode == "default" else mode}

@@ -71,6 +71,9 @@ class HiMapperOptions(ClockOptions):
     """Also time both compiled."""
     mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
     """How torch.compile compiles."""
+    guards: bool = True
+    """Let compiled models look before each call whether anything about them has changed, weight by weight; without,
+    both are called as a server would that never changes them (inference alone)."""
     channels_last: bool = False
     """Keep pictures and kernels in channels-last order."""
     repeats: int = 20
@@ -79,6 +82,10 @@ class HiMapperOptions(ClockOptions):
         super().__post_init__()
         if self.batch < 0 or self.size < 32:
             raise UserError(f"batch must be 0 or more and size 32 or more, got {self.batch} and {self.size}")
+        if not self.guards and "training" in self.passes:
+            raise UserError(
+                "without guards no compiled model can tell training from inference; add --passes inference"
+            )
         if self.dtype == "auto":
             self.dtype = "bfloat16" if self.device == "cuda" else "float32"
         self.batch = self.batch or (128 if self.device == "cuda" else 8)
@@ -267,8 +274,13 @@ def _create(name: str, options: HiMapperOptions, device: str) -> tuple[torch.nn.
 
 def _compiled(model: torch.nn.Module, options: HiMapperOptions) -> Any:
     import torch
+    import torch._inductor
 
-    return torch.compile(model, mode=None if options.mode == "default" else options.mode)
+    if options.guards:
+        return torch.compile(model, mode=None if options.mode == "default" else options.mode)
+    # A mode and options cannot be given together.
+    settings = {} if options.mode == "default" else torch._inductor.list_mode_options(options.mode)
+    return torch.compile(model, options={**settings, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe})
 
 
 def _logits(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
