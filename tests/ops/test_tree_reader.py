@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -134,9 +135,33 @@ def test_gelu_is_as_near_as_torch_in_float32(device: str) -> None:
     assert (error <= 1e-6 * x.abs()).all()
 
 
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As many images a program as it can hold, which else only large batches have."""
+    monkeypatch.setattr(kernels, "PROGRAMS", 0)
+    kernels._images.cache_clear()
+    yield
+    kernels._images.cache_clear()
+
+
+def test_programs_take_more_images_once_all_are_busy() -> None:
+    found = [kernels._images(batch, 32, 4)[0] for batch in (1, 132, 133, 264, 265, 4096)]
+    assert found == [1, 1, 2, 2, 4, 4]
+    assert kernels._images(4096, 32, 8)[0] == kernels._images(4096, 64, 1)[0] == 2  # by their heads, by their nodes
+
+
+@DTYPES
+@pytest.mark.parametrize("batch", [1, 19])
+@pytest.mark.usefixtures("spoilt")
+def test_encoding_one_image_a_program(batch: int, dtype: torch.dtype, device: str) -> None:
+    inputs = encoding(batch, dtype, device)
+    found = kernels.encode_tree(*inputs, list(SIZES), HEADS)
+    close(found, reference.encode_tree(*(x.double() for x in inputs), SIZES, HEADS), dtype)
+
+
 @DTYPES
 @pytest.mark.parametrize("batch", [1, 16, 19])
-@pytest.mark.usefixtures("spoilt")
+@pytest.mark.usefixtures("spoilt", "crowded")
 def test_encoding(batch: int, dtype: torch.dtype, device: str) -> None:
     inputs = encoding(batch, dtype, device)
     found = kernels.encode_tree(*inputs, list(SIZES), HEADS)
@@ -156,7 +181,7 @@ def test_encoding(batch: int, dtype: torch.dtype, device: str) -> None:
         (128, 4, (32, 16, 8, 4), 6),
     ],
 )
-@pytest.mark.usefixtures("spoilt")
+@pytest.mark.usefixtures("spoilt", "crowded")
 def test_encoding_trees_of_all_sizes(
     width: int, heads: int, sizes: tuple[int, ...], batch: int, dtype: torch.dtype, device: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 What is multiplied is small (60 nodes of 128 channels) and follows one product upon another: as single products they are
 some 60 launches that wait for each other. Here a program keeps the nodes of one image in registers from the first
-product to the last, and another the global features of four images through all levels; weights come out of the L2
+product to the last, and another the global features of up to four images through all levels; weights come out of the L2
 cache.
 """
 
@@ -31,13 +31,12 @@ and values of the levels wait 5 000 for the L2 cache, which gives 690 KB to each
 clocks or 33 us. With 49 tokens 13 200 instructions, 28 us. When each head read the tokens for itself, GELU was by erf
 and weights came as they were asked for, it was 27 000 and 20 000 instructions, measured 76 and 63 us.
 """
-IMAGES, COLUMNS = 4, 128
-"""Most global features that one program holds, and most places for the nodes that they read.
+IMAGES, COLUMNS, PROGRAMS = 4, 128, 132
+"""Most global features that one program holds, most places for the nodes that they read, programs to fill a GPU with.
 
-By count, for 128 images of width 128 and 4 levels on an H200, not measured: all 1.3 MB of weights pass every program's
-multiprocessor (12 us at 64 bytes a clock) and the L2 cache gives them to each program (8 us for the 32 programs of 4
-images, 15 us for 2, 30 us for 1, at 5.5 TB/s). Meanwhile 20 steps wait for each other: 15 500 instructions of a warp
-and 220 barriers, some 31 000 clocks or 17 us in all.
+A program with fewer images has less to wait for in each of its 20 steps, and all programs read all weights, 1.3 MB,
+out of the L2 cache. For 128 images of width 128 and 4 levels an H200 takes 37 us with one image a program (30 us by
+count at 5.5 TB/s), 46 with two and 51 with four.
 """
 LOG2_E = tl.constexpr(math.log2(math.e))
 """Powers of two take fewer instructions than those of e."""
@@ -311,10 +310,12 @@ def read_tree(
 
 
 @functools.cache
-def _images(leaves: int, heads: int) -> tuple[int, int]:
-    """Images of one program, and places for the nodes of each."""
+def _images(batch: int, leaves: int, heads: int) -> tuple[int, int]:
+    """Images of one program, more than one where there are many, and places for the nodes of each."""
     places = triton.next_power_of_2(leaves)
-    images = min(IMAGES, 16 // heads, COLUMNS // places)
+    images, most = 1, min(IMAGES, 16 // heads, COLUMNS // places)
+    while images < most and batch > images * PROGRAMS:
+        images *= 2
     return images, max(places, 16 // images)
 
 
@@ -332,7 +333,7 @@ def encode_tree(
             "W": W,
             "HEADS": heads,
         }
-        images, places = _images(sizes[0], heads)
+        images, places = _images(B, sizes[0], heads)
         settings |= {"IMAGES": images, "PLACES": places, "HIDDEN": RATIO * W, "STAGES": STAGES, "EPS": EPS}
         settings |= {"PRECISION": _precision(matrices.dtype), "num_warps": 4, "num_stages": 2}
         grid = (math.ceil(B / images),)
