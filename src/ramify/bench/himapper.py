@@ -83,9 +83,7 @@ class HiMapperOptions(ClockOptions):
         if self.batch < 0 or self.size < 32:
             raise UserError(f"batch must be 0 or more and size 32 or more, got {self.batch} and {self.size}")
         if not self.guards and "training" in self.passes:
-            raise UserError(
-                "without guards no compiled model can tell training from inference; add --passes inference"
-            )
+            raise UserError("without guards no compiled model can tell training from inference; add --passes inference")
         if self.dtype == "auto":
             self.dtype = "bfloat16" if self.device == "cuda" else "float32"
         self.batch = self.batch or (128 if self.device == "cuda" else 8)
