@@ -446,6 +446,14 @@ def test_rows_at_the_limit_are_capped_as_in_the_geometry(device: str) -> None:
 
 
 @rooms
+def test_a_number_as_curvature_costs_no_pass_over_all_distances(room: ModuleType, device: str) -> None:
+    x, y = (draw(room, 2, size, 4, device=device).requires_grad_() for size in (5, 7))
+    step = room.pairwise_dist(x, y, C, backend="triton").grad_fn
+    steps = [step.name(), step.next_functions[0][0].name()]
+    assert steps == ["ViewBackward0", "_DistancesBackward"]
+
+
+@rooms
 def test_learned_curvature(room: ModuleType, device: str) -> None:
     x, y = draw(room, 3, 9, 6, device=device), draw(room, 3, 8, 6, device=device)
     weight = torch.rand(3, 9, 8, device=device)

@@ -97,7 +97,7 @@ def run_dist(
     if not fits(x, y, backend):
         return reference.pairwise_dist(x, y, c, mode, tangent, space)
     sets = _Sets(space, x, y, c, tangent)
-    return sets.result(_Distances.apply(*sets.tensors, sets.chart, sets.c, mode == "exact")) / sets.unit
+    return sets.distances(_Distances.apply(*sets.tensors, sets.chart, sets.c, mode == "exact"))
 
 
 def run_softmax(
@@ -126,8 +126,7 @@ def run_nearest(
         sets = _Sets(space, x, y, c, tangent)
         run = _nearest_operator if needs_operator(x) else _nearest
         index, d = run(sets.tensors[0], sets.tensors[1], sets.chart, sets.c)
-        d = sets.result(d.unsqueeze(-1))
-        return sets.result(index.unsqueeze(-1)).squeeze(-1), (d / sets.unit).squeeze(-1)
+        return sets.result(index.unsqueeze(-1)).squeeze(-1), sets.distances(d.unsqueeze(-1)).squeeze(-1)
 
 
 def _check(name: str, x: Tensor, y: Tensor, c: Scalar) -> None:
@@ -148,11 +147,11 @@ class _Sets:
     def __init__(self, space: ModuleType, x: Tensor, y: Tensor, c: Scalar, tangent: bool):
         self.chart = CHARTS[space.__name__.rsplit(".", 1)[-1], tangent]
         is_same = y is x
-        self.unit: Scalar = 1.0
+        self.unit: Scalar | None = None
         if isinstance(c, Tensor):  # as points of curvature 1: the gradient of c is then a sum over rows, not over pairs
-            self.unit = root(c.float())
-            x = self.unit * x.float()
-            y = x if is_same else self.unit * y.float()
+            self.unit = unit = root(c.float())
+            x = unit * x.float()
+            y = x if is_same else unit * y.float()
         self.c = 1.0 if isinstance(c, Tensor) else float(c)
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         self.shape = (*batch, x.shape[-2])
@@ -164,6 +163,10 @@ class _Sets:
 
     def result(self, found: Tensor) -> Tensor:
         return found.view(*self.shape, found.shape[-1])
+
+    def distances(self, found: Tensor) -> Tensor:
+        # A number is known to the kernel: dividing by one would read and write all distances once more.
+        return self.result(found) if self.unit is None else self.result(found) / self.unit
 
 
 def _dist(
