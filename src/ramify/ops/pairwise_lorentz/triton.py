@@ -9,11 +9,12 @@ or 10 for bf16 products at the peak of float16, 10 for rows, and per pair and tu
     distances  38 instructions, 43; three special functions, 27; 270 MB of rows out of L2, 50 at 5.5 TB/s
     softmax    26 instructions, 29; three special functions, 27; 270 MB of rows; two turns of all but the bytes
 
-Many distances, softmax and the nearest walk over tiles, the rows of the next on their way while a tile is worked on;
-two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they overlap decides:
-90 to 110 expected for distances (70 to 90 for bf16), 110 to 130 for softmax, 75 to 90 (50 to 60) for the nearest, with
-26 instructions. None of this is measured; before, when the rows of a tile were fetched right before its product and
-next to nothing overlapped, distances took 216 (195) and softmax 210, with 55 and 32 instructions.
+Many distances, softmax and the nearest walk over tiles, rows of the next and what is known of them on their way while a
+tile is worked on; two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they
+overlap decides, and with eight warps they do so badly. Measured: distances 117 (88 for bf16), some 14 more where exact;
+softmax 181 (143), the nearest 93 (73). Parts left out of softmax say that they add up: two of three products 40, the
+functions 47, what is known of columns 30 (of which 15 are saved since it comes ahead), the results 14, the second turn
+92. Before, with the rows of a tile fetched right before its product, distances took 146 (126) and softmax 210.
 (64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
@@ -178,6 +179,14 @@ def _tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY,
 
 
 @triton.jit
+def _tile_stats(stats_y, first, M, RY, EVEN: tl.constexpr, BN: tl.constexpr):
+    """What is known of the columns from ``first`` on. Asked for before their product: it comes meanwhile."""
+    col = first + tl.arange(0, BN)
+    is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
+    return load_stats(stats_y, col, is_col, RY)
+
+
+@triton.jit
 def _store_tile(out, own, M, col, found, is_row, EVEN: tl.constexpr, BM: tl.constexpr):
     """Results of the rows from ``own`` on and the columns ``col``."""
     at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
@@ -216,12 +225,11 @@ def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, ou
     if SPLIT:
         a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
+    grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, begin, M, RY, EVEN, BN)
     product = _tile_product(parts_x, parts_y, a, a_low, own, batch, begin, is_row, RX, RY, M, P, EVEN, SPLIT,
                             PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     for first in range(begin, end, BN):
         col = first + tl.arange(0, BN)
-        is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
-        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
         q = across(product, over_x, over_y, SPLIT)
         rho = radial(grown_x, root_x, grown_y, root_y)
         square = rho * rho + (sinh_x[:, None] * q) * sinh_y[None, :]
@@ -233,23 +241,22 @@ def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, ou
             d = tl.where(row[:, None] == col[None, :], 0.0 * (grown_x[:, None] - grown_y[None, :]), d)
         _store_tile(out, own, M, col, d, is_row, EVEN, BM)
         following = tl.where(first + BN < end, first + BN, begin)  # the last is not used
+        grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, following, M, RY, EVEN, BN)
         product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN, SPLIT,
                                 PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
 
 @triton.jit
-def _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME: tl.constexpr,
-            EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+def _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+            SAME: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
 
     As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of the other kernels, where factors
     that belong to a row alone come multiplied: six instructions a pair.
     """
-    is_col = tl.full(col.shape, True, tl.int1) if EVEN else col < M
-    grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
     shift_y = grown_y * root_y
     if not EVEN:
-        shift_y = tl.where(is_col, shift_y, float("inf"))
+        shift_y = tl.where(col < M, shift_y, float("inf"))
     if not SPLIT:
         product = product * over_y[None, :]
     aside = tl.maximum(tl.fma(product, -slope_x[:, None], sinh_x[:, None]), 0.0)  # rounded once: 1 - cos may be small
@@ -285,11 +292,13 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
     slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
+    grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, 0, M, RY, EVEN, BN)
     product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
                             BM, BN, BK, PIECE)  # fmt: skip
     if ALONE:
         col = tl.arange(0, BN)
-        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M, SAME,
+                         EVEN, SPLIT)  # fmt: skip
         top = -RATE * log2(growth(tl.min(no_nan(excess, QUICK), axis=1), QUICK), QUICK)
         terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - top[:, None])
         total = tl.sum(terms, axis=1)
@@ -300,7 +309,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
         total = tl.zeros((BM,), tl.float32)
         for first in range(0, M, BN):
             col = first + tl.arange(0, BN)
-            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+                             SAME, EVEN, SPLIT)  # fmt: skip
             least = tl.min(no_nan(excess, QUICK), axis=1)
             higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
             terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
@@ -309,16 +319,19 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
             # Written in every turn: the compiler would else move the arithmetic behind the wait for the next rows.
             tl.store(log_sums + batch * N + row, total, mask=is_row)
             following = tl.where(first + BN < M, first + BN, 0)
+            grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, following, M, RY, EVEN, BN)
             product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
                                     SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
         log_sum = top + tl.log2(total)
         tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
         for first in range(0, M, BN):
             col = first + tl.arange(0, BN)
-            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, stats_y, row, col, M, RY, SAME, EVEN, SPLIT)
+            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+                             SAME, EVEN, SPLIT)  # fmt: skip
             p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
             _store_tile(out, own, M, col, p, is_row, EVEN, BM)
             following = tl.where(first + BN < M, first + BN, 0)
+            grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, following, M, RY, EVEN, BN)
             product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
                                     SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
 
@@ -357,12 +370,12 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
     grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
+    grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, 0, M, RY, EVEN, BN)
     product = _tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
                             BM, BN, BK, PIECE)  # fmt: skip
     for first in range(0, M, BN):
         col = first + tl.arange(0, BN)
         is_col = tl.full((BN,), True, tl.int1) if EVEN else col < M
-        grown_y, root_y, sinh_y, over_y = load_stats(stats_y, col, is_col, RY)
         q = across(product, over_x, over_y, SPLIT)
         if SAME:
             q = tl.where(row[:, None] == col[None, :], 0.0, q)
@@ -375,6 +388,7 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
         tl.store(close + (tl.arange(0, BM) * tiles + first // BN), is_close.to(tl.int32), mask=is_row)
         if not ALONE:
             following = tl.where(first + BN < M, first + BN, 0)  # the last is not used
+            grown_y, root_y, sinh_y, over_y = _tile_stats(stats_y, following, M, RY, EVEN, BN)
             product = _tile_product(parts_x, parts_y, a, a_low, own, batch, following, is_row, RX, RY, M, P, EVEN,
                                     SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
