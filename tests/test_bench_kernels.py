@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import pkgutil
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 import ramify.ops
-from ramify.bench import kernel_check, kernel_resources, kernels
+from ramify.bench import kernel_check, kernel_report, kernel_resources, kernels
+from ramify.bench.harness import Result
 from ramify.bench.kernel_cases import CUTS, MAPS, MLP_RATIOS, Draw, Job, Work
 from ramify.bench.kernel_options import OPS, KernelOptions
 from ramify.bench.kernel_rooms import ROOMS
@@ -263,3 +265,12 @@ def test_the_command_can_be_given_again() -> None:
     assert kernels.parse(options.flags()) == options
     assert options.names() == ["pairwise_lorentz", "pairwise_poincare"]
     assert KernelOptions(ops=("merge",), quick=True).names() == ["merge"]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(1.1e-4, "2.8 of its bytes' time, 3 wanted: met"), (2e-4, "MISSED")])
+def test_what_is_promised_of_bytes_is_measured_by_bytes_alone(seconds: float, words: str) -> None:
+    softmax = next(job for job in ROOMS["pairwise_lorentz"](Draw("meta", 0)) if "softmax" in job.name)
+    work = dataclasses.replace(softmax.make(), most_of_bytes=3.0)
+    times = {name: Result(name, status="ok", seconds=[value]) for name, value in (("kernel", seconds), ("eager", 1e-3))}
+    line = kernel_report.Line(softmax, "forward", times, None, False, 1e-3, 4e-5, 1, 1, work, True)  # arithmetic: 1e-3
+    assert line.verdict().endswith(words)

@@ -46,7 +46,7 @@ class Work:
         scales: sizes of the cotangents, 1 where nothing is said.
         compiles: whether torch.compile can take the definition.
         seen: what of the results is compared, where it is not they themselves.
-        most_of_rival, most_of_floor: what issue or page promises, forward.
+        most_of_rival, most_of_bytes: promised forward, as a multiple of the rival's time and of that of the bytes.
     """
 
     inputs: tuple[Tensor | None, ...]
@@ -61,7 +61,7 @@ class Work:
     compiles: bool = True
     seen: Callable[[Made], Made] | None = None
     most_of_rival: float | None = None
-    most_of_floor: float | None = None
+    most_of_bytes: float | None = None
 
     def __post_init__(self) -> None:
         self.leaves = tuple(place for place in self.leaves if self.inputs[place] is not None)
@@ -303,7 +303,7 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
             leaves=(0, 1),
             rival=("softmax(-cdist)", lambda x, y: torch.softmax(-torch.cdist(x, y), -1)),
             flops=flops,
-            most_of_floor=3.0 if is_largest and is_lorentz else None,
+            most_of_bytes=3.0 if is_largest and is_lorentz else None,
         )
     if form == "nearest":
         return Work(

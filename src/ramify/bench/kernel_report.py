@@ -48,6 +48,7 @@ class Line:
     error: Error | None
     is_wrong: bool
     floor: float
+    byte_floor: float
     num_bytes: int
     flops: int
     work: Work
@@ -96,9 +97,10 @@ class Line:
         if self.work.most_of_rival is not None and rival is not None:
             met = ours <= self.work.most_of_rival * rival
             words.append(f"{ours / rival:.2f} of rival {'met' if met else 'MISSED'}")
-        if self.work.most_of_floor is not None:
-            met = ours <= self.work.most_of_floor * self.floor
-            words.append(f"{self.work.most_of_floor:g}x floor {'met' if met else 'MISSED'}")
+        if self.work.most_of_bytes is not None:
+            met = ours <= self.work.most_of_bytes * self.byte_floor
+            words.append(f"{ours / self.byte_floor:.1f} of its bytes' time, {self.work.most_of_bytes:g} wanted: "
+                         f"{'met' if met else 'MISSED'}")  # fmt: skip
         return words
 
     def row(self) -> str:
@@ -125,7 +127,8 @@ class Line:
         return {
             "kind": "case", "op": self.job.op, "form": self.job.form, "shape": self.job.shape,
             "dtype": str(self.job.dtype).removeprefix("torch."), "pass": self.kind, "bytes": self.num_bytes,
-            "flops": self.flops, "floor": self.floor, "of_floor": None if ours is None else ours / self.floor,
+            "flops": self.flops, "floor": self.floor, "byte_floor": self.byte_floor,
+            "of_floor": None if ours is None else ours / self.floor,
             "rival": None if self.work.rival is None else self.work.rival[0], "contenders": entries,
             "error": None if self.error is None else _finite(self.error.norm),
             "worst": None if self.error is None else _finite(self.error.worst), "wrong": self.is_wrong,

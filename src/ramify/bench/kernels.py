@@ -126,10 +126,11 @@ class _Bench:
             results = harness.compare(trial.contenders(kind), self.sample, options.repeats, math.inf)
             num_bytes, flops = trial.num_bytes(kind), trial.work.flops * (1 if kind == "forward" else 2)
             error = trial.errors.get(f"{KERNEL} {kind}")
+            floor = self.floors[job.dtype]
             line = Line(
                 job, kind, {result.name: result for result in results}, error,
-                error is not None and error.beyond(job.dtype), self.floors[job.dtype].seconds(num_bytes, flops),
-                num_bytes, flops, trial.work, options.device == "cuda",
+                error is not None and error.beyond(job.dtype), floor.seconds(num_bytes, flops),
+                floor.seconds(num_bytes, 0), num_bytes, flops, trial.work, options.device == "cuda",
             )  # fmt: skip
             self.code = 1 if line.is_wrong or line.has_failed else self.code
             yield line
