@@ -216,7 +216,7 @@ def test_launches_are_recorded_without_a_device() -> None:
         ("read resnet50 (128,49,128)", "_read_tree_kernel"),
         ("encode (128,128)", "_encode_tree_kernel"),
     ):
-        (only,) = kernel_resources.launches(jobs[f"tree_reader {name} bfloat16"].make())  # one that is on trial
+        (only,) = kernel_resources.launches(jobs[f"tree_reader {name} bfloat16"].make())
         assert kernel in (getattr(only.kernel, "__name__", None), getattr(only.kernel, "fn", only.kernel).__name__)
     one = kernel_resources.Resources("x", 1, 4, 168, 0, 40_000)
     assert one.resident == 3  # 65536 registers hold three programs of 4 warps with 168 each

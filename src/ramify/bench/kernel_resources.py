@@ -102,7 +102,7 @@ def _no(x: Tensor) -> bool:
     return False
 
 
-def _always(backend: str, x: Tensor, misfit: str | None, *, on_trial: bool = False) -> str:
+def _always(backend: str, x: Tensor, misfit: str | None) -> str:
     if misfit is not None:
         raise ValueError(f"the kernel cannot run: {misfit}")
     return "triton"

@@ -30,14 +30,13 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def choose(backend: str, x: Tensor, misfit: str | None, *, on_trial: bool = False) -> str:
+def choose(backend: str, x: Tensor, misfit: str | None) -> str:
     """Give "torch" or "triton".
 
     Args:
         backend: "auto" (or None in ``RAMIFY_BACKEND``), "torch" or "triton".
         x: the input; kernels need a CUDA tensor.
         misfit: why the kernel cannot take this input, or None.
-        on_trial: no GPU has run this kernel yet, only Triton's interpreter: "auto" takes it with ``RAMIFY_TRIAL=1``.
 
     Raises:
         ValueError: The kernel was asked for and cannot run.
@@ -49,7 +48,7 @@ def choose(backend: str, x: Tensor, misfit: str | None, *, on_trial: bool = Fals
         backend = os.environ.get("RAMIFY_BACKEND", "auto")
         if backend not in BACKENDS:
             raise ValueError(f"RAMIFY_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and on_trial and os.environ.get("RAMIFY_TRIAL") != "1"):
+    if backend == "torch":
         return "torch"
     if misfit is None and not has_triton():
         misfit = "Triton is not installed"

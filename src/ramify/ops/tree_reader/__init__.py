@@ -32,7 +32,7 @@ def misfit(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | 
 
 def fits(x: Tensor, dtype: torch.dtype, width: int, heads: int, num_nodes: int, backend: str = "auto") -> bool:
     """Whether the kernels run on the device of ``x``."""
-    return choose(backend, x, misfit(dtype, width, heads, num_nodes), on_trial=True) == "triton"
+    return choose(backend, x, misfit(dtype, width, heads, num_nodes)) == "triton"
 
 
 def read_tree(
