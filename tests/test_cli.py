@@ -225,6 +225,10 @@ class _ManyWords:
     """So many words that what follows them, however long the line may be, wraps to a next row, by default [0.25]"""
     very_long_name_of_a_flag: Path | None = None
     """Folder."""
+    choice: Literal["left", "right"] | None = None
+    """By default either."""
+    folder: bool | Path | None = None
+    """Whether to keep it."""
     level: int = 3
     """Kept as it is."""
 
@@ -239,6 +243,7 @@ def test_help_does_not_talk_of_none_and_its_frame_is_straight(width, monkeypatch
     assert configs.parse(run, "ramify run", ["--help"]) is None
     out = capsys.readouterr().out
     assert "--short INT " in out and "(default: 3)" in out and "None" not in out
+    assert "--choice {left,right} " in out and "--folder {True,False}|PATH " in out
     for text in ("Number of rows. [7]", "[0.25]", "Folder.", "Kept as it is."):
         assert text in " ".join(out.replace("│", " ").split())
     framed = [line for line in out.splitlines() if line.startswith(tuple("╭│╰"))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -210,6 +212,24 @@ def test_every_augmentation_is_repeated_by_a_resumed_run(tmp_path):
 def test_a_run_folder_is_a_recipe_too(run, capsys):
     assert main(["train", str(run), "--resume"]) == 0
     assert "this run is finished: 6 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_help_shows_the_values_that_are_read(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"\b(None|True|False)\b|--[a-z.-]*\bno-", out)
+    assert len({len(line) for line in out.splitlines() if line.startswith(tuple("╭│╰"))}) == 1
+    choices = dict(re.findall(r"--(\S+)[\s│]+\{(true,false\S*)", out))
+    assert choices["data.cache"] == "true,false}|PATH" and choices["text.mask-boundaries"] == "true,false}"
+    assert choices["run.compile"] == "true,false,graphs}" and "resume" not in choices
+    for flag in choices:
+        for value in ("true", "false"):
+            name = flag.replace("-", "_")
+            recipe = load(Recipe, None, [f"{name}={value}"])
+            found = functools.reduce(getattr, name.split("."), recipe)
+            assert found is (value == "true"), flag
 
 
 def test_help_names_every_task(capsys):

@@ -19,7 +19,14 @@ from ramify.errors import UserError, require
 __all__ = ["config_class", "load", "parse", "read_yaml", "to_yaml"]
 
 
-def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path: str | None = None) -> Any:
+def parse(
+    command: Callable[..., Any],
+    prog: str,
+    args: Sequence[str],
+    yaml_path: str | None = None,
+    *,
+    has_yaml_values: bool = False,
+) -> Any:
     """The configuration of a command from flags, on top of a YAML file when one is named.
 
     Args:
@@ -27,6 +34,7 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
         prog: how the command was called, for the usage line.
         args: flags and positional arguments after the verb.
         yaml_path: values to use where no flag is given.
+        has_yaml_values: only the help is wanted, of a command that reads its flags by :func:`load`, as YAML.
 
     Returns:
         An instance of the dataclass, or None when help was asked for and printed.
@@ -48,7 +56,8 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
     except SystemExit as stop:
         if not stop.code:
             stdout.seek(0)
-            print(_without_none(stdout.read()), end="")
+            text = _without_none(stdout.read())
+            print(_with_yaml_values(text) if has_yaml_values else text, end="")
             return None
         # A failed check of the dataclass is reported under the class's name, which means nothing to the user.
         message = _one_line(stderr.getvalue()).removeprefix(f"error parsing {cls.__name__}: ")
@@ -68,12 +77,33 @@ def config_class(command: Callable[..., Any]) -> type:
 
 
 def _without_none(text: str) -> str:
-    """Help without ``{None}|`` before a type and ``(default: None)`` behind a text: both only say "may be left out".
+    """Help without None among what may be given and ``(default: None)`` behind a text: both say "may be left out".
 
     What goes leaves as many spaces, so that the frame stays straight; a row that held nothing else goes with it.
     """
     text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda found: found[1] + " " * len("{None}|"), text)
+    text = re.sub(r"\{None,(\S+)", lambda found: "{" + found[1] + " " * len("None,"), text)
     return re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)None\)( *│\n)?", _blank, text, flags=re.MULTILINE)
+
+
+def _with_yaml_values(text: str) -> str:
+    """Help with true and false as YAML writes them, and without the ``--no-`` flags that only tyro reads.
+
+    A key of a recipe takes either value; a flag of the command itself, which has no dot, takes none.
+    """
+
+    def one_flag(found: re.Match[str]) -> str:
+        values = "{true,false}" if found["group"] else ""
+        if found["gap"] == " ":
+            return f"{found['flag']} {values}".ljust(len(found[0]))
+        return f"{found['flag']} {found['gap']}{values:<{len(found['no'])}}"  # over two rows
+
+    pair = (
+        r"(?P<flag>--(?P<group>(?:[\w-]+\.)*)(?P<name>[\w-]+)),(?P<gap>[\s│]+)(?P<no>--(?P=group)no-(?P=name))(?![\w-])"
+    )
+    text = re.sub(pair, one_flag, text)
+    text = text.replace("{True,False", "{true,false")
+    return re.sub(r"\(default:[\s│]+(?:True|False)\)", lambda found: found[0].lower(), text)
 
 
 def _blank(found: re.Match[str]) -> str:
@@ -105,5 +135,5 @@ def _one_line(text: str) -> str:
             sections[-1] = f"{sections[-1]} {line}".strip()
     kept = [part for part in sections if part and not part.startswith(("For full helptext", "Argument helptext"))]
     message = "; ".join(part[0].lower() + part[1:] for part in kept)
-    message = message.replace("{None}|", "").replace(" (default: None)", "")
+    message = message.replace("{None}|", "").replace("{None,", "{").replace(" (default: None)", "")
     return message or " ".join(text.split()) or "wrong arguments"

@@ -68,7 +68,7 @@ class EvalConfig:
     def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> EvalConfig | None:
         """From ``RUN --split test --data.workers 2``; None when help was asked for and printed."""
         if "-h" in args or "--help" in args:
-            configs.parse(_help, prog, ["--help"])
+            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
             return None
         names, own, overrides = split_args(args, {"split": "train, val or test", "json": None} | _TASK_FLAGS, prog)
         if len(names) != 1:

@@ -47,7 +47,7 @@ class TrainConfig:
         Keys are read by ``configs.load`` and not by tyro, because ``model.args`` may have any key.
         """
         if "-h" in args or "--help" in args:
-            configs.parse(_help, prog, ["--help"])
+            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
             return None
         names, own, overrides = split_args(args, OWN, prog)
         if yaml_path is not None:

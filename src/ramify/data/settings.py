@@ -91,7 +91,8 @@ class DataSettings:
     strict: bool = False
     """Stop at the first picture that cannot be read instead of skipping and counting it."""
     cache: bool | Path | None = None
-    """Folder that keeps what was rendered (world) or decoded (.npz files) for the next run; true for the usual one."""
+    """Folder that keeps what was rendered (world) or decoded (.npz files) for the next run; true for the usual one.
+    By default nothing is kept."""
     resident: bool = False
     """Classification: hold all pictures on the device as uint8 and augment whole batches there, without workers."""
     seed: int = 0

@@ -47,7 +47,7 @@ class TextSettings:
     positions: Literal["restart", "continue"] = "restart"
     """Of a document that goes on in the next block (packing documents): count from 0 there, or go on counting."""
     mask_boundaries: bool | None = None
-    """Do not train on the first token of a document, which follows from another one; default: in packing documents."""
+    """Do not train on the first token of a document, which follows another; by default only in packing documents."""
     cache: Path | None = None
     """Folder that keeps tokens and trained tokenizers; by default $RAMIFY_CACHE/text or .cache/ramify/text here."""
 
