@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ramify.cli import main
 from ramify.errors import UserError
+from ramify.files import load_tensors
+from ramify.lab.folder import read_part
 from ramify.lab.grid import Grid
 from ramify.lab.presets import preset
 from ramify.lab.ranks import Ranks
@@ -77,6 +80,16 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
     ended = run_two(tmp_path / "two")
     assert [p.returncode for p in ended] == [0, 0], ended
     assert_like_one(tmp_path)
+    # Stopped before the end, a part is in the files of the processes: complete with all of them, not with some.
+    whole = load_tensors(tmp_path / "two" / "parts" / "a.safetensors")
+    for path in ("parts/a.safetensors", "runs.csv", "runs.parquet"):
+        (tmp_path / "two" / path).unlink(missing_ok=True)
+    assert to_csv(read_runs(tmp_path / "two", print)) == to_csv(read_runs(tmp_path / "one"))
+    found = read_part(tmp_path / "two", "a", 8)
+    assert found is not None and found[1] == whole[1] and torch.equal(found[0]["norms"], whole[0]["norms"])
+    (tmp_path / "two" / "parts" / "a.0-of-2.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no part of it is complete \(a\)"):
+        read_runs(tmp_path / "two", print)
 
 
 @pytest.mark.slow

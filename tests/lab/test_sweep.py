@@ -123,6 +123,72 @@ def test_a_kill_in_the_second_part_keeps_the_first(tmp_path: Path, monkeypatch: 
     assert to_csv(sweep(both, tmp_path / "cut", resume=True)) == to_csv(whole)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that resuming reads."""
+    files = [folder / "config.json", *(folder / "parts").rglob("*"), *(folder / "checkpoints").rglob("*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}
+
+
+def test_a_stopped_sweep_is_fitted_and_drawn_as_far_as_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    both, cut = [GRID, Grid(**{**OTHER.__dict__, "steps": 100})], tmp_path / "cut"
+    whole = sweep(both, tmp_path / "whole")
+    at_step(monkeypatch, 99, kill)
+    with pytest.raises(Killed):
+        sweep(both, cut, checkpoint_seconds=0)
+    before = contents(cut)
+    assert "checkpoints/b.safetensors" in before
+    line = (
+        f"the sweep in {cut} is not finished: shown is a (12 models), missing is b; "
+        f"go on with ramify lab sweep --resume --out {cut}"
+    )
+    assert main(["lab", "fit", str(cut), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert [fit["part"] for fit in json.loads(captured.out)] == ["a"] * 4 and captured.err == f"{line}\n"
+    assert main(["lab", "plot", str(cut), "--which", "loss", "strong"]) == 0
+    captured = capsys.readouterr()
+    assert "strong.png" in captured.out and captured.err == f"{line}\n"
+    assert line in (cut / "index.html").read_text(encoding="utf-8")
+    said: list[str] = []
+    assert to_csv(read_runs(cut, said.append)) == to_csv(whole[:12]) and said == [line]
+    with pytest.raises(UserError, match="the sweep is not finished"):
+        read_runs(cut)
+    assert contents(cut) == before and not list(cut.glob("runs.*"))
+    assert to_csv(sweep(both, cut, resume=True)) == to_csv(whole)
+    assert_same(tmp_path / "whole", cut)
+    assert contents(cut) == contents(tmp_path / "whole")
+    assert (cut / "fits.csv").read_bytes() == (tmp_path / "whole" / "fits.csv").read_bytes()
+    assert main(["lab", "fit", str(cut), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stop_before_the_table_is_written_loses_no_part(tmp_path: Path) -> None:
+    rows = sweep([OTHER], tmp_path)
+    for path in tmp_path.glob("runs.*"):
+        path.unlink()
+    said: list[str] = []
+    assert to_csv(read_runs(tmp_path, said.append)) == to_csv(rows)
+    assert len(said) == 1 and "shown is b (2 models), missing is its table of runs; go on with" in said[0]
+
+
+def test_a_sweep_without_a_complete_part_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    interrupted(tmp_path, monkeypatch)
+    before = sorted(tmp_path.rglob("*"))
+    for verb in ("fit", "plot"):
+        assert main(["lab", verb, str(tmp_path)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("\n") == 1
+        assert (
+            "is not finished, and no part of it is complete (a); go on with ramify lab sweep --resume" in captured.err
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_ctrl_c_writes_a_checkpoint_and_exits_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [*TINY, "--steps", "40", "--eval-samples", "64", "--quiet"]
     assert main(["lab", "sweep", *flags, "--out", str(tmp_path / "whole")]) == 0

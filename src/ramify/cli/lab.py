@@ -195,7 +195,10 @@ def sweep(config: SweepConfig) -> None:
 
 
 def fit(config: FitConfig) -> None:
-    """Fit the exponents of a sweep, with errors, the regime check and the theory beside them."""
+    """Fit the exponents of a sweep, with errors, the regime check and the theory beside them.
+
+    Of a sweep that was stopped, the parts that are complete.
+    """
     from ramify.lab.drawing import require_apart
     from ramify.lab.fits import best_curvatures, fit_runs
     from ramify.lab.table import read_runs
@@ -205,7 +208,7 @@ def fit(config: FitConfig) -> None:
     out = config.out or folder / "fits.csv"
     tables = [folder / "runs.csv", folder / "runs.parquet"] if config.runs.is_dir() else [config.runs]
     require_apart([out], {f"the table of runs {path.name}": path for path in tables})
-    rows, loss = read_runs(config.runs), f"loss_{config.loss}"
+    rows, loss = read_runs(config.runs, say), f"loss_{config.loss}"
     lines = fit_runs(rows, config.drop_small, loss)
     with full_disk_is_one_line(folder, "fit again"):
         write_text(out, to_csv(lines))
@@ -213,10 +216,13 @@ def fit(config: FitConfig) -> None:
 
 
 def plot(config: PlotConfig) -> None:
-    """Draw the figures of a sweep, with the data of each as CSV beside it, and put them on a page."""
+    """Draw the figures of a sweep, with the data of each as CSV beside it, and put them on a page.
+
+    Of a sweep that was stopped, the parts that are complete.
+    """
     from ramify.lab.drawing import plot as draw
 
-    written = draw(config.runs, config.which, config.out)
+    written = draw(config.runs, config.which, config.out, say)
     for name, files in written.items():
         if files:
             print("\n".join(map(str, files)))

@@ -91,11 +91,12 @@ def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | N
     """
     runs = Path(runs)
     folder = runs if runs.is_dir() else runs.parent
-    rows = read_runs(runs)
+    unfinished: list[str] = []  # the page says so itself; it may be read without the line on the terminal
+    rows = read_runs(runs, unfinished.append)
     out = Path(path) if path is not None else folder / "index.html"
     sections = lab_sections(rows, figures, _config(folder))
     footer = f"ramify {__version__}. The numbers are in runs.csv and fits.csv, those of a figure in the CSV beside it."
-    return page(out, "Superposition lab", _lead(rows), sections, style=_STYLE, footer=footer)
+    return page(out, "Superposition lab", " ".join([_lead(rows), *unfinished]), sections, style=_STYLE, footer=footer)
 
 
 def lab_sections(

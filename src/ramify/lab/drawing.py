@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ramify.errors import UserError, require, suggest
-from ramify.files import full_disk_is_one_line, load_tensors, write_atomic, write_text
+from ramify.files import full_disk_is_one_line, write_atomic, write_text
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
+from ramify.lab.folder import read_part
 from ramify.lab.panels import Panel, to_rows
 from ramify.lab.table import read_runs
 from ramify.tables import to_csv
@@ -30,13 +32,19 @@ _NAME = 32
 _DASHES = ("--", ":", "-.")
 
 
-def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | None = None) -> dict[str, list[Path]]:
+def plot(
+    runs: Path | str,
+    which: Sequence[str] = ("all",),
+    out: Path | str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, list[Path]]:
     """Draw figures of a sweep; gives the files of each, no files for those the sweep has no data for.
 
     Args:
         runs: folder of a sweep.
         which: names in :data:`ramify.lab.figures.FIGURES`, or ``all``.
         out: folder; by default ``figures`` in that of the sweep.
+        say: draws a sweep that is not finished, too; as for :func:`ramify.lab.table.read_runs`.
     """
     for name in which:
         if name != "all" and name not in FIGURES:
@@ -44,7 +52,7 @@ def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | No
             raise UserError(f"unknown figure {name!r}; {suggest(name, choices) or 'expected ' + ', '.join(choices)}")
     require("matplotlib", "plot")
     runs = Path(runs)
-    rows = read_runs(runs)
+    rows = read_runs(runs, say)
     folder = Path(out) if out is not None else (runs if runs.is_dir() else runs.parent) / "figures"
     names = list(FIGURES) if "all" in which else which
     if runs.is_file():
@@ -66,13 +74,10 @@ def plot(runs: Path | str, which: Sequence[str] = ("all",), out: Path | str | No
 
 def _norms(runs: Path, rows: Sequence[dict[str, Any]]) -> np.ndarray:
     """(models, n) norms of the features, padded with NaN; empty where the sweep's parts are not beside the table."""
-    folder = (runs if runs.is_dir() else runs.parent) / "parts"
-    names = list(dict.fromkeys(row["part"] for row in rows))
-    files = [folder / f"{name}.safetensors" for name in names]
-    if not all(path.is_file() for path in files):
-        return np.empty((0, 0))
-    found = [load_tensors(path)[0]["norms"].double().numpy() for path in files]
-    if sum(map(len, found)) != len(rows):
+    folder = runs if runs.is_dir() else runs.parent
+    parts = [read_part(folder, name, count) for name, count in Counter(row["part"] for row in rows).items()]
+    found = [part[0]["norms"].double().numpy() for part in parts if part is not None]
+    if len(found) != len(parts) or sum(map(len, found)) != len(rows):
         return np.empty((0, 0))
     widest = max(norms.shape[1] for norms in found)
     pad = [np.pad(norms, ((0, 0), (0, widest - norms.shape[1])), constant_values=math.nan) for norms in found]

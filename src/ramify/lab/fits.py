@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,9 +80,11 @@ def bootstrap_exponent(
     return float(low), float(high)
 
 
-def fit(runs: Path | str, drop_small: int = 0, loss: str = "loss_eval") -> list[dict[str, Any]]:
-    """The exponents of a sweep: :func:`fit_runs` on the table in its folder."""
-    return fit_runs(read_runs(runs), drop_small, loss)
+def fit(
+    runs: Path | str, drop_small: int = 0, loss: str = "loss_eval", say: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
+    """The exponents of a sweep: :func:`fit_runs` on what :func:`ramify.lab.table.read_runs` reads in its folder."""
+    return fit_runs(read_runs(runs, say), drop_small, loss)
 
 
 def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str = "loss_eval") -> list[dict[str, Any]]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify.errors import UserError
-from ramify.files import full_disk_is_one_line, write_text
+from ramify.files import full_disk_is_one_line, load_tensors, write_text
 from ramify.lab.grid import Grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
@@ -40,6 +45,49 @@ def stored_parts(out: Path | str) -> list[Grid]:
     """The parts that the sweep in a folder was started with."""
     parts = _read_config(Path(out))["parts"].values()
     return [Grid.from_dict(part) for part in parts]
+
+
+def join_pieces(found: Sequence[tuple[dict[str, Tensor], dict[str, Any]]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What is in the file of a part of which every process wrote some models; in the order of the grid."""
+    import torch
+
+    places = [place for _, state in found for place in state["places"]]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    rows = [row for _, state in found for row in state["rows"]]
+    norms = torch.cat([tensors["norms"] for tensors, _ in found])
+    return {"norms": norms[order]}, {"rows": [rows[i] for i in order], "places": sorted(places)}
+
+
+def read_part(out: Path, name: str, num_models: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """What is in the file of a part; nothing where the part is not complete.
+
+    Several processes leave a file each, and one for all at the end of the sweep: before, theirs are read.
+    """
+    whole = out / "parts" / f"{name}.safetensors"
+    if whole.is_file():
+        return load_tensors(whole)
+    files = sorted(whole.parent.glob(f"{escape(name)}.[0-9]*-of-[0-9]*.safetensors"))
+    pieces = [load_tensors(path) for path in files]
+    if sum(len(state["rows"]) for _, state in pieces) != num_models:
+        return None
+    return join_pieces(pieces)
+
+
+def read_complete_parts(out: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rows of all complete parts of a sweep that is not finished, and a line that says what is missing.
+
+    Raises:
+        UserError: no part is complete.
+    """
+    found = {grid.name: read_part(out, grid.name, len(grid.models())) for grid in stored_parts(out)}
+    rows = {name: part[1]["rows"] for name, part in found.items() if part is not None}
+    missing = ", ".join(name for name, part in found.items() if part is None)
+    go_on = f"go on with ramify lab sweep --resume --out {out}"
+    if not rows:
+        raise UserError(f"the sweep in {out} is not finished, and no part of it is complete ({missing}); {go_on}")
+    shown = ", ".join(f"{name} ({len(part)} models)" for name, part in rows.items())
+    line = f"the sweep in {out} is not finished: shown is {shown}, missing is {missing or 'its table of runs'}; {go_on}"
+    return [row for part in rows.values() for row in part], line
 
 
 def _read_config(out: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ramify.errors import UserError
 from ramify.files import full_disk_is_one_line, load_tensors, save_tensors, write_text
 from ramify.lab.engine import Engine
 from ramify.lab.fits import fit_runs
-from ramify.lab.folder import open_folder
+from ramify.lab.folder import join_pieces, open_folder
 from ramify.lab.grid import Grid, Model
 from ramify.lab.metrics import measure
 from ramify.lab.presets import preset
@@ -140,11 +140,7 @@ def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
     if whole.is_file():
         return
     found = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
-    places = [place for _, state in found for place in state["places"]]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    rows = [row for _, state in found for row in state["rows"]]
-    norms = torch.cat([tensors["norms"] for tensors, _ in found])
-    save_tensors(whole, {"norms": norms[order]}, {"rows": [rows[i] for i in order], "places": sorted(places)})
+    save_tensors(whole, *join_pieces(found))
 
 
 def _nothing(_: Any) -> None:

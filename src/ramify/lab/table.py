@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from ramify.errors import UserError
 from ramify.files import write_atomic, write_text
+from ramify.lab.folder import read_complete_parts
 from ramify.tables import to_csv
 
 COLUMNS: dict[str, type] = {
@@ -67,17 +68,25 @@ def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return folder / "runs.parquet"
 
 
-def read_runs(path: Path | str) -> list[dict[str, Any]]:
+def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """The rows of a table of runs: the file itself, or the folder of a sweep.
 
+    Args:
+        say: reads a sweep that is not finished as far as its parts are complete, and is called with a line that names
+            the others. Without it such a folder is refused: nobody would hear that models are missing.
+
     Raises:
-        UserError: no table there, or not one that a sweep wrote.
+        UserError: no table there and no complete part, or not one that a sweep wrote.
     """
     path = Path(path)
     if path.is_dir():
         found = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
         if not found:
             unfinished = (path / "config.json").is_file()
+            if unfinished and say is not None:
+                parts, line = read_complete_parts(path)
+                say(line)
+                return [completed(row) for row in parts]
             hint = "the sweep is not finished: go on with --resume" if unfinished else "ramify lab sweep writes one"
             raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
         path = found[0]
