@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Superposition: exponents with more active features, in curved space, and from biases that start at zero (docs/lab.md).
+# Superposition: exponents with more active features, in curved space, from biases that start at zero, and of weak models (docs/lab.md).
 source "$(dirname "$0")/common.sh"
 small=()
 [ -n "$QUICK" ] && small=(--m 4 6 9 --steps 20 --batch 32 --eval-samples 256)
@@ -18,4 +18,6 @@ step curvature sweep curvature --preset curvature-grid --seeds 1
 step zero_bias sweep zero_bias --preset paper-grid --alpha 1.875 2 --gamma -1 --seeds 7 --bias-init zero
 # What biases at zero do to the others, which agree with normal ones already.
 step zero_bias_alphas sweep zero_bias_alphas --preset paper-grid --gamma -1 --bias-init zero
+# The weak exponent whose published point lies above ours, with seven starts (docs/lab.md).
+step weak sweep weak --preset paper-grid --alpha 1.5 --gamma 0.333333333333 0.555555555556 --seeds 7
 finish
