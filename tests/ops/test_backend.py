@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ramify.ops import backend
+from ramify.ops import backend, tree_reader
 from ramify.ops.backend import choose
 
 ON_GPU: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
@@ -32,3 +33,33 @@ def test_what_fits_no_kernel_is_torch_or_one_line() -> None:
     assert choose("auto", ON_GPU, "too wide") == "torch"
     with pytest.raises(ValueError, match="cannot run here: too wide"):
         choose("triton", ON_GPU, "too wide")
+
+
+def _with_shared(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    found = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    backend._ask_shared_memory.cache_clear()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    yield
+    backend._ask_shared_memory.cache_clear()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_tree_is_read_by_kernels_where_its_weights_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, width, expected in [(232_448, 128, True), (166_912, 128, False), (101_376, 64, True)]:
+        _with_shared(monkeypatch, size)
+        assert tree_reader.fits(ON_GPU, torch.bfloat16, width, 4, 60) is expected
+    _with_shared(monkeypatch, 101_376)
+    with pytest.raises(ValueError, match="101376 bytes of shared memory, the kernel takes 212992"):
+        tree_reader.fits(ON_GPU, torch.bfloat16, 128, 4, 60, "triton")
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_shared_memory_is_a_constant_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_shared(monkeypatch, 101_376)
+    run = torch.compile(lambda x: x + backend._shared_memory(0), backend="eager", fullgraph=True)
+    assert run(torch.zeros(2)).tolist() == [101_376, 101_376]
+    assert backend.shared_memory(torch.zeros(2)) == backend.HOPPER_SHARED

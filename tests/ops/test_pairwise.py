@@ -525,3 +525,10 @@ def test_input_that_does_not_fit() -> None:
         pairwise_poincare.pairwise_dist(x, x, torch.ones(3, 1))
     with pytest.raises(ValueError, match="points of 300 components, the kernel takes 1 to 256"):
         pairwise_lorentz.pairwise_dist(torch.zeros(3, 300), torch.zeros(3, 300), backend="triton")
+
+
+@pytest.mark.parametrize(("shared", "stages"), [(232_448, 2), (166_912, 2), (101_376, 1)], ids=["H100", "A100", "4090"])
+def test_rows_come_ahead_where_there_is_room_for_two_tiles(shared: int, stages: int) -> None:
+    from ramify.ops.pairwise_lorentz import triton as kernels
+
+    assert kernels._strip(2048, 2048, 128, False, shared)["num_stages"] == stages

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from ramify.errors import UserError
 from ramify.ops import launch as launching
-from ramify.ops.backend import has_triton, interpreted
+from ramify.ops.backend import HOPPER_SHARED, has_triton, interpreted
 
 from .kernel_cases import Job, Work
 
 CAPABILITY = 90
-REGISTERS, SHARED = 65536, 227 * 1024
+REGISTERS, SHARED = 65536, HOPPER_SHARED
 """Of a multiprocessor, and the most shared memory that one program may have."""
 RESERVED = 1024
 """Bytes of shared memory that every program costs on top."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -59,6 +60,26 @@ def choose(backend: str, x: Tensor, misfit: str | None) -> str:
     if backend == "triton":
         raise ValueError(f"backend 'triton' cannot run here: {misfit}; use backend='auto' or 'torch'")
     return "torch"
+
+
+HOPPER_SHARED = 227 * 1024
+"""Bytes of shared memory that one program may have on a Hopper; an A100 has 163 KB, a GPU for gamers 99."""
+
+
+def shared_memory(x: Tensor) -> int:
+    """Bytes of shared memory that one program may have on the device of ``x``; a Hopper's where that is no GPU."""
+    return _shared_memory(x.device.index or 0) if x.is_cuda else HOPPER_SHARED
+
+
+@torch.compiler.assume_constant_result  # a compiler need not see what it asks of the driver
+def _shared_memory(index: int) -> int:
+    return _ask_shared_memory(index)
+
+
+@functools.lru_cache
+def _ask_shared_memory(index: int) -> int:
+    found = torch.cuda.get_device_properties(index)
+    return int(getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block))
 
 
 def needs_operator(x: Tensor) -> bool:

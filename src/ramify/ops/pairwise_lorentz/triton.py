@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted
+from ..backend import has_data, interpreted, shared_memory
 from ..launch import launch
 from .pairs import (
     across,
@@ -58,6 +58,9 @@ _FEW = 2**20
 
 _PROGRAMS = 512
 """As many programs walk over tiles of distances: what an H200 holds at a time, twice; with half the bytes half more."""
+
+_SHARED = 120 * 1024
+"""Bytes of shared memory of a program that has the rows of two tiles; with those of one it has 65 KB."""
 
 _LEAST_WALK = 4
 """Tiles of a program that walks: it multiplies one more than it has."""
@@ -460,10 +463,11 @@ def _tile(N: int, M: int, n: int) -> dict[str, int]:
 
 
 @functools.cache
-def _strip(N: int, M: int, n: int, is_half: bool) -> dict[str, int]:
+def _strip(N: int, M: int, n: int, is_half: bool, shared: int) -> dict[str, int]:
     # Two parts of rows of 256 would fill shared memory: one program on a multiprocessor.
     piece = width(n) if is_half or width(n) <= 128 else 64
-    return {**_tile(N, M, n), "BK": width(n), "PIECE": piece, "num_stages": 2}
+    stages = 2 if shared >= _SHARED else 1  # else the rows of a tile come when it is their turn
+    return {**_tile(N, M, n), "BK": width(n), "PIECE": piece, "num_stages": stages}
 
 
 def sets_of(x: Tensor, y: Tensor | None, known: Known) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -500,7 +504,7 @@ def pairwise_dist(x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
     settings = {**common, "EXACT": exact, "BLUR": blur(n), "SPLIT": is_split, "PRECISION": precision()}
     if walks:
         even = N % sizes["BM"] == 0 and M % sizes["BN"] == 0
-        settings |= {"P": numbers[-1], "EVEN": even, **_strip(N, M, n, not is_split)}
+        settings |= {"P": numbers[-1], "EVEN": even, **_strip(N, M, n, not is_split, shared_memory(x))}
         grid = (strips * triton.cdiv(across_m, walk),)
         launch(_walking_distance_kernel, grid, (*tensors, close, out), (*numbers[:-1], walk), settings)
     else:
@@ -523,7 +527,7 @@ def distance_softmax(
     log_sums = torch.empty(B, N, dtype=torch.float32, device=x.device)
     known = row_stats(x, y, chart, c)
     if has_data(x) and out.numel():
-        sizes = _strip(N, M, n, x.dtype != torch.float32)
+        sizes = _strip(N, M, n, x.dtype != torch.float32, shared_memory(x))
         tensors, numbers = sets_of(x, y, known)
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
@@ -543,7 +547,7 @@ def nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, 
     d = torch.empty(B, N, dtype=torch.float32, device=x.device)
     known = row_stats(x, y, chart, c)
     if has_data(x) and index.numel():
-        sizes = _strip(N, M, n, x.dtype != torch.float32)
+        sizes = _strip(N, M, n, x.dtype != torch.float32, shared_memory(x))
         tensors, numbers = sets_of(x, y, known)
         settings = {
             "UNIT": c**-0.5, "SAME": y is None, "BLUR": blur(n), "QUICK": not interpreted(),

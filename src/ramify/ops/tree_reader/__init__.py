@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator, operator
+from ..backend import choose, needs_operator, operator, shared_memory
 from . import reference
 
 __all__ = ["encode_tree", "fits", "misfit", "read_tree", "reference"]
@@ -19,6 +19,8 @@ WIDTHS = (16, 32, 64, 128)
 MOST_NODES = 64
 LEAST_CHANNELS = 16
 """Of a head: tensor cores multiply no fewer."""
+_SHARED_OF_WEIGHTS = 13
+"""Bytes of shared memory for each number of a (width, width) matrix: six of them at a time, and what goes between."""
 
 
 def misfit(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | None:
@@ -32,7 +34,10 @@ def misfit(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | 
 
 def fits(x: Tensor, dtype: torch.dtype, width: int, heads: int, num_nodes: int, backend: str = "auto") -> bool:
     """Whether the kernels run on the device of ``x``."""
-    return choose(backend, x, misfit(dtype, width, heads, num_nodes)) == "triton"
+    reason = misfit(dtype, width, heads, num_nodes)
+    if reason is None and shared_memory(x) < _SHARED_OF_WEIGHTS * width * width:
+        reason = f"{shared_memory(x)} bytes of shared memory, the kernel takes {_SHARED_OF_WEIGHTS * width * width}"
+    return choose(backend, x, reason) == "triton"
 
 
 def read_tree(
