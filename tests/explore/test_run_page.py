@@ -254,10 +254,25 @@ def test_ticks_are_short() -> None:
 
 
 def test_names_of_lines_do_not_overlap(seed: int) -> None:
-    places = np.random.default_rng(seed).uniform(20, 220, 4)
-    moved = np.sort(_spread(places, 30.0))
-    assert (np.diff(moved) >= 30 - 1e-9).all()
-    assert (np.argsort(_spread(places, 30.0)) == np.argsort(places)).all()
+    places = np.random.default_rng(seed).uniform(10, 220, 4)
+    moved = np.array(_spread(places, 30.0, 206.0))
+    assert (np.diff(np.sort(moved)) >= 30 - 1e-9).all()
+    assert (np.argsort(moved) == np.argsort(places)).all()
+    assert moved.min() >= 14 and moved.max() <= 206
+    assert _spread([50.0, 120.0, 204.0], 30.0, 206.0) == [50.0, 120.0, 204.0]  # those with room stay
+    assert _spread([50.0, 200.0, 204.0], 30.0, 206.0) == [50.0, 176.0, 206.0]
+
+
+@pytest.mark.parametrize("names", [["learning rate"], ["training", "validation"]])
+def test_values_at_the_end_of_lines_stay_off_the_numbers_below_the_axis(names: list[str]) -> None:
+    svg = line_chart("t", [Line(name, [0, 10, 20], [0.0, 1e-3, 1e-5]) for name in names], ".1e")
+    axis = float(re.findall(r'<line class="grid" [^>]*y2="([^"]*)"', svg)[0])
+    numbers = float(re.findall(r'<text class="tick" [^>]*y="([^"]*)" text-anchor="middle">20<', svg)[0])
+    lasts = [float(y) for y in re.findall(r'<tspan class="last" x="[^"]*" y="([^"]*)"', svg)]
+    assert len(lasts) == len(names) and svg.count(">1e-5</tspan>") == len(names)
+    assert max(lasts) <= axis + 4 < numbers - 12  # baselines of letters of 12 pixels
+    if len(names) == 1:
+        assert lasts[0] == pytest.approx(float(re.findall(r'<circle class="end [^>]*cy="([^"]*)"', svg)[0]) + 4, abs=1)
 
 
 def test_metrics_of_a_killed_run_are_read(tmp_path: Path) -> None:

@@ -142,14 +142,16 @@ def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: s
                 f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick:.3g}</text>'
             )
     parts.append(f'<text class="tick" x="{right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
-    ends = _spread([py(line.y[-1]) for line in lines], 30.0)
+    # Beside the end of a line: its value, and of several lines the name above. Below the axis are the numbers of x.
+    down = 14 if len(lines) > 1 else 0
+    ends = _spread([py(line.y[-1]) + 4 - down / 2 for line in lines], 30.0, bottom + 4.0 - down)
     for k, (line, end) in enumerate(zip(lines, ends, strict=True)):
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
         parts.append(f'<polyline class="line series{k}" points="{path}"/>')
         parts.append(
             f'<circle class="end series{k}" cx="{px(line.x[-1]):.1f}" cy="{py(line.y[-1]):.1f}" r="3.5"/>'
             f'<text class="name series{k}" x="{right + 9}" y="{end:.1f}">{escape(line.name if len(lines) > 1 else "")}'
-            f'<tspan class="last" x="{right + 9}" dy="14">{line.y[-1]:{number}}</tspan></text>'
+            f'<tspan class="last" x="{right + 9}" y="{end + down:.1f}">{_last(line.y[-1], number)}</tspan></text>'
         )
     parts.append("</svg>")
     return "".join(parts)
@@ -165,6 +167,11 @@ def _short(tick: float, number: str) -> str:
     return f"{tick:.3g}"
 
 
+def _last(value: float, number: str) -> str:
+    """The value at the end of a line, written as the ticks are where those have powers of ten."""
+    return _short(value, number) if number.endswith("e") else f"{value:{number}}"
+
+
 def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers that enclose [low, high]."""
     if not high > low:
@@ -176,14 +183,16 @@ def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
-def _spread(places: Sequence[float], gap: float) -> list[float]:
-    """The places moved apart until neighbours are ``gap`` away, and inside the chart."""
+def _spread(places: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """The places moved apart until neighbours are ``gap`` away, none below ``lowest`` or above the chart."""
     order = np.argsort(places)
-    moved = np.array(places, float)
+    moved = np.maximum(places, TOP)
     for a, b in itertools.pairwise(order):
         moved[b] = max(moved[b], moved[a] + gap)
-    over = moved.max() - (HEIGHT - 18.0)
-    return list(np.maximum(moved - max(0.0, over), TOP))
+    for place in order[::-1]:  # and up again, as far as the lowest ones push
+        moved[place] = min(moved[place], lowest)
+        lowest = moved[place] - gap
+    return list(np.maximum(moved, TOP))  # more than there is room for: rather one over the other than outside
 
 
 def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -> str:
