@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ramify.lab.frequencies import frequencies
-from ramify.lab.metrics import mean_square_overlap, measure, overlap, regime
+from ramify.lab.hyperbolic import readout
+from ramify.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
+from ramify.lab.table import COLUMNS, completed
 from ramify.lab.theory import (
     finite_exponent,
     random_overlap,
@@ -97,6 +99,26 @@ def test_measure_counts_rows_by_norm(seed: int) -> None:
     assert found["mso_all"] == pytest.approx((np.array(by_pairs(W)) ** 2).mean())
     W[3, 2] = torch.nan
     assert measure(W)["regime"] == "diverged" and math.isnan(measure(W)["phi_half"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("curvature", [0.0, 0.5, 4.0])
+def test_silent_features_never_answer(curvature: float, seed: int) -> None:
+    W, b = torch.randn(200, 6).double() * 0.4, 2 * torch.randn(200).double()
+    alone = torch.stack([readout(2 * row[None], W, curvature)[0, i] for i, row in enumerate(W)])  # by their definition
+    expected = torch.relu(alone + b) == 0
+    assert 10 < expected.sum() < 190
+    assert torch.equal(silent_features(W, b, curvature), expected)
+    found = measure(W, curvature, b)
+    assert found["silent"] == expected.sum() and found["first_silent"] == 1 + expected.int().argmax()
+    none = measure(W, curvature, b + 100)
+    assert none["silent"] == 0 and math.isnan(none["first_silent"])  # type: ignore[arg-type]
+    assert math.isnan(measure(W, curvature)["silent"])  # type: ignore[arg-type]
+
+
+def test_older_tables_do_not_know_silent_features() -> None:
+    row = dict.fromkeys(COLUMNS, 1.0)
+    del row["silent"], row["first_silent"]
+    assert math.isnan(completed(row)["silent"]) and math.isnan(completed(row)["first_silent"])
 
 
 def test_regimes() -> None:

@@ -384,10 +384,12 @@ def test_a_loss_above_twice_the_first_is_marked_as_diverged(
             first.append(loss.clone())
         return loss
 
-    def rated(grid: Grid, model: Any, W: torch.Tensor, p: Any, numbers: dict[str, float]) -> dict[str, Any]:
+    def rated(
+        grid: Grid, model: Any, W: torch.Tensor, b: torch.Tensor, p: Any, numbers: dict[str, float]
+    ) -> dict[str, Any]:
         (loss,) = first[-1].tolist()
         assert numbers["first_loss"] == pytest.approx(loss, rel=1e-6) and numbers["loss_eval"] < loss
-        return row(grid, model, W, p, {**numbers, "loss_eval": times * loss, **other})
+        return row(grid, model, W, b, p, {**numbers, "loss_eval": times * loss, **other})
 
     monkeypatch.setattr(Engine, "advance", remember)
     monkeypatch.setattr(runner, "_row", rated)

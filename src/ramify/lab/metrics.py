@@ -11,6 +11,9 @@ from torch import Tensor
 from ramify.lab.hyperbolic import excess
 from ramify.lab.theory import welch_bound
 
+LARGEST_VALUE = 2.0
+"""Of a feature: its values are even between 0 and 2."""
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -96,8 +99,19 @@ def regime(phi_half: float, n: int, m: int) -> str:
     return "weak" if phi_half * n <= 2 * m else "mixed"
 
 
-def measure(W: Tensor, curvature: float = 0.0) -> dict[str, float | str]:
-    """The numbers of one model's weights (n, m), by the names they have in the table of runs.
+def silent_features(W: Tensor, b: Tensor, curvature: float = 0.0) -> Tensor:
+    """(n,) whether the relu gives zero for a feature alone at the largest value it has: it answers never.
+
+    Such a feature has next to no gradient. Its row keeps the norm that growth gives it, so it counts as represented.
+    """
+    W, b = W.double(), b.double()
+    root = W.new_tensor(curvature).sqrt()
+    own = LARGEST_VALUE * W.square().sum(1) - (excess(W, root) * excess(LARGEST_VALUE * W, root)).squeeze(1)
+    return own + b <= 0
+
+
+def measure(W: Tensor, curvature: float = 0.0, b: Tensor | None = None) -> dict[str, float | str]:
+    """The numbers of one model's weights (n, m) and biases (n,), by the names they have in the table of runs.
 
     Norms are those of space components, which the growth rule pulls to one, whatever the curvature.
 
@@ -107,10 +121,11 @@ def measure(W: Tensor, curvature: float = 0.0) -> dict[str, float | str]:
     norm = torch.linalg.vector_norm(W.double(), dim=1)
     if not torch.isfinite(norm).all():
         names = ("phi_half", "phi_one", "mso_all", "mso_strong", "mso_lorentz", "mso_positive", "max_overlap", "welch")
-        return {**dict.fromkeys(names, math.nan), "regime": "diverged"}
+        return {**dict.fromkeys((*names, "silent", "first_silent"), math.nan), "regime": "diverged"}
     every, strong = overlap(W), overlap(W[norm > 1])
     seen, positive = lorentz_overlap(W, curvature)
     phi_half = (norm > 0.5).double().mean().item()
+    silent = None if b is None else silent_features(W, b, curvature).nonzero().squeeze(1)
     return {
         "phi_half": phi_half,
         "phi_one": (norm > 1).double().mean().item(),
@@ -120,5 +135,7 @@ def measure(W: Tensor, curvature: float = 0.0) -> dict[str, float | str]:
         "mso_positive": positive,
         "max_overlap": every.largest,
         "welch": every.welch,
+        "silent": math.nan if silent is None else float(len(silent)),
+        "first_silent": math.nan if silent is None or not len(silent) else 1.0 + silent[0].item(),
         "regime": regime(phi_half, n, m),
     }

@@ -244,7 +244,7 @@ class _Part:
                 W, b = bucket.weights(i)
                 values = {"loss_train": train_loss, "loss_eval": loss, "loss_se": error, "first_loss": self.first_loss}
                 numbers = {name: value[k].item() for name, value in values.items()}
-                row = _row(grid, model, W, engine.p[bucket.groups[i]].cpu().numpy(), numbers)
+                row = _row(grid, model, W, b, engine.p[bucket.groups[i]].cpu().numpy(), numbers)
                 found[number[model]] = row, W.norm(dim=1)
                 weights |= {f"{number[model]}.W": W, f"{number[model]}.b": b}
                 k += 1
@@ -258,9 +258,9 @@ class _Part:
             path.unlink(missing_ok=True)
 
 
-def _row(grid: Grid, model: Model, W: Tensor, p: np.ndarray, numbers: dict[str, float]) -> dict[str, Any]:
+def _row(grid: Grid, model: Model, W: Tensor, b: Tensor, p: np.ndarray, numbers: dict[str, float]) -> dict[str, Any]:
     """One row of the table of runs."""
-    found: dict[str, Any] = measure(W, model.curvature)
+    found: dict[str, Any] = measure(W, model.curvature, b)
     is_finite = found["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
     values = {
         **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "bias_init")},

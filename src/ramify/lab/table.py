@@ -40,20 +40,23 @@ COLUMNS: dict[str, type] = {
     "mso_positive": float,
     "max_overlap": float,
     "welch": float,
+    "silent": float,
+    "first_silent": float,
     "loss_unlearned": float,
     "regime": str,
     "diverged": bool,
 }
 """Of the table of runs, one row per model."""
 
-_LATER = ("curvature", "mso_lorentz", "mso_positive")
+_LATER = ("curvature", "mso_lorentz", "mso_positive", "silent", "first_silent")
 """Columns that older tables do not have."""
 
 
 def completed(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a table that may have been written before there was a curvature, with all columns."""
-    flat = {"curvature": 0.0, "mso_lorentz": row["mso_all"], "mso_positive": math.nan}
-    return {name: {**flat, **row}[name] for name in COLUMNS}
+    older = {"curvature": 0.0, "mso_lorentz": row["mso_all"]}
+    older |= dict.fromkeys(("mso_positive", "silent", "first_silent"), math.nan)
+    return {name: {**older, **row}[name] for name in COLUMNS}
 
 
 def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
