@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import ramify
 from ramify.errors import UserError
+from ramify.explore import himapper_page
 from ramify.explore.himapper_page import find_himapper, mapper_sections, without_tree
 from ramify.explore.nodes import read_nodes
 from ramify.explore.picture import model_input
@@ -91,6 +95,22 @@ def test_every_picture_has_its_three_views(seed: int) -> None:
     assert html.count("What the picture is called") == 2
     assert "level 3 node 1 › level 2 node 2 › level 1 node 5" in reader.text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
+
+
+def test_figures_are_there_for_light_and_for_dark(seed: int) -> None:
+    model, shown = small(seed), pictures(seed, 1)
+    html, _ = html_of(mapper_sections([Scene(shown[0], "p", [])], model.look(model_input(model, shown))))
+    found = re.findall(r'<img class="(sheet[^"]*)" alt="([^"]*)" src="data:image/\w+;base64,([^"]*)"', html)
+    assert [kind for kind, *_ in found] == 2 * ["sheet", "sheet dark"]
+    assert found[0][1] == found[1][1] and found[2][1] == found[3][1]
+    css = (Path(himapper_page.__file__).parent / "explorer.css").read_text(encoding="utf-8")
+    surface = re.findall(r"--surface: #(\w{6})", css)[:2]  # of light, of dark
+    for k, (_, _, data) in enumerate(found):
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), int)
+        ground = list(bytes.fromhex(surface[k % 2]))
+        assert np.abs(pixels[:4, :4] - ground).max() <= 2  # JPEG
+        caption = pixels[-40:].mean(2)  # nothing but text, which stands out from its ground
+        assert np.abs(caption - np.mean(ground)).max() > 80
 
 
 def test_numbers_are_the_means_of_the_pictures(seed: int) -> None:

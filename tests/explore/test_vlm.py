@@ -106,6 +106,19 @@ def test_svg_shows_every_caption_where_it_is(seed: int) -> None:
     assert {f"level {k}" for k in (1, 2, 3)} <= {text[:7] for text in read(svg).text}
 
 
+def test_colours_of_a_white_page_can_be_changed_by_a_dark_one(seed: int) -> None:
+    from ramify.explore.vlm_parts import STYLE
+
+    places, chains = three_chains(seed)
+    svg = svg_radial(radial_picture(Texts(on_sphere(places), "geodesic"), chains))
+    levels = set(level_colours(3))
+    for tag in re.findall(r"<(?:g|circle|text|rect) [^>]*>", svg):
+        painted = set(re.findall(r'(?:fill|stroke)="([^"]*)"', tag)) - levels - {"none"}
+        kind = re.search(r'class="([^"]*)"', tag)
+        if painted:
+            assert kind and all(re.search(rf"\.{name}\b", STYLE + ".rim") for name in kind[1].split()), tag
+
+
 def test_names_stay_inside_and_apart(seed: int) -> None:
     rng = np.random.default_rng(seed)
     places = {

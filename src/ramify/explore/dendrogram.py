@@ -21,7 +21,7 @@ STYLE = """
 .merge .seen { position: relative; } .merge .seen img, .merge .seen svg { display: block; width: 100%; }
 .merge .seen svg { position: absolute; inset: 0; height: 100%; }
 .merge .seen rect { fill: transparent; shape-rendering: crispEdges; }
-.merge .seen.lit rect { fill: rgb(255 255 255 / .78); }
+.merge .seen.lit rect { fill: color-mix(in srgb, var(--ground) 78%, transparent); }
 .merge .seen.lit rect.on { fill: transparent; }
 .merge figcaption { grid-column: 1 / -1; }
 svg.dendrogram { width: 100%; height: auto; } svg.dendrogram path { fill: none; stroke-width: 1.1; }

@@ -11,9 +11,9 @@ import numpy as np
 
 from ramify.errors import require
 from ramify.explore.curves import line_chart
-from ramify.explore.disk import svg_disk
-from ramify.explore.himapper import disk_says, plot_assignment, plot_tree_maps
-from ramify.explore.himapper_log import STATS, stat_curves
+from ramify.explore.disk import INK, svg_disk
+from ramify.explore.himapper import ALARM, disk_says, plot_assignment, plot_tree_maps
+from ramify.explore.himapper_log import SOFT, STATS, stat_curves
 from ramify.explore.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from ramify.explore.page import Section, table
 from ramify.explore.picture import data_url
@@ -25,15 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tree"]
 
 DPI = 110
+DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
+"""Colours of the figures' ground and text where the page is dark, as explorer.css has them."""
 STYLE = """
 .mapped { margin: .8rem 0; } .mapped summary { cursor: pointer; display: flex; gap: .8rem; align-items: center; }
 .mapped summary img { width: 54px; height: 54px; object-fit: cover; border-radius: 8px; }
 .mapped summary span { font-weight: 600; } .mapped summary::after { content: "▸"; color: var(--soft); }
-.mapped[open] summary::after { content: "▾"; } .mapped .sheet { display: block; width: 100%; height: auto; }
-.sheets { background: #fff; border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
+.mapped[open] summary::after { content: "▾"; } .mapped .sheet { display: var(--day); width: 100%; height: auto; }
+.mapped .sheet.dark { display: var(--night); }
+.sheets { background: var(--surface); border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
 .sheets .sheet { min-width: 46rem; } svg.disk { display: block; width: 100%; height: auto; }
 .warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
 .lies { display: grid; grid-template-columns: 3fr 2fr; gap: 1.6rem; align-items: center; margin: .8rem 0; }
+.lies svg.disk > g:not(.names) { filter: none; } .lies svg.disk .node { stroke: var(--soft); }
 .lies figcaption { min-height: 0; } .lies h3 { color: var(--ink); margin-top: 1.2rem; }
 @media (max-width: 46rem) { .lies { grid-template-columns: 1fr; } }
 """
@@ -166,11 +170,19 @@ def _every(sizes: Sequence[int]) -> np.ndarray:
 
 
 def _sheet(figure: Figure, alt: str) -> str:
-    """The figure as a picture inside the page."""
+    """The figure as a picture inside the page: two of them, of which the page shows the one of its colour scheme."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
     figure.set_dpi(DPI)
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-    return f'<img class="sheet" alt="{escape(alt, quote=True)}" src="{data_url(np.ascontiguousarray(pixels), 88)}">'
+    parts = []
+    for kind in ("sheet", "sheet dark"):
+        if kind == "sheet dark":
+            figure.set_facecolor(DARK["white"])
+            for text in figure.findobj(Text):
+                text.set_color(DARK.get(str(text.get_color()), text.get_color()))
+        canvas.draw()
+        pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+        parts.append(f'<img class="{kind}" alt="{escape(alt, quote=True)}" src="{data_url(pixels, 88)}">')
+    return "".join(parts)

@@ -19,6 +19,7 @@ END = WIDTH - 14
 STYLE = """
 .box { fill-opacity: .22; stroke-width: 1.6; } .whisker { stroke-width: 1.6; } .mid { stroke-width: 3; }
 .bar0 { fill: var(--series0); } .bar1 { fill: var(--soft); opacity: .5; }
+.level { filter: var(--lift); }
 .spot { fill: var(--series0); opacity: .3; } .middle { fill: none; stroke: var(--ink); stroke-width: 2; }
 """
 
@@ -73,7 +74,7 @@ def level_chart(distance: Any, words: Sequence[float]) -> str:
         x = axes.px(k + 1)
         top, bottom = axes.py(third), axes.py(first)
         parts.append(
-            f'<g stroke="{colour}" fill="{colour}"><line class="whisker" x1="{x:.1f}" x2="{x:.1f}" '
+            f'<g class="level" stroke="{colour}" fill="{colour}"><line class="whisker" x1="{x:.1f}" x2="{x:.1f}" '
             f'y1="{axes.py(high):.1f}" y2="{axes.py(low):.1f}"/><rect class="box" x="{x - half:.1f}" y="{top:.1f}" '
             f'width="{2 * half:.1f}" height="{max(bottom - top, 0.5):.1f}" rx="3"/><line class="mid" '
             f'x1="{x - half:.1f}" x2="{x + half:.1f}" y1="{axes.py(middle):.1f}" y2="{axes.py(middle):.1f}"/>'

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 STYLE = (
     charts.STYLE
     + """
-.sheets { background: #fff; border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0;
+.sheets { background: var(--surface); border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0;
   overflow-x: auto; }
-.sheets figcaption { color: #5a6172; } .sheets svg { min-width: 40rem; }
-.sheets .rim { fill: #f7f8fb; stroke: #c3c8d4; }
+.sheets svg { min-width: 40rem; }
+.radial .hole { fill: var(--line); }
+.radial .round, .radial .hole { stroke: color-mix(in srgb, var(--soft) 35%, transparent); }
+.radial .root, .radial .names, .dendrogram .ink { fill: var(--ink); }
+.radial .soft, .dendrogram .soft { fill: var(--soft); } .dendrogram .blank { fill: var(--line); }
+.radial .names, .radial .halo { stroke: var(--ground); } .radial .caption { stroke: var(--ground); }
+.radial .marks, .dendrogram .tone { filter: var(--lift); }
 svg.radial, svg.dendrogram, svg.disk { display: block; width: 100%; height: auto; }
 svg.radial, svg.disk { max-width: 58rem; margin: 0 auto; }
 .warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }

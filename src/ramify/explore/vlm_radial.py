@@ -138,11 +138,15 @@ def svg_radial(picture: RadialPicture) -> str:
         f'{len(picture.captions)} captions around the root, {escape(picture.title)}" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
     ]
-    disks = [(REACH, INSIDE), (layout.hole, FLOOR), *((away, "none") for away, *_ in layout.rings)]
+    # Colours are for a white page; a page with a scheme of its own gives the classes others.
+    disks = [("rim", REACH, INSIDE), ("hole", layout.hole, FLOOR), *(("round", r, "none") for r, *_ in layout.rings)]
     parts += [
-        f'<circle cx="{X}" cy="{Y}" r="{away:.1f}" fill="{fill}" stroke="{RIM}"/>' for away, fill in disks if away
+        f'<circle class="{kind}" cx="{X}" cy="{Y}" r="{away:.1f}" fill="{fill}" stroke="{RIM}"/>'
+        for kind, away, fill in disks
+        if away
     ]
-    parts.append(f'<circle cx="{X}" cy="{Y}" r="5" fill="{INK}"><title>the root: ""</title></circle>')
+    parts.append(f'<circle class="root" cx="{X}" cy="{Y}" r="5" fill="{INK}"><title>the root: ""</title></circle>')
+    parts.append('<g class="marks">')
     for general, specific in picture.lines.tolist():
         (x1, y1), (x2, y2) = layout.points[general], layout.points[specific]
         parts.append(
@@ -158,20 +162,24 @@ def svg_radial(picture: RadialPicture) -> str:
             f"<title>{escape(said)}</title></circle>"
         )
     halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
-    parts.append(f'<g fill="{SOFT}" font-size="14" text-anchor="middle" {halo}>')
+    parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {halo}>')
     parts += [f'<text x="{x:.1f}" y="{y + 5:.1f}">{text}</text>' for _, text, (x, y) in layout.rings]
-    parts.append(f'<text x="{X}" y="{Y + 22}">root</text></g><g {halo} pointer-events="none">')
+    parts.append(
+        f'<text x="{X}" y="{Y + 22}">root</text></g><g class="names" fill="{INK}" {halo} pointer-events="none">'
+    )
     for label in layout.labels:
         bold = ' font-weight="600"' if picture.level[label.caption] == 0 else ""
         parts.append(
             f'<text x="{label.x:.1f}" y="{label.y:.1f}" dy=".34em" text-anchor="{label.anchor}"{bold} '
-            f'font-size="{label.size}" fill="{INK}">{escape(label.text)}</text>'
+            f'font-size="{label.size}">{escape(label.text)}</text>'
         )
     parts.append("</g>")
     for k, colour in enumerate(colours):
         y = 26 + 24 * k
-        parts.append(f'<circle cx="20" cy="{y}" r="7" fill="{colour}"/>')
-        parts.append(f'<text x="36" y="{y}" dy=".34em" font-size="15" fill="{SOFT}">{level_name(k, picture)}</text>')
+        parts.append(f'<g class="marks"><circle cx="20" cy="{y}" r="7" fill="{colour}"/></g>')
+        parts.append(
+            f'<text class="soft" x="36" y="{y}" dy=".34em" font-size="15" fill="{SOFT}">{level_name(k, picture)}</text>'
+        )
     return "".join(parts) + "</svg>"
 
 

@@ -219,29 +219,30 @@ def svg_dendrogram(latent: LatentTree) -> str:
         own = [(branch, top + height / 2) for branch, top, height in rows if branch.node == node]
         middle = (own[0][1] + own[-1][1]) / 2
         parts.append(
-            f'<text x="{CLASS_END - 8}" y="{middle:.1f}" dy=".34em" text-anchor="end" font-weight="600" '
+            f'<text class="tone" x="{CLASS_END - 8}" y="{middle:.1f}" dy=".34em" text-anchor="end" font-weight="600" '
             f'fill="{colour}">{escape(shortened(names[node], 20))}</text>'
         )
         for branch, y in own:
             end = ATTRIBUTE_END - 105 if branch.attribute is not None else ATTRIBUTE_END
             way = f"M{CLASS_END} {middle:.1f}H{CLASS_END + 20}V{y:.1f}H{end}"
-            parts.append(f'<path d="{way}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            parts.append(f'<path class="tone" d="{way}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
             if branch.attribute is not None:
                 parts.append(
-                    f'<text x="{end + 6}" y="{y:.1f}" dy=".34em" fill="{INK}">'
+                    f'<text class="ink" x="{end + 6}" y="{y:.1f}" dy=".34em" fill="{INK}">'
                     f"{escape(shortened(names[branch.attribute], 15))}</text>"
                 )
     for branch, top, height in rows:
         if not branch.pictures:
             parts.append(
-                f'<text x="{ATTRIBUTE_END + 10}" y="{top + height / 2:.1f}" dy=".34em" fill="{SOFT}">no picture</text>'
+                f'<text class="soft" x="{ATTRIBUTE_END + 10}" y="{top + height / 2:.1f}" dy=".34em" '
+                f'fill="{SOFT}">no picture</text>'
             )
         for k, picture in enumerate(branch.pictures):
             x, y = place_of(k, top)
             said = escape(names[latent.pictures[picture]])
             shown = thumbnail(latent, picture)
             inside = (
-                f'<rect x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
+                f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
                 if shown is None
                 else f'<image x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" href="{data_url(shown, 82)}"/>'
             )
