@@ -37,6 +37,7 @@ def test_what_fits_no_kernel_is_torch_or_one_line() -> None:
 
 def _with_shared(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     found = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     backend._ask_shared_memory.cache_clear()
 
@@ -63,3 +64,10 @@ def test_shared_memory_is_a_constant_for_a_compiler(monkeypatch: pytest.MonkeyPa
     run = torch.compile(lambda x: x + backend._shared_memory(0), backend="eager", fullgraph=True)
     assert run(torch.zeros(2)).tolist() == [101_376, 101_376]
     assert backend.shared_memory(torch.zeros(2)) == backend.HOPPER_SHARED
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_tensor_without_data_may_be_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend._ask_shared_memory.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert backend.shared_memory(ON_GPU) == backend.HOPPER_SHARED

@@ -67,7 +67,7 @@ HOPPER_SHARED = 227 * 1024
 
 
 def shared_memory(x: Tensor) -> int:
-    """Bytes of shared memory that one program may have on the device of ``x``; a Hopper's where that is no GPU."""
+    """Bytes of shared memory that one program may have on the device of ``x``; a Hopper's where there is no GPU."""
     return _shared_memory(x.device.index or 0) if x.is_cuda else HOPPER_SHARED
 
 
@@ -78,6 +78,8 @@ def _shared_memory(index: int) -> int:
 
 @functools.lru_cache
 def _ask_shared_memory(index: int) -> int:
+    if not torch.cuda.is_available():  # a tensor without data, that only says it were on one
+        return HOPPER_SHARED
     found = torch.cuda.get_device_properties(index)
     return int(getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block))
 
