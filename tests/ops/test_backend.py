@@ -58,11 +58,10 @@ def test_a_tree_is_read_by_kernels_where_its_weights_have_room(monkeypatch: pyte
         tree_reader.fits(ON_GPU, torch.bfloat16, 128, 4, 60, "triton")
 
 
-@pytest.mark.usefixtures("forgetful")
 def test_shared_memory_is_a_constant_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_shared(monkeypatch, 101_376)
+    monkeypatch.setattr(backend, "_ask_shared_memory", lambda index: int(bytes([49 + index]) * 6))  # nothing to trace
     run = torch.compile(lambda x: x + backend._shared_memory(0), backend="eager", fullgraph=True)
-    assert run(torch.zeros(2)).tolist() == [101_376, 101_376]
+    assert run(torch.zeros(2)).tolist() == [111_111, 111_111]
     assert backend.shared_memory(torch.zeros(2)) == backend.HOPPER_SHARED
 
 
