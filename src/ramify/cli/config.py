@@ -41,7 +41,7 @@ def parse(
     """
     tyro = require("tyro")
     cls = config_class(command)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"config": (tyro.conf.FlagConversionOff,)} if has_yaml_values else {}
     if yaml_path is not None:
         # No __init__ yet: required fields may come from flags, and the dataclass's checks are for the final values.
         options["default"] = build(cls, read_yaml(yaml_path), "", yaml_path, missing=tyro.MISSING)
@@ -87,21 +87,8 @@ def _without_none(text: str) -> str:
 
 
 def _with_yaml_values(text: str) -> str:
-    """Help with true and false as YAML writes them, and without the ``--no-`` flags that only tyro reads.
-
-    A key of a recipe takes either value; a flag of the command itself, which has no dot, takes none.
-    """
-
-    def one_flag(found: re.Match[str]) -> str:
-        values = "{true,false}" if found["group"] else ""
-        if found["gap"] == " ":
-            return f"{found['flag']} {values}".ljust(len(found[0]))
-        return f"{found['flag']} {found['gap']}{values:<{len(found['no'])}}"  # over two rows
-
-    pair = (
-        r"(?P<flag>--(?P<group>(?:[\w-]+\.)*)(?P<name>[\w-]+)),(?P<gap>[\s│]+)(?P<no>--(?P=group)no-(?P=name))(?![\w-])"
-    )
-    text = re.sub(pair, one_flag, text)
+    """Help with true and false as YAML writes them; a flag without a dot is the command's own switch and takes none."""
+    text = re.sub(r"(--[\w-]+[\s│]+)(\{True,False\})", lambda found: found[1] + " " * len(found[2]), text)
     text = text.replace("{True,False", "{true,false")
     return re.sub(r"\(default:[\s│]+(?:True|False)\)", lambda found: found[0].lower(), text)
 
