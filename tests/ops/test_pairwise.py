@@ -529,6 +529,6 @@ def test_input_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize(("shared", "stages"), [(232_448, 2), (166_912, 2), (101_376, 1)], ids=["H100", "A100", "4090"])
 def test_rows_come_ahead_where_there_is_room_for_two_tiles(shared: int, stages: int) -> None:
-    from ramify.ops.pairwise_lorentz import triton as kernels
+    from ramify.ops.pairwise_lorentz import tiles
 
-    assert kernels._strip(2048, 2048, 128, False, shared)["num_stages"] == stages
+    assert tiles.strip_sizes(2048, 2048, 128, False, shared)["num_stages"] == stages

@@ -181,16 +181,16 @@ def _dist(
 def _softmax(
     x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from . import triton
+    from . import softmax_kernel
 
-    p, log_sums, known = triton.distance_softmax(x, y, chart, c, temperature)
+    p, log_sums, known = softmax_kernel.distance_softmax(x, y, chart, c, temperature)
     return p, log_sums, *known
 
 
 def _nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
-    from . import triton
+    from . import nearest_kernel
 
-    return triton.nearest(x, y, chart, c)
+    return nearest_kernel.nearest(x, y, chart, c)
 
 
 def _means(p: Tensor, grad: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ from .pairs import (
     over_root,
 )
 from .rows import PART_SCALE, Known
-from .triton import blur, precision, sets_of, width
+from .tiles import blur, precision, sets_of, width
 
 WEIGHT_SCALE = tl.constexpr(16384.0)
 """Weights as float16 are at most this: no sum of parts leaves its range."""
