@@ -28,8 +28,8 @@ For 128 images of 196 tokens, 60 nodes of width 128 in 4 levels and 4 heads an H
 DeiT-S (64 tokens at a time 52, 16 tokens 45), with 49 tokens 38 and 43. By count 33 and 28: a warp issues 17 800
 instructions (13 200), is alone on its quarter of a multiprocessor and takes two clocks for one, 36 000 clocks. Products
 of 64 rows and what waits for them are another 15 000, first weights and tokens of four loops 5 000, and keys and values
-of the levels wait 5 000 for the L2 cache, which gives 690 KB to each program. When each head read the tokens for itself,
-GELU was by erf and weights came as they were asked for, it was 27 000 and 20 000 instructions, 76 and 63 us.
+of the levels wait 5 000 for the L2 cache, which gives 690 KB to each program. When each head read the tokens for
+itself, GELU was by erf and weights came as they were asked for, it was 27 000 and 20 000 instructions, 76 and 63 us.
 """
 IMAGES, COLUMNS, PROGRAMS = 4, 128, 132
 """Most global features that one program holds, most places for the nodes that they read, programs to fill a GPU with.
