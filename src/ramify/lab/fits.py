@@ -13,6 +13,7 @@ import numpy as np
 
 from ramify.errors import UserError
 from ramify.lab.frequencies import frequencies
+from ramify.lab.published import published_exponent
 from ramify.lab.table import read_runs
 from ramify.lab.theory import finite_exponent, strong_exponent, weak_exponent
 
@@ -80,6 +81,18 @@ def bootstrap_exponent(
     return float(low), float(high)
 
 
+def seed_deviation(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray) -> float:
+    """Standard deviation of the exponent over fits of one seed each: how much one start scatters.
+
+    Seeds that miss a width, because a model diverged, are left out: their exponent is one of other widths. NaN where
+    fewer than two are left.
+    """
+    widths = np.unique(m)
+    apart = [(m[seeds == name], loss[seeds == name]) for name in np.unique(seeds)]
+    found = [fit_power(x, y).exponent for x, y in apart if len(np.unique(x)) == len(widths) > 1]
+    return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+
+
 def fit(
     runs: Path | str, drop_small: int = 0, loss: str = "loss_eval", say: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
@@ -94,6 +107,10 @@ def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str =
     only where every model of the fit has it, else ``mixed``; ``kept_low`` and ``kept_high`` are the least and the most
     of ``phi_half n / m``, the represented features per dimension. ``widths``, ``drop_small`` and ``loss`` say what was
     fitted.
+
+    ``error`` is that of one fit through all seeds; ``seed_sd`` is how much the exponent of a single seed scatters (NaN
+    for one seed). Where the setting is one of the paper's grid, ``published`` is the exponent of the paper, of one
+    start, and ``published_error`` its standard error where it was published too (:mod:`ramify.lab.published`).
 
     Where the same models were also trained flat, ``change`` is how much curvature adds to the exponent: the exponent of
     the ratio of their losses. Start and samples are the same, so their noise cancels and ``change_error`` is often less
@@ -191,12 +208,21 @@ def _fit_setting(
     line |= nothing
     enough = line["num_seeds"] >= 3 and len(np.unique(m)) > 1
     line["boot_low"], line["boot_high"] = bootstrap_exponent(m, losses, seeds) if enough else (math.nan, math.nan)
+    line["seed_sd"] = seed_deviation(m, losses, seeds)
+    line["published"], line["published_error"] = _published(used)
     p = frequencies(first["n"], first["alpha"], first["density"], first["dist"])
     is_power = first["dist"] == "power"
     line["theory_finite"] = finite_exponent(p, widths) if len(widths) > 1 and widths[-1] < first["n"] else math.nan
     line["theory_weak"] = weak_exponent(first["alpha"]) if is_power else math.nan
     line["theory_strong"] = strong_exponent(first["alpha"]) if is_power else 1.0
     return line | _change(used, flat, loss)
+
+
+def _published(models: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The paper's exponent and its error; NaN for what there is none of, as everywhere in the table."""
+    found = published_exponent(models)
+    exponent, error = found if found is not None else (math.nan, None)
+    return exponent, math.nan if error is None else error
 
 
 @cache  # a bootstrap asks thousands of times

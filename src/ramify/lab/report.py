@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ramify.lab.published import compare, with_published
 from ramify.tables import show
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ FIT_COLUMNS = {
     "kept n/m": "{kept_low:.2f}-{kept_high:.2f}",
     "exponent": "{exponent:.3f}",
     "± error": "{error:.3f}",
+    "published": "{published_said}",
+    "seed sd": "{seed_sd:.3f}",
     "95 %": "{low:.2f}..{high:.2f}",
     "seeds 95 %": "{boot_low:.2f}..{boot_high:.2f}",
     "R2": "{r2:.3f}",
@@ -42,6 +45,8 @@ FIT_COLUMNS = {
 CURVED_COLUMNS = ("curvature", "from flat", "± its error", "loss / flat")
 """Shown where a sweep has curved models: what curvature changes in the exponent and the loss of the same models."""
 
+PUBLISHED_COLUMNS = ("published", "seed sd")
+"""Shown where a setting is one of the paper's grid: its exponent, and how much ours scatters from start to start."""
 
 BEST_COLUMNS = {
     "best curvature by width": "{said}",
@@ -60,8 +65,15 @@ def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[s
         plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
         print(json.dumps(plain))
         return
-    is_curved = any(line["curvature"] for line in lines)
-    print("\n".join(show(lines, {k: v for k, v in FIT_COLUMNS.items() if is_curved or k not in CURVED_COLUMNS})))
+    hidden = set(() if any(line["curvature"] for line in lines) else CURVED_COLUMNS)
+    if not with_published(lines):
+        hidden |= set(PUBLISHED_COLUMNS)
+    elif all(math.isnan(line["seed_sd"]) for line in lines):
+        hidden.add("seed sd")
+    shown = [{**line, "published_said": _with_error(line["published"], line["published_error"])} for line in lines]
+    print("\n".join(show(shown, {name: form for name, form in FIT_COLUMNS.items() if name not in hidden})))
+    if compared := compare(lines):
+        print(compared)
     if best:
         said = [{**line, "said": " ".join(f"{m}:{c:g}" for m, c in line["curvatures"].items())} for line in best]
         print("\n".join(["", *show(said, BEST_COLUMNS)]))
@@ -70,6 +82,12 @@ def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[s
         print(f"{widths} left out of every fit")
     if lost := sum(line["num_diverged"] for line in lines):
         print(f"{lost} diverged models are left out of the fits and marked in the table of runs")
+
+
+def _with_error(value: float, error: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.2f}" if math.isnan(error) else f"{value:.2f} ± {error:.2f}"
 
 
 def say(text: str) -> None:

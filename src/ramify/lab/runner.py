@@ -125,7 +125,8 @@ def sweep(
             if ranks.is_main:
                 _merge(grid, out / "parts", ranks.suffixes)
             ranks.wait()
-            rows += map(completed, load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"])
+            found = load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
+            rows += [completed({"warmup": grid.warmup, **row}) for row in found]  # older parts do not have it
         if ranks.is_main:
             write_runs(out, rows)
             write_text(out / "fits.csv", to_csv(fit_runs(rows)))
@@ -263,7 +264,7 @@ def _row(grid: Grid, model: Model, W: Tensor, b: Tensor, p: np.ndarray, numbers:
     found: dict[str, Any] = measure(W, model.curvature, b)
     is_finite = found["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
     values = {
-        **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "bias_init")},
+        **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "warmup", "bias_init")},
         **{name: getattr(model, name) for name in ("m", "alpha", "gamma", "density", "curvature", "seed")},
         **numbers,
         **found,

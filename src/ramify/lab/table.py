@@ -12,7 +12,7 @@ from typing import Any
 
 from ramify.errors import UserError
 from ramify.files import write_atomic, write_text
-from ramify.lab.folder import read_complete_parts
+from ramify.lab.folder import read_complete_parts, stored_warmups
 from ramify.tables import to_csv
 
 COLUMNS: dict[str, type] = {
@@ -28,6 +28,7 @@ COLUMNS: dict[str, type] = {
     "steps": int,
     "batch": int,
     "lr": float,
+    "warmup": float,
     "bias_init": str,
     "loss_train": float,
     "loss_eval": float,
@@ -48,14 +49,14 @@ COLUMNS: dict[str, type] = {
 }
 """Of the table of runs, one row per model."""
 
-_LATER = ("curvature", "mso_lorentz", "mso_positive", "silent", "first_silent")
+_LATER = ("curvature", "warmup", "mso_lorentz", "mso_positive", "silent", "first_silent")
 """Columns that older tables do not have."""
 
 
 def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a table that may have been written before there was a curvature, with all columns."""
+    """A row of a table that may have been written before there was a curvature or a warm-up, with all columns."""
     older = {"curvature": 0.0, "mso_lorentz": row["mso_all"]}
-    older |= dict.fromkeys(("mso_positive", "silent", "first_silent"), math.nan)
+    older |= dict.fromkeys(("warmup", "mso_positive", "silent", "first_silent"), math.nan)
     return {name: {**older, **row}[name] for name in COLUMNS}
 
 
@@ -82,6 +83,15 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
         UserError: no table there and no complete part, or not one that a sweep wrote.
     """
     path = Path(path)
+    warmups = stored_warmups(path if path.is_dir() else path.parent)
+    return [
+        {**row, "warmup": warmups.get(row["part"], math.nan) if math.isnan(row["warmup"]) else row["warmup"]}
+        for row in _read_rows(path, say)
+    ]
+
+
+def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, Any]]:
+    """As they are in the file, with all columns."""
     if path.is_dir():
         found = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
         if not found:
