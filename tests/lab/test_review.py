@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.lab.test_fits import WIDTHS, llm_points, rows
-from tests.lab.test_gguf import write
 
 from ramify.errors import UserError
 from ramify.lab.fits import fit_runs
@@ -21,6 +19,9 @@ from ramify.lab.heads import find_head
 from ramify.lab.sample import Sampler
 from ramify.lab.shared_exponent import fit_shared
 from ramify.lab.theory import finite_exponent
+
+from .test_fits import WIDTHS, llm_points, rows
+from .test_gguf import write
 
 
 def test_values_depend_on_step_stream_and_data_seed(seed: int) -> None:
