@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent / "img"
 PICTURES = {
     "lab_maps": ("represented features", "exponent"),
     "lab_exponents": ("exponent of weak models", "exponent of strong models"),
+    "lab_published": ("exponent, ours against published",),
 }
 """Name of a picture, and the titles of its panels."""
 
@@ -27,7 +28,7 @@ def main(runs: str) -> None:
     fits = fit_runs(rows)
     found = {
         panel.title: panel
-        for name in ("represented", "exponents", "weak", "strong")
+        for name in ("represented", "exponents", "weak", "strong", "published")
         for panel in FIGURES[name](rows, fits, np.empty((0, 0)))
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from ramify.cli import main
+from ramify.lab.drawing import _draw_lines
+from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_power, fit_runs
+from ramify.lab.panels import Panel, Series
 from ramify.lab.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
 from ramify.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
 from ramify.lab.table import COLUMNS, read_runs
@@ -198,3 +201,90 @@ def test_a_table_needs_no_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(to_csv(models()))
     (tmp_path / "config.json").write_text(text)
     assert fit_runs(read_runs(tmp_path))[0]["published"] == 2.05
+
+
+def panels(figure: str, rows: list[dict[str, Any]]) -> dict[str, Panel]:
+    return {panel.title: panel for panel in FIGURES[figure](rows, fit_runs(rows), np.empty((0, 0)))}
+
+
+@pytest.mark.parametrize(("regime", "gamma", "alpha", "point"), [
+    ("strong", -7 / 9, 2.0, (2.05, 0.07)),
+    ("weak", 3 / 9, 1.5, (0.701, 0.045)),
+])  # fmt: skip
+def test_exponents_against_alpha_have_hollow_points(
+    regime: str, gamma: float, alpha: float, point: tuple[float, float]
+) -> None:
+    rows = models(0.25, gamma) + models(alpha, gamma) + models(alpha, gamma, part="b")
+    title = f"exponent of {regime} models"
+    (series,) = (one for one in panels(regime, rows)[title].series if one.style == "hollow")
+    assert series.name == "published" and series.error is not None
+    assert list(series.x) == [0.25, alpha] and (series.y[1], series.error[1]) == point  # once, though two parts have it
+    others = panels(regime, [{**row, "steps": 10} for row in rows])[title].series
+    assert others and all(one.style != "hollow" for one in others)
+
+
+def test_ours_against_published_are_told_apart_by_gamma() -> None:
+    exponents = (1.7, 1.9, 2.3)
+    rows = models(exponents=exponents) + models(1.875) + models(1.875, -1.0) + models(part="b", batch=64)
+    fits = fit_runs(rows)
+    (panel,) = panels("published", rows).values()
+    cell, points, equal = panel.series
+    assert (cell.name, list(cell.x), list(cell.y)) == ("γ = -1", [1.29], [fits[2]["exponent"]])
+    assert (points.name, list(points.x), points.labels) == ("γ = -0.778", [2.05, 1.932], ["α = 2", "α = 1.875"])
+    assert list(points.y) == [fits[0]["exponent"], fits[1]["exponent"]]
+    assert points.x_error == [0.07, 0.084] and cell.x_error == pytest.approx([math.nan], nan_ok=True)
+    assert points.error == pytest.approx([np.std(exponents, ddof=1), fits[1]["error"]])
+    assert list(equal.x) == list(equal.y) == [1.29, 2.05]
+    assert panel.note.endswith("bars upwards: standard error or deviation of one start")
+    assert FIGURES["published"](rows, fit_runs(models(steps=10)), np.empty((0, 0))) == []
+
+
+def test_the_figure_is_drawn_with_its_table_and_stands_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "runs.csv").write_text(to_csv(models() + models(1.875) + models(1.875, -1.0)))
+    assert main(["lab", "plot", str(tmp_path), "--which", "published", "strong"]) == 0
+    assert (tmp_path / "figures" / "published.png").read_bytes().startswith(b"\x89PNG")
+    assert "γ = -0.778" in (tmp_path / "figures" / "published.svg").read_text(encoding="utf-8")
+    with (tmp_path / "figures" / "published.csv").open(encoding="utf-8") as file:
+        table = {(row["series"], row["label"]): row for row in csv.DictReader(file) if row["label"]}
+    assert len(table) == 3
+    row = table["γ = -0.778", "α = 2"]
+    assert (row["x"], row["x_error"]) == ("2.05", "0.07")
+    assert float(row["y"]) == fit_runs(models())[0]["exponent"]
+    with (tmp_path / "figures" / "strong.csv").open(encoding="utf-8") as file:
+        assert sorted(float(row["y"]) for row in csv.DictReader(file) if row["series"] == "published") == [
+            1.29,
+            1.932,
+            2.05,
+        ]
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<th>published</th>" in page and "2.05 ± 0.07" in page and "Beside the published exponents" in page
+    assert "Published (the paper&#x27;s, one start each): 3 settings" in page
+    (tmp_path / "runs.csv").write_text(to_csv(models(steps=10)))
+    assert main(["lab", "plot", str(tmp_path), "--which", "published"]) == 0
+    assert "no figure published: the sweep has no data for it" in capsys.readouterr().err
+    assert "published</th>" not in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_hollow_points_are_grey_and_beside_ours() -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    ax = figures.Figure().subplots()
+    ours, theirs = Series("γ", [0, 1], [1, 2], error=[0.1, 0.1]), Series("p", [0, 1], [1, 2], "hollow", [math.nan, 0.2])
+    _draw_lines(ax.figure, ax, Panel("", "α", "exponent", [ours, theirs]))
+    first, second = (one.lines[0] for one in ax.containers)
+    assert second.get_markerfacecolor() == "white" and second.get_color() == "0.5" and first.get_color() != "0.5"
+    assert list(second.get_xdata() - first.get_xdata()) == pytest.approx([0.012] * 2)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["γ", "p"]
+
+
+@pytest.mark.parametrize(("num", "drawn"), [(40, 40), (41, 0)])
+def test_too_many_texts_are_left_to_the_table(num: int, drawn: int) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    ax = figures.Figure().subplots()
+    series = Series("a", list(range(num)), list(range(num)), labels=[str(k) for k in range(num)])
+    _draw_lines(ax.figure, ax, Panel("", "x", "y", [series]))
+    assert len(ax.texts) == drawn
+    # Towards the middle: to the right of the first points, to the left of the last.
+    assert [text.get_ha() for text in (ax.texts or ())][:: num - 1] == (["left", "right"] if drawn else [])

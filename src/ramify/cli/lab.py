@@ -124,7 +124,7 @@ class PlotConfig:
     runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
     """Folder of a sweep."""
     which: tuple[str, ...] = ("all",)
-    """all, or some of loss, represented, exponents, weak, strong, density, curvature."""
+    """all, or some of loss, represented, exponents, weak, strong, published, density, curvature."""
     out: Path | None = None
     """Folder for PNG, SVG and CSV; by default figures in that of the sweep."""
     page: bool = True

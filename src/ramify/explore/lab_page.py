@@ -15,6 +15,7 @@ from typing import Any
 from ramify import __version__
 from ramify.explore.page import STYLE, Section, image, page, table
 from ramify.lab.fits import fit_runs
+from ramify.lab.published import compare, with_published
 from ramify.lab.table import read_runs
 
 __all__ = ["lab_page", "lab_sections"]
@@ -47,6 +48,11 @@ FIGURES = {
         "Norms in two lobes around one; overlaps between those of random directions and the least possible for "
         "min(n, m²/2) rows (models with fewer rows above one may lie below that line); exponents from one to "
         "2(α - 1).",
+    ),
+    "published": (
+        "Beside the published exponents",
+        "Settings of the paper's grid: our exponent against the one that the paper shows for the same setting, which "
+        "is that of one start. Points on the dashed line are equal.",
     ),
     "density": ("More active features", "The loss grows with the number of active features; the exponent stays."),
     "curvature": (
@@ -131,6 +137,11 @@ def _exponents(fits: Sequence[Row]) -> str:
         "represented features per dimension. <b>theory</b> is that of the regime; <b>in 95 %</b> says whether it lies "
         "in the interval of the fit.</p>"
     ]
+    if compared := compare(fits):
+        parts.append(
+            "<p><b>published</b> is what the paper shows for the same setting, trained the same way. Its exponents are "
+            f"those of one start. {escape(compared[0].upper() + compared[1:])}.</p>"
+        )
     for regime, meaning in _REGIMES.items():
         chosen = [fit for fit in fits if fit["regime"] == regime]
         if not chosen:
@@ -148,8 +159,10 @@ def _fit_table(fits: Sequence[Row]) -> str:
     several = {name: len({str(fit[name]) for fit in fits}) > 1 for name in ("part", "density", "curvature")}
     has_seeds = any(math.isfinite(fit["boot_low"]) for fit in fits)
     is_curved = any(fit["curvature"] for fit in fits)
+    has_published = bool(with_published(fits))
     head = ["data", "γ"] + [said for name, said in _EXTRA.items() if several[name]]
-    head += ["kept n/m", "exponent", "95 %", *(["95 % over seeds"] if has_seeds else []), "R²", "theory", "in 95 %"]
+    head += ["kept n/m", "exponent", *(["published"] if has_published else []), "95 %"]
+    head += [*(["95 % over seeds"] if has_seeds else []), "R²", "theory", "in 95 %"]
     head += ["finite-n", "α - 1", *(["from flat", "loss / flat"] if is_curved else []), "models", "diverged"]
     lines = []
     for fit in fits:
@@ -159,6 +172,7 @@ def _fit_table(fits: Sequence[Row]) -> str:
         line = [data, f"{fit['gamma']:.3g}"]
         line += [f"{fit[name]:.3g}" if name != "part" else str(fit[name]) for name in _EXTRA if several[name]]
         line += [_between(fit["kept_low"], fit["kept_high"], ".3g"), _number(fit["exponent"], fit["error"])]
+        line += [_number(fit["published"], fit["published_error"])] if has_published else []
         line += [_between(fit["low"], fit["high"])]
         line += [_between(fit["boot_low"], fit["boot_high"])] if has_seeds else []
         line += [_number(fit["r2"]), _number(theory), _inside(theory, fit["low"], fit["high"])]

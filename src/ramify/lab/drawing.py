@@ -17,7 +17,7 @@ from ramify.files import full_disk_is_one_line, write_atomic, write_text
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_runs
 from ramify.lab.folder import read_part
-from ramify.lab.panels import Panel, to_rows
+from ramify.lab.panels import Panel, Series, to_rows
 from ramify.lab.table import read_runs
 from ramify.tables import to_csv
 
@@ -29,6 +29,8 @@ _MANY = 40
 """More than this get no names at all; the CSV has them."""
 _NAME = 32
 """Letters of a name that stand in one line of the legend; longer lines would take the room of the axes."""
+_TEXTS = 40
+"""More texts beside points than this are not drawn, as they would hide them; the CSV has them."""
 _DASHES = ("--", ":", "-.")
 
 
@@ -140,7 +142,7 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
 def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
     from matplotlib import colormaps
 
-    solid = [series for series in panel.series if series.style != "dashed"]
+    solid = [series for series in panel.series if series.style not in ("dashed", "hollow")]
     colours = [colormaps["viridis"](0.9 * i / max(1, len(solid) - 1)) for i in range(len(solid))]
     dashes = 0
     for series in panel.series:
@@ -150,19 +152,24 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
             dashes += 1
             ax.plot(series.x, series.y, dash, color=grey, label=label, linewidth=1.3)
             continue
+        if series.style == "hollow":  # beside the points that they are compared with
+            aside = 0.012 * float(np.ptp([x for other in panel.series for x in other.x]))
+            _draw_errors(ax, series, label, aside, color="0.5", markerfacecolor="white", markersize=4, zorder=1.5)
+            continue
         colour = colours[solid.index(series)]
         if series.style == "bars":
             ax.bar(series.x, series.y, color=colour, label=label)
         elif series.style == "steps":
             ax.step(series.x, series.y, where="mid", color=colour, label=label, linewidth=1.2)
         elif series.error is not None:
-            error = np.nan_to_num(np.asarray(series.error, float))
-            ax.errorbar(series.x, series.y, error, fmt="o", color=colour, label=label, markersize=4, capsize=2)
+            _draw_errors(ax, series, label, color=colour, markersize=4)
         else:
             mark = "o-" if series.style == "line" else "o"
             ax.plot(series.x, series.y, mark, color=colour, label=label, markersize=4, linewidth=1.2)
     _scale(ax, panel)
-    for series in panel.series:
+    ax.autoscale_view()  # else places on linear axes are those of before anything was drawn
+    num_texts = sum(len(series.labels or ()) for series in panel.series)
+    for series in panel.series if num_texts <= _TEXTS else ():
         for x, y, text in zip(series.x, series.y, series.labels or (), strict=False):
             across = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))[0]
             side, shift = ("left", 5) if across < 0.6 else ("right", -5)  # towards the middle
@@ -181,6 +188,14 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
         ax.annotate(said, (0.98, 0.02), xycoords="axes fraction", ha="right", fontsize=7)
     ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
+
+
+def _draw_errors(ax: Any, series: Series, label: str, aside: float = 0.0, **look: Any) -> None:
+    """Points with bars upwards and, where they have such errors, across; none where an error is missing."""
+    up, across = (
+        None if error is None else np.nan_to_num(np.asarray(error, float)) for error in (series.error, series.x_error)
+    )
+    ax.errorbar(np.asarray(series.x, float) + aside, series.y, up, across, fmt="o", label=label, capsize=2, **look)
 
 
 def _scale(ax: Any, panel: Panel) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ramify.lab.curved_figures import curvature
 from ramify.lab.panels import Panel, Row, Series, by, means, part_of, said
+from ramify.lab.published_figures import published, published_series
 from ramify.lab.theory import strong_exponent, weak_exponent, welch_bound
 
 
@@ -101,7 +102,10 @@ def weak(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Pa
 def _exponent_panel(
     title: str, fits: Sequence[Row], regime: str, limit: str, exponent: Callable[[float], float]
 ) -> list[Panel]:
-    """Exponents against alpha with the limit of theory; for weak models also with theory for as many features."""
+    """Exponents against alpha with the limit of theory; for weak models also with theory for as many features.
+
+    On the paper's grid also with the exponents that it published for these settings.
+    """
     chosen = [fit for fit in fits if fit["regime"] == regime and fit["dist"] == "power"]
     chosen = sorted((fit for fit in chosen if math.isfinite(fit["exponent"])), key=lambda fit: fit["alpha"])
     if not chosen:
@@ -112,6 +116,7 @@ def _exponent_panel(
         extra = "" if density == 1 else f"E = {density:.3g}"
         name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
         panel.series.append(Series(name, x, y, "points", error))
+    panel.series += published_series(chosen)
     if regime == "weak":
         for (n,), some in by(chosen, "n").items():
             values = dict(sorted((fit["alpha"], fit["theory_finite"]) for fit in some))
@@ -211,6 +216,7 @@ FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Row], np.ndarray], list[Pan
     "exponents": exponents,
     "weak": weak,
     "strong": strong,
+    "published": published,
     "density": density,
     "curvature": curvature,
 }

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 Row = Mapping[str, Any]
-Style = Literal["points", "line", "dashed", "bars", "steps"]
+Style = Literal["points", "hollow", "line", "dashed", "bars", "steps"]
 
 
 @dataclass
 class Series:
-    """Points of one colour; ``error`` is half the length of the bars through them."""
+    """Points of one colour; ``error`` is half the length of the bars through them. Hollow ones are grey: not ours."""
 
     name: str
     x: Sequence[float]
@@ -27,6 +27,8 @@ class Series:
     error: Sequence[float] | None = None
     labels: Sequence[str] | None = None
     """A text beside each point."""
+    x_error: Sequence[float] | None = None
+    """Half the length of bars across."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
             "y_name": panel.y_name,
             "y": y,
             "error": series.error[i] if series.error is not None else math.nan,
+            "x_error": series.x_error[i] if series.x_error is not None else math.nan,
             "label": series.labels[i] if series.labels is not None else "",
             "note": panel.note,
         }
