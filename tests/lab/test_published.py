@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from ramify.cli import main
+from ramify.files import load_tensors, save_tensors
 from ramify.lab.drawing import _draw_lines
 from ramify.lab.figures import FIGURES
 from ramify.lab.fits import fit_power, fit_runs
+from ramify.lab.grid import Grid
 from ramify.lab.panels import Panel, Series
 from ramify.lab.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
 from ramify.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
+from ramify.lab.runner import sweep
 from ramify.lab.table import COLUMNS, read_runs
 from ramify.tables import to_csv
 
@@ -194,6 +197,18 @@ def test_tables_from_before_take_the_warmup_of_their_configuration(tmp_path: Pat
         (found,) = fit_runs(back)
         assert found["exponent"] == fit_power(PAPER_WIDTHS, [row["loss_eval"] for row in rows]).exponent
         assert found["published"] == pytest.approx(2.05 if warmup == 0.1 else math.nan, nan_ok=True)
+
+
+def test_a_sweep_writes_the_warmup_and_adds_it_to_parts_from_before(tmp_path: Path) -> None:
+    grid = Grid(n=20, m=(3, 5), alpha=(1.0,), gamma=(-1.0,), batch=16, steps=5, warmup=0.4, eval_samples=32)
+    rows = sweep(grid, tmp_path)
+    assert [row["warmup"] for row in rows] == [row["warmup"] for row in read_runs(tmp_path)] == [0.4, 0.4]
+    done = tmp_path / "parts" / "grid.safetensors"
+    tensors, state = load_tensors(done)
+    for row in state["rows"]:
+        del row["warmup"]
+    save_tensors(done, tensors, state)
+    assert sweep(grid, tmp_path, resume=True) == rows
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"parts": 3}', '{"parts": {"grid": {}}}'])

@@ -139,8 +139,8 @@ def _exponents(fits: Sequence[Row]) -> str:
     ]
     if compared := compare(fits):
         parts.append(
-            "<p><b>published</b> is what the paper shows for the same setting, trained the same way. Its exponents are "
-            f"those of one start. {escape(compared[0].upper() + compared[1:])}.</p>"
+            "<p><b>published</b> is what the paper shows for the same setting, trained the same way; seed sd is in "
+            f"fits.csv. {escape(compared[0].upper() + compared[1:])}.</p>"
         )
     for regime, meaning in _REGIMES.items():
         chosen = [fit for fit in fits if fit["regime"] == regime]
