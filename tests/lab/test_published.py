@@ -298,7 +298,7 @@ def test_hollow_points_are_grey_and_beside_ours() -> None:
 def test_too_many_texts_are_left_to_the_table(num: int, drawn: int) -> None:
     figures = pytest.importorskip("matplotlib.figure")
     ax = figures.Figure().subplots()
-    series = Series("a", list(range(num)), list(range(num)), labels=[str(k) for k in range(num)])
+    series = Series("a", [10 + k for k in range(num)], list(range(num)), labels=[str(k) for k in range(num)])
     _draw_lines(ax.figure, ax, Panel("", "x", "y", [series]))
     assert len(ax.texts) == drawn
     # Towards the middle: to the right of the first points, to the left of the last.
