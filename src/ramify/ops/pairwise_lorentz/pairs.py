@@ -12,6 +12,9 @@ import triton.language as tl
 
 from .rows import PART_SCALE
 
+LOWEST = tl.constexpr(-1e30)
+"""Below every score, and finite: infinity less itself is not a number."""
+
 
 @triton.jit
 def multiply(a, b, total, PRECISION: tl.constexpr):
@@ -208,3 +211,23 @@ def growth(excess, QUICK: tl.constexpr):
         near = tl.minimum(excess, 1e18)
         sinh = tl.where(excess > near, cosh, tl.sqrt(near * (near + 2.0)))
     return 1.0 + (excess + sinh)
+
+
+@triton.jit
+def excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+            SAME: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
+
+    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of the other kernels, where factors
+    that belong to a row alone come multiplied: six instructions a pair.
+    """
+    shift_y = grown_y * root_y
+    if not EVEN:
+        shift_y = tl.where(col < M, shift_y, float("inf"))
+    if not SPLIT:
+        product = product * over_y[None, :]
+    aside = tl.maximum(tl.fma(product, -slope_x[:, None], sinh_x[:, None]), 0.0)  # rounded once: 1 - cos may be small
+    if SAME:
+        aside = tl.where(row[:, None] == col[None, :], 0.0, aside)
+    along = (grown_x[:, None] * root_y[None, :] - shift_y[None, :]) * half_x[:, None]
+    return along * along + aside * sinh_y[None, :]

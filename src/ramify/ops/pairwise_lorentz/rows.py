@@ -109,9 +109,12 @@ def _store_rows(x, stats, parts, first, R, n, P, S: tl.constexpr, CHART: tl.cons
 
 
 @triton.jit
-def _rows_kernel(x, y, stats_x, stats_y, parts_x, parts_y, RX, RY, n, P, S: tl.constexpr, CHART: tl.constexpr,
-                 LIMIT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _rows_kernel(x, y, stats_x, stats_y, parts_x, parts_y, counters, RX, RY, n, P, C, S: tl.constexpr,
+                 CHART: tl.constexpr, LIMIT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
+    counter = program * ROWS + tl.arange(0, ROWS)
+    tl.store(counters + counter, 0, mask=counter < C)
     own = tl.cdiv(RX, ROWS)
     if program < own:
         _store_rows(x, stats_x, parts_x, program * ROWS, RX, n, P, S, CHART, LIMIT, SPLIT, ROWS, BLOCK)
@@ -123,8 +126,10 @@ Known = tuple[Tensor, Tensor, Tensor, Tensor]
 """What is known of the rows of x and of y: their numbers (7, rows) each, their parts (2, rows, P) each."""
 
 
-def row_stats(x: Tensor, y: Tensor | None, chart: int, c: float) -> Known:
+def row_stats(x: Tensor, y: Tensor | None, chart: int, c: float, counters: Tensor | None = None) -> Known:
     """Numbers and parts of the rows of x (B, N, n) and y (B, M, n), contiguous; of no rows if y is None.
+
+    ``counters``, integers of 32 bits and no more of them than rows, are set to zero on the way, which spares a launch.
 
     In parts, rows are filled up with zeros to a multiple of 16, which keeps them aligned. Half precision has none.
     """
@@ -139,9 +144,11 @@ def row_stats(x: Tensor, y: Tensor | None, chart: int, c: float) -> Known:
             "S": math.sqrt(c), "CHART": chart, "LIMIT": _limit(chart, c), "SPLIT": is_split, "ROWS": _ROWS,
             "BLOCK": min(128, triton.next_power_of_2(max(P, n, 1))), "num_warps": 4,
         }  # fmt: skip
-        tensors = (x, x if y is None else y, *stats, *(parts if is_split else stats))
+        if counters is None:
+            counters = torch.empty(0, dtype=torch.int32, device=x.device)
+        tensors = (x, x if y is None else y, *stats, *(parts if is_split else stats), counters)
         grid = (triton.cdiv(rows_x, _ROWS) + triton.cdiv(rows_y, _ROWS),)
-        launch(_rows_kernel, grid, tensors, (rows_x, rows_y, n, P), settings)
+        launch(_rows_kernel, grid, tensors, (rows_x, rows_y, n, P, counters.numel()), settings)
     return stats[0], stats[1], parts[0], parts[1]
 
 

@@ -9,34 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted, shared_memory
+from ..backend import has_data, interpreted, multiprocessors, shared_memory
 from ..launch import launch
-from .pairs import growth, load_rows, load_stats, log2, no_nan
+from .joint_kernel import joint_sizes, joint_softmax, num_strips
+from .pairs import LOWEST, excess_of, growth, load_rows, load_stats, log2, no_nan
 from .rows import PART_SCALE, Known, row_stats
 from .tiles import precision, sets_of, store_tile, strip_sizes, tile_product, tile_stats
-
-LOWEST = tl.constexpr(-1e30)
-"""Below every score, and finite: infinity less itself is not a number."""
-
-
-@triton.jit
-def _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
-            SAME: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
-    """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.
-
-    As ``2 sinh^2((a - b)/2) + sinh a sinh b (1 - cos)``, twice the square of the other kernels, where factors
-    that belong to a row alone come multiplied: six instructions a pair.
-    """
-    shift_y = grown_y * root_y
-    if not EVEN:
-        shift_y = tl.where(col < M, shift_y, float("inf"))
-    if not SPLIT:
-        product = product * over_y[None, :]
-    aside = tl.maximum(tl.fma(product, -slope_x[:, None], sinh_x[:, None]), 0.0)  # rounded once: 1 - cos may be small
-    if SAME:
-        aside = tl.where(row[:, None] == col[None, :], 0.0, aside)
-    along = (grown_x[:, None] * root_y[None, :] - shift_y[None, :]) * half_x[:, None]
-    return along * along + aside * sinh_y[None, :]
 
 
 @triton.jit
@@ -70,8 +48,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
                             BM, BN, BK, PIECE)  # fmt: skip
     if ALONE:
         col = tl.arange(0, BN)
-        excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M, SAME,
-                         EVEN, SPLIT)  # fmt: skip
+        excess = excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+                           SAME, EVEN, SPLIT)  # fmt: skip
         top = -RATE * log2(growth(tl.min(no_nan(excess, QUICK), axis=1), QUICK), QUICK)
         terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - top[:, None])
         total = tl.sum(terms, axis=1)
@@ -82,8 +60,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
         total = tl.zeros((BM,), tl.float32)
         for first in range(0, M, BN):
             col = first + tl.arange(0, BN)
-            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
-                             SAME, EVEN, SPLIT)  # fmt: skip
+            excess = excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+                               SAME, EVEN, SPLIT)  # fmt: skip
             least = tl.min(no_nan(excess, QUICK), axis=1)
             higher = tl.maximum(top, -RATE * log2(growth(least, QUICK), QUICK))
             terms = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - higher[:, None])
@@ -99,8 +77,8 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
         tl.store(log_sums + batch * N + row, log_sum, mask=is_row)
         for first in range(0, M, BN):
             col = first + tl.arange(0, BN)
-            excess = _excess(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
-                             SAME, EVEN, SPLIT)  # fmt: skip
+            excess = excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
+                               SAME, EVEN, SPLIT)  # fmt: skip
             p = tl.exp2(-RATE * log2(growth(excess, QUICK), QUICK) - log_sum[:, None])
             store_tile(out, own, M, col, p, is_row, EVEN, BM)
             following = tl.where(first + BN < M, first + BN, 0)
@@ -117,15 +95,22 @@ def distance_softmax(
     M = N if y is None else y.shape[1]
     out = torch.empty(B, N, M, dtype=torch.float32, device=x.device)
     log_sums = torch.empty(B, N, dtype=torch.float32, device=x.device)
-    known = row_stats(x, y, chart, c)
+    is_split = x.dtype == torch.float32
+    joint = joint_sizes(N, M, n, not is_split, multiprocessors(x))
+    arrived = torch.empty(num_strips(B, N, joint) if joint else 0, dtype=torch.int32, device=x.device)
+    known = row_stats(x, y, chart, c, arrived)
     if has_data(x) and out.numel():
-        sizes = strip_sizes(N, M, n, x.dtype != torch.float32, shared_memory(x))
         tensors, numbers = sets_of(x, y, known)
         settings = {
             "RATE": 1 / (math.sqrt(c) * temperature), "SAME": y is None, "QUICK": not interpreted(),
-            "SPLIT": x.dtype == torch.float32, "PRECISION": precision(), "P": numbers[-1],
-            "EVEN": N % sizes["BM"] == 0 and M % sizes["BN"] == 0, "ALONE": sizes["BN"] >= M, **sizes,
+            "SPLIT": is_split, "PRECISION": precision(), "P": numbers[-1],
         }  # fmt: skip
-        grid = (B * triton.cdiv(N, sizes["BM"]),)
-        launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers[:-1], settings)
+        if joint:
+            joint_softmax(tensors, numbers, out, log_sums, arrived, settings, joint)
+        else:
+            sizes = strip_sizes(N, M, n, not is_split, shared_memory(x))
+            is_even = N % sizes["BM"] == 0 and M % sizes["BN"] == 0
+            settings |= {"EVEN": is_even, "ALONE": sizes["BN"] >= M, **sizes}
+            grid = (B * triton.cdiv(N, sizes["BM"]),)
+            launch(_softmax_kernel, grid, (*tensors, out, log_sums), numbers[:-1], settings)
     return out, log_sums, known

@@ -34,7 +34,7 @@ def whole_product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT
 
 
 @triton.jit
-def _columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
     if EVEN and P == BK:
         at = tl.arange(0, BN)[:, None] * P + tl.arange(0, BK)[None, :]
@@ -51,10 +51,10 @@ def tile_product(parts_x, parts_y, a, a_low, own, batch, first, is_row, RX, RY, 
     """Products of the rows ``a``, if they are held whole, with the columns from ``first`` on."""
     other = batch * M + first
     if PIECE == BK:
-        b = _columns(parts_y, other, first, M, P, EVEN, BN, BK)
+        b = columns(parts_y, other, first, M, P, EVEN, BN, BK)
         b_low = b
         if SPLIT:
-            b_low = _columns(parts_y, other + RY, first, M, P, EVEN, BN, BK)
+            b_low = columns(parts_y, other + RY, first, M, P, EVEN, BN, BK)
         product = add_products(tl.zeros((BM, BN), tl.float32), a, a_low, b, b_low, SPLIT, PRECISION)
     else:
         is_col = first + tl.arange(0, BN) < M
