@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/lab.md from a sweep: ``python docs/lab_figures.py FOLDER`` of ``--preset paper-grid``."""
+"""Makes the pictures of docs/lab.md: ``python docs/lab_figures.py FOLDER...`` of sweeps with ``--preset paper-grid``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PICTURES = {
 """Name of a picture, and the titles of its panels."""
 
 
-def main(runs: str) -> None:
-    rows = read_runs(runs)
+def main(*folders: str) -> None:
+    rows = [row for folder in folders for row in read_runs(folder)]
     fits = fit_runs(rows)
     found = {
         panel.title: panel
@@ -38,4 +38,4 @@ def main(runs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -8,15 +8,16 @@ Counted at (8, 2048, 2048, 128), 134 MB of results, in microseconds on an H200: 
 or 10 for bf16 products at the peak of float16, 10 for rows, and per pair and turn
 
     distances  38 instructions, 43; three special functions, 27; 270 MB of rows out of L2, 50 at 5.5 TB/s
-    softmax    26 instructions, 29; three special functions, 27; 270 MB of rows; two turns of all but the bytes
+    softmax    35 instructions, 41; three special functions, 27; 390 MB of rows (200 for bf16), 71 (36)
 
-Many distances, softmax and the nearest walk over tiles, rows of the next and what is known of them on their way while a
-tile is worked on; two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they
-overlap decides, and with eight warps they do so badly. Measured: distances 117 (88 for bf16), some 14 more where exact;
-softmax 181 (143), the nearest 93 (73). Parts left out of softmax say that they add up: two of three products 40, the
-functions 47, what is known of columns 30 (of which 15 are saved since it comes ahead), the results 14, the second turn
-92. Before, with the rows of a tile fetched right before its product, distances took 146 (126) and softmax 210.
-(64, 196, 196, 64): 9.8 MB, 10. (512, 49, 16, 32): 1.6 MB, 5.
+Many distances and the nearest walk over tiles, rows of the next and what is known of them on their way while a tile is
+worked on; two programs on a multiprocessor, so that one may multiply while the other takes roots. How well they overlap
+decides, and with eight warps they do so badly. Measured: distances 119 (89 for bf16), some 6 more where exact (10), the
+nearest 95 (74). Before, with the rows of a tile fetched right before its product, distances took 146 (126).
+
+The softmax of long rows has one turn (see ``joint_kernel``): 156 (107). In two turns, walking as above, it takes 181
+(143); parts left out of it said that they add up: two of three products 40, the functions 47, what is known of columns
+30, the results 14, the second turn 92. By count, (64, 196, 196, 64) takes 10 for its 9.8 MB, (512, 49, 16, 32) 5 for 1.6.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
