@@ -4,8 +4,10 @@ A program makes its share of a strip, keeps the terms in registers, writes down 
 waits until all programs of the strip have, and writes its terms over the sum of all. Nothing is made or read twice.
 
 Who waits must not keep out who it waits for. A GPU starts programs in the order of their numbers, and those of a strip
-follow each other; so all that come before them have started, the first unfinished strip has all its programs on the
-GPU as soon as there is room for them, and it finishes. There is room for one on each multiprocessor at least.
+follow each other; so of a strip that is not complete nothing behind it has started, and it holds fewer places than it
+has shares. A strip has at most a share for every second multiprocessor, and every multiprocessor has a place, three or
+four on an H200: there it takes more than six such softmaxes at once, on streams or in processes of their own, until all
+places are held by programs that wait.
 """
 
 from __future__ import annotations
@@ -116,12 +118,12 @@ def _joint_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, tops,
 
 @functools.cache
 def joint_sizes(N: int, M: int, n: int, is_half: bool, processors: int) -> dict[str, int] | None:
-    """How large shares are, or None where strips are too short, or too long for a GPU to have all their programs."""
+    """How large shares are, or None where strips are too short, or too long to wait for each other."""
     sizes = {"BM": 64, "BN": 64, "BK": width(n), "TILES": _TILES, "num_warps": 4, "num_stages": 1}
     if is_half:
         sizes["maxnreg"] = 128  # four programs on a multiprocessor; float32 rows leave no room for a fourth
     shares = triton.cdiv(M, sizes["BN"] * _TILES)
-    is_fit = sizes["BM"] <= N and width(n) <= _WIDEST and _LEAST_SHARES <= shares <= processors
+    is_fit = sizes["BM"] <= N and width(n) <= _WIDEST and _LEAST_SHARES <= shares <= processors // 2
     return sizes if is_fit else None
 
 

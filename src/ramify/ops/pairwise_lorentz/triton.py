@@ -17,7 +17,7 @@ nearest 95 (74). Before, with the rows of a tile fetched right before its produc
 
 The softmax of long rows has one turn (see ``joint_kernel``): 156 (107). In two turns, walking as above, it takes 181
 (143); parts left out of it said that they add up: two of three products 40, the functions 47, what is known of columns
-30, the results 14, the second turn 92. By count, (64, 196, 196, 64) takes 10 for its 9.8 MB, (512, 49, 16, 32) 5 for 1.6.
+30, the results 14, the second turn 92. By count (64, 196, 196, 64), 9.8 MB, takes 10, and (512, 49, 16, 32), 1.6 MB, 5.
 
 The nearest points and many exact distances leave close points (see ``pairs``) to a third launch, which ends at once
 where there are none. In the same kernel they cost all tiles registers, 1 KB of them in local memory: 255 microseconds
