@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/lab.md: ``python docs/lab_figures.py FOLDER...`` of sweeps with ``--preset paper-grid``."""
+"""Makes the pictures of docs/lab.md: ``python docs/lab_figures.py FOLDER...`` of ``--preset paper-grid``."""
 
 from __future__ import annotations
 
