@@ -7,7 +7,8 @@ Who waits must not keep out who it waits for. A GPU starts programs in the order
 follow each other; so of a strip that is not complete nothing behind it has started, and it holds fewer places than it
 has shares. A strip has at most a share for every second multiprocessor, and every multiprocessor has a place, three or
 four on an H200: there it takes more than six such softmaxes at once, on streams or in processes of their own, until all
-places are held by programs that wait.
+places are held by programs that wait. A partition of a GPU says how many multiprocessors it has, except for torch's
+green contexts: one of less than a quarter of the GPU wants ``backend="torch"`` for rows of thousands.
 """
 
 from __future__ import annotations
