@@ -34,7 +34,9 @@ def test_numbers_of_many_rows() -> None:
     stats = reserved(6 * R + 16)
     x = torch.randn(16, 5)
     settings = {"S": 1.0, "CHART": rows.LORENTZ, "LIMIT": 40.0, "SPLIT": False, "ROWS": 16, "BLOCK": 8}
-    rows._rows_kernel[(1,)](x, x, stats, stats, stats, stats, R, 0, 5, 0, **settings)
+    counters = torch.full((5,), 7, dtype=torch.int32)
+    rows._rows_kernel[(1,)](x, x, stats, stats, stats, stats, counters, R, 0, 5, 0, 3, **settings)
+    assert counters.tolist() == [0, 0, 0, 7, 7]
     over = 1 / x.double().norm(dim=-1)
     for place, wanted in ((2, 1 / over), (3, torch.sqrt(1 + over**-2)), (4, over), (6, torch.ones(16))):
         found = stats[place * R : place * R + 16]
