@@ -36,16 +36,16 @@ def test_what_fits_no_kernel_is_torch_or_one_line() -> None:
 
 
 def _with_shared(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    found = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152)
+    found = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152, multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
-    backend._ask_shared_memory.cache_clear()
+    backend._ask_limits.cache_clear()
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     yield
-    backend._ask_shared_memory.cache_clear()
+    backend._ask_limits.cache_clear()
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -58,15 +58,24 @@ def test_a_tree_is_read_by_kernels_where_its_weights_have_room(monkeypatch: pyte
         tree_reader.fits(ON_GPU, torch.bfloat16, 128, 4, 60, "triton")
 
 
-def test_shared_memory_is_a_constant_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_ask_shared_memory", lambda index: int(bytes([49 + index]) * 6))  # nothing to trace
-    run = torch.compile(lambda x: x + backend._shared_memory(0), backend="eager", fullgraph=True)
-    assert run(torch.zeros(2)).tolist() == [111_111, 111_111]
+def test_limits_of_a_device_are_constants_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_ask_limits", lambda index: (int(bytes([49 + index]) * 6), 5))  # nothing to trace
+    run = torch.compile(
+        lambda x: x + backend._device_limits(0)[0] + backend._device_limits(0)[1], backend="eager", fullgraph=True
+    )
+    assert run(torch.zeros(2)).tolist() == [111_116, 111_116]
     assert backend.shared_memory(torch.zeros(2)) == backend.HOPPER_SHARED
+    assert backend.multiprocessors(torch.zeros(2)) == 132
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_multiprocessors_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_shared(monkeypatch, 101_376)
+    assert backend.multiprocessors(ON_GPU) == 7
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_a_tensor_without_data_may_be_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend._ask_shared_memory.cache_clear()
+    backend._ask_limits.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert backend.shared_memory(ON_GPU) == backend.HOPPER_SHARED

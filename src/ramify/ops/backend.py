@@ -65,43 +65,35 @@ def choose(backend: str, x: Tensor, misfit: str | None) -> str:
 HOPPER_SHARED = 227 * 1024
 """Bytes of shared memory that one program may have on a Hopper; an A100 has 163 KB, a GPU for gamers 99."""
 
-
-H200_PROCESSORS = 132
+_H200 = (HOPPER_SHARED, 132)
 
 
 def shared_memory(x: Tensor) -> int:
     """Bytes of shared memory that one program may have on the device of ``x``; a Hopper's where there is no GPU."""
-    return _shared_memory(x.device.index or 0) if x.is_cuda else HOPPER_SHARED
-
-
-@torch.compiler.assume_constant_result  # a compiler need not see what it asks of the driver
-def _shared_memory(index: int) -> int:
-    return _ask_shared_memory(index)
-
-
-@functools.lru_cache
-def _ask_shared_memory(index: int) -> int:
-    if not torch.cuda.is_available():  # a tensor without data, that only says it were on one
-        return HOPPER_SHARED
-    found = torch.cuda.get_device_properties(index)
-    return int(getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block))
+    return _limits(x)[0]
 
 
 def multiprocessors(x: Tensor) -> int:
     """Multiprocessors of the device of ``x``; those of an H200 where there is no GPU."""
-    return _multiprocessors(x.device.index or 0) if x.is_cuda else H200_PROCESSORS
+    return _limits(x)[1]
 
 
-@torch.compiler.assume_constant_result
-def _multiprocessors(index: int) -> int:
-    return _ask_multiprocessors(index)
+def _limits(x: Tensor) -> tuple[int, int]:
+    return _device_limits(x.device.index or 0) if x.is_cuda else _H200
+
+
+@torch.compiler.assume_constant_result  # a compiler need not see what it asks of the driver
+def _device_limits(index: int) -> tuple[int, int]:
+    return _ask_limits(index)
 
 
 @functools.lru_cache
-def _ask_multiprocessors(index: int) -> int:
-    if not torch.cuda.is_available():
-        return H200_PROCESSORS
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+def _ask_limits(index: int) -> tuple[int, int]:
+    if not torch.cuda.is_available():  # a tensor without data, that only says it were on one
+        return _H200
+    found = torch.cuda.get_device_properties(index)
+    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return int(shared), int(found.multi_processor_count)
 
 
 def needs_operator(x: Tensor) -> bool:

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from ..backend import interpreted
 from ..launch import launch
-from .pairs import LOWEST, add_products, excess_of, growth, load_rows, load_stats, log2, no_nan
-from .rows import PART_SCALE
-from .tiles import columns, store_tile, tile_product, tile_stats, width
+from .pairs import LOWEST, add_products, excess_of, growth, log2, no_nan, row_factors
+from .tiles import columns, store_tile, strip_rows, tile_product, tile_stats, width
 
 _TILES = 2
 """Tiles of a program: 64 terms in each thread. More would leave two programs on a multiprocessor, not four."""
@@ -48,21 +47,11 @@ def _joint_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, tops,
     """
     strip = tl.program_id(0) // SHARES
     share = tl.program_id(0) % SHARES
-    blocks = tl.cdiv(N, BM)
-    batch = (strip // blocks).to(tl.int64)
-    above = (strip % blocks) * BM
     begin = share * (TILES * BN)
-    row = above + tl.arange(0, BM)
-    is_row = row < N
-    own = batch * N + above
+    batch, own, row, is_row, a, a_low, known = strip_rows(parts_x, stats_x, strip, N, RX, P, SPLIT, BM, BK)
+    grown_x, root_x, sinh_x, over_x = known
     stats_y += batch * M
-    a = load_rows(parts_x, own, is_row, 0, P, BM, BK)
-    a_low = a
-    if SPLIT:
-        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, BK)
-    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
-    half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
-    slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
+    half_x, slope_x = row_factors(root_x, sinh_x, over_x, is_row, SPLIT)
     others = ()  # of half precision, rows of all tiles come at once; two parts of them would fill shared memory
     if not SPLIT:
         for tile in tl.static_range(TILES):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..backend import has_data, interpreted, shared_memory
 from ..launch import launch
-from .pairs import across, across_by_differences, distance, has_marks, load_rows, load_stats, margins, radial
+from .pairs import across, across_by_differences, distance, has_marks, load_stats, margins, radial
 from .rows import row_stats
-from .tiles import blur, precision, sets_of, strip_sizes, tile_product, tile_stats
+from .tiles import blur, precision, sets_of, strip_rows, strip_sizes, tile_product, tile_stats
 
 
 @triton.jit
@@ -32,20 +32,13 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
 
     Tiles are multiplied a turn ahead, as in :func:`_walking_distance_kernel`, unless one is ALONE.
     """
-    blocks = tl.cdiv(N, BM)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    above = (tl.program_id(0) % blocks) * BM
-    row = above + tl.arange(0, BM)
-    is_row = row < N
-    own = batch * N + above
+    batch, own, row, is_row, a, a_low, known = strip_rows(
+        parts_x, stats_x, tl.program_id(0), N, RX, P, SPLIT, BM, PIECE
+    )
+    grown_x, root_x, sinh_x, over_x = known
     stats_y += batch * M
     tiles = tl.cdiv(M, BN)
     close += own * tiles
-    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
-    a_low = a
-    if SPLIT:
-        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
-    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     least = tl.full((BM,), float("inf"), tl.float32)
     where = tl.zeros((BM,), tl.int32)
     grown_y, root_y, sinh_y, over_y = tile_stats(stats_y, 0, M, RY, EVEN, BN)

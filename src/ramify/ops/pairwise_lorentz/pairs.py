@@ -214,6 +214,14 @@ def growth(excess, QUICK: tl.constexpr):
 
 
 @triton.jit
+def row_factors(root_x, sinh_x, over_x, is_row, SPLIT: tl.constexpr):
+    """What :func:`excess_of` multiplies by that belongs to a row alone."""
+    half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
+    slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
+    return half_x, slope_x
+
+
+@triton.jit
 def excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
             SAME: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """``cosh(s d) - 1`` of a tile, infinite for columns beyond M.

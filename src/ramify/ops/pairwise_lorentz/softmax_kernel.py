@@ -12,9 +12,9 @@ from torch import Tensor
 from ..backend import has_data, interpreted, multiprocessors, shared_memory
 from ..launch import launch
 from .joint_kernel import joint_sizes, joint_softmax, num_strips
-from .pairs import LOWEST, excess_of, growth, load_rows, load_stats, log2, no_nan
-from .rows import PART_SCALE, Known, row_stats
-from .tiles import precision, sets_of, store_tile, strip_sizes, tile_product, tile_stats
+from .pairs import LOWEST, excess_of, growth, log2, no_nan, row_factors
+from .rows import Known, row_stats
+from .tiles import precision, sets_of, store_tile, strip_rows, strip_sizes, tile_product, tile_stats
 
 
 @triton.jit
@@ -29,20 +29,12 @@ def _softmax_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, RX,
     while its pairs are worked on. The first turn ends with the first tile, where the second begins. A tile ALONE needs
     one turn.
     """
-    blocks = tl.cdiv(N, BM)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    above = (tl.program_id(0) % blocks) * BM
-    row = above + tl.arange(0, BM)
-    is_row = row < N
-    own = batch * N + above
+    batch, own, row, is_row, a, a_low, known = strip_rows(
+        parts_x, stats_x, tl.program_id(0), N, RX, P, SPLIT, BM, PIECE
+    )
+    grown_x, root_x, sinh_x, over_x = known
     stats_y += batch * M
-    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
-    a_low = a
-    if SPLIT:
-        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
-    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
-    half_x = tl.where(is_row, 0.70710678 * root_x, 1.0)  # sqrt(2) / 2; 0 would meet infinity
-    slope_x = sinh_x * (1.0 / (PART_SCALE * PART_SCALE)) if SPLIT else sinh_x * over_x
+    half_x, slope_x = row_factors(root_x, sinh_x, over_x, is_row, SPLIT)
     grown_y, root_y, sinh_y, over_y = tile_stats(stats_y, 0, M, RY, EVEN, BN)
     product = tile_product(parts_x, parts_y, a, a_low, own, batch, 0, is_row, RX, RY, M, P, EVEN, SPLIT, PRECISION,
                             BM, BN, BK, PIECE)  # fmt: skip

@@ -34,6 +34,22 @@ def whole_product(parts_x, parts_y, own, other, is_row, is_col, RX, RY, P, SPLIT
 
 
 @triton.jit
+def strip_rows(parts_x, stats_x, strip, N, RX, P, SPLIT: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr):
+    """A strip of BM rows: their batch, their place, their numbers in the batch, their parts, what is known of them."""
+    blocks = tl.cdiv(N, BM)
+    batch = (strip // blocks).to(tl.int64)
+    above = (strip % blocks) * BM
+    row = above + tl.arange(0, BM)
+    is_row = row < N
+    own = batch * N + above
+    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
+    a_low = a
+    if SPLIT:
+        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
+    return batch, own, row, is_row, a, a_low, load_stats(stats_x + batch * N, row, is_row, RX)
+
+
+@triton.jit
 def columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
     if EVEN and P == BK:

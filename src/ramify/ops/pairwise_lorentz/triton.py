@@ -33,13 +33,14 @@ from torch import Tensor
 
 from ..backend import has_data, interpreted, shared_memory
 from ..launch import launch
-from .pairs import across, across_by_differences, distance, load_rows, load_stats, margins, radial
+from .pairs import across, across_by_differences, distance, load_stats, margins, radial
 from .rows import Known, row_stats
 from .tiles import (
     blur,
     precision,
     sets_of,
     store_tile,
+    strip_rows,
     strip_sizes,
     tile_product,
     tile_sizes,
@@ -141,21 +142,12 @@ def _walking_distance_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, ou
     across_m = tl.cdiv(M, BN)
     chunks = tl.cdiv(across_m, TILES)
     strip = tl.program_id(0) // chunks
-    blocks = tl.cdiv(N, BM)
-    batch = (strip // blocks).to(tl.int64)
-    above = (strip % blocks) * BM
     begin = (tl.program_id(0) % chunks) * TILES * BN
     end = tl.minimum(begin + TILES * BN, M)
-    row = above + tl.arange(0, BM)
-    is_row = row < N
-    own = batch * N + above
+    batch, own, row, is_row, a, a_low, known = strip_rows(parts_x, stats_x, strip, N, RX, P, SPLIT, BM, PIECE)
+    grown_x, root_x, sinh_x, over_x = known
     stats_y += batch * M
     close += strip.to(tl.int64) * across_m
-    a = load_rows(parts_x, own, is_row, 0, P, BM, PIECE)
-    a_low = a
-    if SPLIT:
-        a_low = load_rows(parts_x, own + RX, is_row, 0, P, BM, PIECE)
-    grown_x, root_x, sinh_x, over_x = load_stats(stats_x + batch * N, row, is_row, RX)
     grown_y, root_y, sinh_y, over_y = tile_stats(stats_y, begin, M, RY, EVEN, BN)
     product = tile_product(parts_x, parts_y, a, a_low, own, batch, begin, is_row, RX, RY, M, P, EVEN, SPLIT,
                             PRECISION, BM, BN, BK, PIECE)  # fmt: skip
