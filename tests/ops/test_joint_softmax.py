@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from ramify.ops.pairwise_lorentz import joint_kernel, softmax_kernel
 from ramify.ops.pairwise_lorentz.rows import LORENTZ_TANGENT
 
-from .test_pairwise import C, assert_equal, charts, draw, outcome, poison, rooms
+from .test_pairwise import C, assert_softmax, charts, draw, rooms
 
 
 @pytest.fixture
@@ -40,16 +40,8 @@ def test_against_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     shapes = [shape] if device == "cpu" else [shape, (3, 300, 1200, 33), (2, 256, 2048, 128), (1, 100, 8000, 128)]
-    settings = {"temperature": 0.3, "tangent": tangent}
-    for b, n, m, d in shapes:
-        x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
-        weight = torch.randn(b, n, m, device=device)
-        wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
-        with monkeypatch.context() as patch:
-            poison(patch)
-            found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
-        torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
-        assert_equal(found, wanted, 2e-5, 1e-4)
+    for one in shapes:
+        assert_softmax(room, one, tangent, device, monkeypatch)
     assert launched == [m for _, _, m, _ in shapes]
 
 

@@ -79,23 +79,31 @@ def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monk
         assert_equal(found, wanted, 1e-4 if loose else 5e-6, 1e-4 if mode == "matmul" else 1e-5)
 
 
+def assert_softmax(
+    room: ModuleType, shape: tuple[int, ...], tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Softmax of random sets of B, N, M, n, and its gradients, against float64."""
+    b, n, m, d = shape
+    settings = {"temperature": 0.3, "tangent": tangent}
+    x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
+    weight = torch.randn(b, n, m, device=device)
+    wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
+    with monkeypatch.context() as patch:
+        poison(patch)
+        found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
+    torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
+    assert_equal(found, wanted, 2e-5, 1e-4)
+
+
 @rooms
 @charts
 def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"temperature": 0.3, "tangent": tangent}
     # Tiles that fill sets and rows go without masks, one tile alone takes one turn, and a size of 1 is a constant.
     shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (2, 17, 9, 6), (1, 16, 64, 16), (1, 1, 1, 3)]
     if device != "cpu":
         shapes += [(3, 130, 70, 33), (2, 196, 700, 64), (2, 256, 512, 128)]
-    for b, n, m, d in shapes:
-        x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
-        weight = torch.randn(b, n, m, device=device)
-        wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
-        with monkeypatch.context() as patch:
-            poison(patch)
-            found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
-        torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
-        assert_equal(found, wanted, 2e-5, 1e-4)
+    for shape in shapes:
+        assert_softmax(room, shape, tangent, device, monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.02, 1.0, 7.0])

@@ -6,7 +6,7 @@ read from two of these:
 - figure 6e, 60 points with the standard errors of their fits, from the coordinates of its vector drawing: exact to
   about 0.002;
 - figure 4b, a heat map of all 17 alphas by 10 gammas, from its colours, calibrated on these points: where both are
-  there, they differ by 0.006 (standard deviation) and 0.015 at most. It has no errors.
+  there, they differ by 0.006 (standard deviation) and 0.013 at most. It has no errors.
 
 Every published exponent is that of one start per width. Starts scatter, at steep data (alpha near 2) by more than the
 error of a fit, so one start that lies elsewhere than ours is no contradiction: :func:`agrees` asks how far one start
