@@ -25,7 +25,7 @@ setup:
 .PHONY: $(VENV)-install
 $(VENV)-install:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
-		{ echo "ramify needs Python 3.11 or newer, $(PYTHON) is older: make setup PYTHON=python3.11" >&2; exit 1; }
+		{ echo "hyptree needs Python 3.11 or newer, $(PYTHON) is older: make setup PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -e ".[test]"
 	@$(BIN)/python -c "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)" 2>/dev/null || \
@@ -37,7 +37,7 @@ test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 demo: setup
-	$(BIN)/ramify demo $(ARGS)
+	$(BIN)/hyptree demo $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -49,7 +49,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/ramify bench geometry $(ARGS)
+	$(BIN)/hyptree bench geometry $(ARGS)
 
 clean:
 	rm -rf build dist .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,7 +1,7 @@
 # What the scripts share: where things are, and a step that says how long it took. Sourced, not run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-read -ra RAMIFY <<< "${RAMIFY:-ramify}"
+read -ra HYPTREE <<< "${HYPTREE:-hyptree}"
 OUT=${OUT:-runs/benchmarks}
 DATA=${DATA:-../shared/data}
 QUICK=${QUICK:-}
@@ -30,7 +30,7 @@ step() {
 # share_gpu: from here on processes run on the GPU side by side instead of in turns (CUDA's MPS), where that is installed.
 share_gpu() {
     [ "$DEVICE" = cuda ] && command -v nvidia-cuda-mps-control > /dev/null || return 0
-    export CUDA_MPS_PIPE_DIRECTORY=/tmp/ramify-mps CUDA_MPS_LOG_DIRECTORY=/tmp/ramify-mps
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/hyptree-mps CUDA_MPS_LOG_DIRECTORY=/tmp/hyptree-mps
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
     echo get_server_list | nvidia-cuda-mps-control > /dev/null 2>&1 || nvidia-cuda-mps-control -d
 }

@@ -5,7 +5,7 @@ few=()
 [ -n "$QUICK" ] && few=(schedule.steps=2 schedule.warmup=0 data.num_train=64 data.num_val=32 data.batch_size=8 data.eval_batch_size=32 run.precision=fp32)
 
 arms() { # TABLE DATA
-    "${RAMIFY[@]}" compare "recipes/$1.yaml" --out "$OUT/$1" --jobs "${JOBS:-6}" --overrides "data.root=$DATA/$2" \
+    "${HYPTREE[@]}" compare "recipes/$1.yaml" --out "$OUT/$1" --jobs "${JOBS:-6}" --overrides "data.root=$DATA/$2" \
         "model.weights=$DATA/weights/tf_efficientnet_lite0_fp16.safetensors" "run.device=$DEVICE" "${few[@]}"
 }
 

@@ -5,7 +5,7 @@ quick=() tiny=()
 [ -n "$QUICK" ] && quick=(--quick) tiny=(--models hcformer_pico --batch 1 --size 64 --repeats 2)
 
 measure() { # BENCHMARK FLAGS...
-    "${RAMIFY[@]}" bench "$1" --device "$DEVICE" --out "$OUT/$1.jsonl" "${@:2}"
+    "${HYPTREE[@]}" bench "$1" --device "$DEVICE" --out "$OUT/$1.jsonl" "${@:2}"
 }
 
 step kernels measure kernels --time-limit 200 "${quick[@]}"

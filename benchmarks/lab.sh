@@ -9,7 +9,7 @@ sweep() { # FOLDER FLAGS...; --resume goes on with what a stop has left
     shift
     local resume=()
     [ -d "$folder" ] && resume=(--resume)
-    "${RAMIFY[@]}" lab sweep --device "$DEVICE" --out "$folder" --checkpoint-seconds 30 "$@" "${small[@]}" "${resume[@]}"
+    "${HYPTREE[@]}" lab sweep --device "$DEVICE" --out "$folder" --checkpoint-seconds 30 "$@" "${small[@]}" "${resume[@]}"
 }
 
 step density sweep density --preset paper-density --gamma -1 -0.556

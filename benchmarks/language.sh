@@ -6,7 +6,7 @@ tiny=() text=wiki_train.txt.xz
     --run.precision fp32 --model.args "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64}")
 
 learn() { # helm|llama SEED
-    "${RAMIFY[@]}" train "recipes/$1_wiki.yaml" --out "$OUT/wiki/$1-$2" --run.seed "$2" --run.device "$DEVICE" --run.compile false \
+    "${HYPTREE[@]}" train "recipes/$1_wiki.yaml" --out "$OUT/wiki/$1-$2" --run.seed "$2" --run.device "$DEVICE" --run.compile false \
         --text.path "[$DATA/text/$text]" --text.val-path "[$DATA/text/wiki_valid.txt.xz]" "${tiny[@]}" \
         $([ -d "$OUT/wiki/$1-$2" ] && echo --resume)
 }

@@ -7,7 +7,7 @@ parallel=(one_billion small small_head experts decode deit resnet adapters)
 timed() { # NAME BENCHMARK FLAGS...
     local name=$1 benchmark=$2
     shift 2
-    RAMIFY_TURNS=$turns:${#parallel[@]} "${RAMIFY[@]}" bench "$benchmark" --device "$DEVICE" --out "$OUT/$name.jsonl" "$@" > "$OUT/$name.txt" 2>&1
+    HYPTREE_TURNS=$turns:${#parallel[@]} "${HYPTREE[@]}" bench "$benchmark" --device "$DEVICE" --out "$OUT/$name.jsonl" "$@" > "$OUT/$name.txt" 2>&1
 }
 
 one_billion() { timed one_billion helm --sections step --presets helm-d-1b-aligned --vocab 128256 --modes compiled --profile; }

@@ -7,10 +7,10 @@ if [ -n "$QUICK" ]; then
     world=(--num-train 200 --num-val 60 --epochs 1 --shots 1) radial=(--num-chains 40) chains=(--limit 40)
 fi
 
-clip() { "${RAMIFY[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" "${few[@]}"; }
+clip() { "${HYPTREE[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" "${few[@]}"; }
 
 openvocab() {
-    "${RAMIFY[@]}" compare recipes/compare_openvocab.yaml --out "$OUT/openvocab" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" \
+    "${HYPTREE[@]}" compare recipes/compare_openvocab.yaml --out "$OUT/openvocab" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" \
         "model.name=hf:$clips/clip/seed{seed}" "${few[@]}"
 }
 
@@ -28,17 +28,17 @@ each_seed() { # COMMAND: runs `COMMAND SEED` for three seeds at once
 fewshot() { # SEED
     local host
     for host in frozen prompt; do
-        "${RAMIFY[@]}" vlm train-fewshot --model "hf:$clips/clip/seed$1" --data world --size 64 --protocol base-to-new --host "$host" --ablate \
+        "${HYPTREE[@]}" vlm train-fewshot --model "hf:$clips/clip/seed$1" --data world --size 64 --protocol base-to-new --host "$host" --ablate \
             --seed "$1" --seeds 1 --device "$DEVICE" --cache "$OUT/features" --out "$OUT/fewshot-$host-$1" --overwrite "${world[@]}" || return 1
     done
 }
 
 radial() { # SEED
     local model=hf:$clips/clip/seed$1 suites=(--suite world-text world-images --device "$DEVICE")
-    "${RAMIFY[@]}" vlm eval-hierarchy --model "$model" "${suites[@]}" --out "$OUT/order-$1" "${chains[@]}" &&
-        "${RAMIFY[@]}" vlm train-radial --model "$model" --chains world --lr 1e-4 --seed "$1" --device "$DEVICE" --no-save-model \
+    "${HYPTREE[@]}" vlm eval-hierarchy --model "$model" "${suites[@]}" --out "$OUT/order-$1" "${chains[@]}" &&
+        "${HYPTREE[@]}" vlm train-radial --model "$model" --chains world --lr 1e-4 --seed "$1" --device "$DEVICE" --no-save-model \
             --out "$OUT/radial-$1" --overwrite "${radial[@]}" &&
-        "${RAMIFY[@]}" vlm eval-hierarchy --model "$model" --weights "$OUT/radial-$1" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
+        "${HYPTREE[@]}" vlm eval-hierarchy --model "$model" --weights "$OUT/radial-$1" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
 }
 
 share_gpu

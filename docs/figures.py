@@ -1,6 +1,6 @@
 """Makes the figures of README.md and the guides: ``python docs/figures.py [names]`` writes docs/img/*.png.
 
-Each figure is a function; its name is the file's. Everything is computed with ramify, and seeded.
+Each figure is a function; its name is the file's. Everything is computed with hyptree, and seeded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Polygon
 
-from ramify.explore import draw_disk
-from ramify.explore import tree_demo as demo
-from ramify.geometry import Lorentz, klein, lorentz, poincare
+from hyptree.explore import draw_disk
+from hyptree.explore import tree_demo as demo
+from hyptree.geometry import Lorentz, klein, lorentz, poincare
 
 FOLDER = Path(__file__).parent / "img"
 HIMAPPER_PICTURE = 7  # of the validation pictures
@@ -37,7 +37,7 @@ def bare(ax: Axes, title: str) -> None:
 
 
 def disk() -> None:
-    """The tree of ``ramify tree demo``, learned."""
+    """The tree of ``hyptree tree demo``, learned."""
     tree = demo.demo_tree()
     points = demo.fit(tree, Lorentz())
     points = lorentz.boost(-points[0], points)
@@ -114,7 +114,7 @@ def precision() -> None:
         y = lorentz.expmap(x, lorentz.transport_from_origin(x, float(gap) * directions(400)))
         rows.append(errors(x.float(), y.float()))
     left.loglog(separation, [r[0] for r in rows], color=ORANGE, label="acosh of the Minkowski product")
-    left.loglog(separation, [r[1] for r in rows], color=BLUE, label="ramify (radial frame)")
+    left.loglog(separation, [r[1] for r in rows], color=BLUE, label="hyptree (radial frame)")
     left.set_xlabel("distance of the two points (both at radius 2)")
 
     radius, rows = np.linspace(0.5, 12, 24), []
@@ -123,7 +123,7 @@ def precision() -> None:
         y = lorentz.expmap(x, lorentz.transport_from_origin(x, 0.5 * directions(400)))
         rows.append(errors(x.float(), y.float()))
     right.semilogy(radius, [r[0] for r in rows], color=ORANGE, label="acosh of the Minkowski product")
-    right.semilogy(radius, [r[1] for r in rows], color=BLUE, label="ramify (radial frame)")
+    right.semilogy(radius, [r[1] for r in rows], color=BLUE, label="hyptree (radial frame)")
     right.set_xlabel("distance from the origin (points half a unit apart)")
     for ax in (left, right):
         ax.axhline(eps, color=GREY, linewidth=1, linestyle=":")
@@ -174,7 +174,7 @@ def cones() -> None:
 
 def world() -> None:
     """Twenty pictures of the built-in world."""
-    from ramify.data.world.__main__ import main
+    from hyptree.data.world.__main__ import main
 
     main([str(FOLDER / "world.png"), "--split", "val", "--size", "96", "--num-images", "20"])
 
@@ -183,9 +183,9 @@ def tokens() -> None:
     """A picture of the built-in world and its patches as agglomerative clustering merges them, with fresh weights."""
     import timm
 
-    from ramify.data import World
-    from ramify.explore.reduced_pictures import Drawing, Shown, strip
-    from ramify.tokens import patched
+    from hyptree.data import World
+    from hyptree.explore.reduced_pictures import Drawing, Shown, strip
+    from hyptree.tokens import patched
 
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224").eval()
@@ -202,12 +202,12 @@ def himapper() -> None:
     """Where the nodes of a Hi-Mapper look: the run of recipes/himapper_demo.yaml, trained first if it is not there."""
     from PIL import Image
 
-    from ramify.config import load
-    from ramify.data import World
-    from ramify.explore.himapper import plot_tree_maps
-    from ramify.explore.himapper_page import look
-    from ramify.explore.report import from_run
-    from ramify.train import Recipe, fit
+    from hyptree.config import load
+    from hyptree.data import World
+    from hyptree.explore.himapper import plot_tree_maps
+    from hyptree.explore.himapper_page import look
+    from hyptree.explore.report import from_run
+    from hyptree.train import Recipe, fit
 
     root = FOLDER.parents[1]
     run = root / "runs" / "himapper_demo"
@@ -230,15 +230,15 @@ def vlm() -> None:
 
     from PIL import Image
 
-    from ramify.config import load
-    from ramify.data.world import World
-    from ramify.explore.vlm import radial_picture
-    from ramify.explore.vlm_figures import plot_latent_tree, plot_radial
-    from ramify.explore.vlm_subject import world_latent
-    from ramify.train import Recipe, fit
-    from ramify.vlm.encoders import load_encoder
-    from ramify.vlm.suites import Texts
-    from ramify.vlm.world_text import captions_of
+    from hyptree.config import load
+    from hyptree.data.world import World
+    from hyptree.explore.vlm import radial_picture
+    from hyptree.explore.vlm_figures import plot_latent_tree, plot_radial
+    from hyptree.explore.vlm_subject import world_latent
+    from hyptree.train import Recipe, fit
+    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.world_text import captions_of
 
     root = FOLDER.parents[1]
     run = root / "runs" / "clip_world_tiny"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ramify.explore.curves import read_metrics
-from ramify.tables import markdown_head, markdown_row, spread
+from hyptree.explore.curves import read_metrics
+from hyptree.tables import markdown_head, markdown_row, spread
 
 FOLDER = Path(__file__).parent / "img"
 PICTURES = ("helm_wiki",)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ramify.lab.drawing import write_figure
-from ramify.lab.figures import FIGURES
-from ramify.lab.fits import fit_runs
-from ramify.lab.table import read_runs
+from hyptree.lab.drawing import write_figure
+from hyptree.lab.figures import FIGURES
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.table import read_runs
 
 FOLDER = Path(__file__).parent / "img"
 PICTURES = {

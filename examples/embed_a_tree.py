@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from ramify.geometry import Lorentz, mark_manifold, poincare
-from ramify.optim import RiemannianAdam
-from ramify.tree import Tree
+from hyptree.geometry import Lorentz, mark_manifold, poincare
+from hyptree.optim import RiemannianAdam
+from hyptree.tree import Tree
 
 torch.manual_seed(0)
 

@@ -4,14 +4,14 @@ import numpy as np
 import timm
 import torch
 
-import ramify.models  # noqa: F401  (registers the hcformer names with timm)
-from ramify import explain
-from ramify.data import World
-from ramify.evaluate.superpixels import superpixel_scores
+import hyptree.models  # noqa: F401  (registers the hcformer names with timm)
+from hyptree import explain
+from hyptree.data import World
+from hyptree.evaluate.superpixels import superpixel_scores
 
 torch.manual_seed(0)
 
-# Fresh weights, to show the structure; of a trained run take what ramify.train.load_model(run) gives.
+# Fresh weights, to show the structure; of a trained run take what hyptree.train.load_model(run) gives.
 model = timm.create_model("hcformer_pico", num_classes=30).eval()
 sample = World("val", num_images=1, size=64)[0]
 

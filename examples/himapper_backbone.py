@@ -8,10 +8,10 @@ import timm
 import torch
 import torch.nn.functional as F
 
-from ramify import explain
-from ramify.data import World
-from ramify.explore.himapper import plot_poincare, plot_tree_maps
-from ramify.models import HiMapper
+from hyptree import explain
+from hyptree.data import World
+from hyptree.explore.himapper import plot_poincare, plot_tree_maps
+from hyptree.models import HiMapper
 
 torch.manual_seed(0)
 
@@ -51,7 +51,7 @@ tree = explain(model, world[0].image, size=64)
 print(tree)
 assert tree.support.shape == (14, 8, 8)
 
-# Pictures, where matplotlib is installed (pip install ramify[plot]).
+# Pictures, where matplotlib is installed (pip install hyptree[plot]).
 with TemporaryDirectory() as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # after five steps maps may be close to uniform; the picture says so
     plot_tree_maps(world[0].image, out, b=0).savefig(Path(folder) / "maps.png")

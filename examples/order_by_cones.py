@@ -2,8 +2,8 @@
 
 import torch
 
-from ramify.geometry import Lorentz, mark_manifold
-from ramify.optim import RiemannianAdam
+from hyptree.geometry import Lorentz, mark_manifold
+from hyptree.optim import RiemannianAdam
 
 torch.manual_seed(0)
 

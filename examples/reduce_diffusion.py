@@ -3,7 +3,7 @@
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 
-from ramify.tokens.diffusion import patch_unet
+from hyptree.tokens.diffusion import patch_unet
 
 torch.manual_seed(0)
 

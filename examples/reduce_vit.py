@@ -3,13 +3,13 @@
 import timm
 import torch
 
-from ramify import tokens
-from ramify.data import World
-from ramify.evaluate.reduction import vit_flops
+from hyptree import tokens
+from hyptree.data import World
+from hyptree.evaluate.reduction import vit_flops
 
 torch.manual_seed(0)
 
-# Fresh weights, to show how it works; a run's model (ramify.train.load_model) or pretrained=True are patched alike.
+# Fresh weights, to show how it works; a run's model (hyptree.train.load_model) or pretrained=True are patched alike.
 model = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=8, depth=6, num_classes=30).eval()
 world = World("val", num_images=4, size=64)
 images = torch.stack([world[k].image for k in range(4)])

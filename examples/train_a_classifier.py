@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from ramify.geometry import Lorentz
-from ramify.nn import LorentzLinear, LorentzMLR
-from ramify.optim import RiemannianAdam, param_groups
+from hyptree.geometry import Lorentz
+from hyptree.nn import LorentzLinear, LorentzMLR
+from hyptree.optim import RiemannianAdam, param_groups
 
 torch.manual_seed(0)
 

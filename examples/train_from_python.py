@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from ramify.data import DataSettings, World
-from ramify.train import Recipe, evaluate_run, fit, load_model
-from ramify.train.recipe import OptimSettings, RunSettings, ScheduleSettings
+from hyptree.data import DataSettings, World
+from hyptree.train import Recipe, evaluate_run, fit, load_model
+from hyptree.train.recipe import OptimSettings, RunSettings, ScheduleSettings
 
 # The fields of a recipe are those of the YAML files in recipes/. These are toy settings: 12 steps teach it little.
 recipe = Recipe(

@@ -16,8 +16,8 @@ import pytest
 # Before torch is imported by a test module: two test processes on two cores must not start pools of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# The message of a user's mistake must not depend on who runs the tests; RAMIFY_DEBUG also switches NaN checks on.
-os.environ.pop("RAMIFY_DEBUG", None)
+# The message of a user's mistake must not depend on who runs the tests; HYPTREE_DEBUG also switches NaN checks on.
+os.environ.pop("HYPTREE_DEBUG", None)
 
 # Without a GPU, Triton's interpreter runs the kernels' own code; Triton reads this when it is first imported.
 if not Path("/dev/nvidiactl").exists():
@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     """A seed made from the test's own name: stable from run to run, different from test to test.
 
-    RAMIFY_TEST_SEED=n shifts all of them, to see whether a test passes by luck.
+    HYPTREE_TEST_SEED=n shifts all of them, to see whether a test passes by luck.
     """
-    value = zlib.crc32(request.node.nodeid.encode()) ^ int(os.environ.get("RAMIFY_TEST_SEED", "0"))
+    value = zlib.crc32(request.node.nodeid.encode()) ^ int(os.environ.get("HYPTREE_TEST_SEED", "0"))
     random.seed(value)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(value % 2**32)
@@ -76,10 +76,10 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real data: RAMIFY_DATA, or shared/data beside the checkout. Skips where there is none."""
-    path = Path(os.environ.get("RAMIFY_DATA", ROOT.parent / "shared" / "data"))
+    """Folder of real data: HYPTREE_DATA, or shared/data beside the checkout. Skips where there is none."""
+    path = Path(os.environ.get("HYPTREE_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
-        pytest.skip(f"no real data at {path}; set RAMIFY_DATA")
+        pytest.skip(f"no real data at {path}; set HYPTREE_DATA")
     return path
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.bench import cases, definitions, geometry, harness, maker, points, report, steps
-from ramify.bench.options import GeometryOptions, parse
-from ramify.cli import main
-from ramify.errors import UserError
+from hyptree.bench import cases, definitions, geometry, harness, maker, points, report, steps
+from hyptree.bench.options import GeometryOptions, parse
+from hyptree.cli import main
+from hyptree.errors import UserError
 
 
 class Clock:
@@ -241,7 +241,7 @@ def test_json_lines_and_file(tmp_path: Path):
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
     head, forward, backward = lines
     assert head["kind"] == "header" and head["seed"] == 7 and head["versions"]["torch"] == torch.__version__
-    assert head["command"].startswith("ramify bench geometry --ops lorentz.dist")
+    assert head["command"].startswith("hyptree bench geometry --ops lorentz.dist")
     assert (forward["op"], forward["pass"], backward["pass"]) == ("lorentz.dist", "forward", "backward")
     by_name = {c["name"]: c for c in forward["contenders"]}
     assert set(by_name) == {"ours", "geoopt", "HypLL", "twin"}
@@ -275,7 +275,7 @@ def test_table(capsys: pytest.CaptureFixture[str]):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 3 and len({row.count("|") for row in rows}) == 1
     assert rows[1].split("|")[1].strip() == "poincare.mobius_add"
-    assert f"torch {torch.__version__}" in text and "run       ramify bench geometry --ops mobius_add" in text
+    assert f"torch {torch.__version__}" in text and "run       hyptree bench geometry --ops mobius_add" in text
     assert torch.get_num_threads() == 1
 
 
@@ -357,15 +357,15 @@ def test_bad_input_is_one_line(entry: str, flags: list[str], words: list[str], c
     code = main(["bench", "geometry", *flags]) if entry == "command" else geometry.main(flags)
     captured = capsys.readouterr()
     assert code == 2
-    assert captured.err.count("\n") == 1 and captured.err.startswith("ramify: error: ")
+    assert captured.err.count("\n") == 1 and captured.err.startswith("hyptree: error: ")
     for word in words:
         assert word in captured.err
 
 
 CHURN = """
 import resource
-from ramify.bench.options import GeometryOptions
-from ramify.bench.session import session
+from hyptree.bench.options import GeometryOptions
+from hyptree.bench.session import session
 import torch
 
 def faults():
@@ -404,7 +404,7 @@ def test_command_round_trips():
         seed=3,
     )
     assert parse(shlex.split(options.command())[3:]) == options
-    assert parse([]) == GeometryOptions() and GeometryOptions().command() == "ramify bench geometry"
+    assert parse([]) == GeometryOptions() and GeometryOptions().command() == "hyptree bench geometry"
 
 
 def test_words_choose_operations():

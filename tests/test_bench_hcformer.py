@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.bench import harness, hcformer_speed, hcformer_work
-from ramify.bench import hcformer as bench
-from ramify.bench.hcformer_options import HCFormerOptions
-from ramify.bench.hcformer_published import PublishedHCFormer
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.models.hcformer import HCFormer
+from hyptree.bench import harness, hcformer_speed, hcformer_work
+from hyptree.bench import hcformer as bench
+from hyptree.bench.hcformer_options import HCFormerOptions
+from hyptree.bench.hcformer_published import PublishedHCFormer
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.models.hcformer import HCFormer
 
 SMALL = {"growth_model": "hcformer_pico", "repeats": 2, "threads": 1, "clock": "cpu"}
 
@@ -227,4 +227,4 @@ def test_memory_counts_what_is_kept():
 def test_bad_input_is_one_line(flags, words, capsys: pytest.CaptureFixture[str]):
     assert bench.main(["--tables", "throughput", "--size", "32", *flags]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("ramify: error: ") and words in error
+    assert error.count("\n") == 1 and error.startswith("hyptree: error: ") and words in error

@@ -12,15 +12,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from ramify.bench import helm as bench
-from ramify.bench import helm_cases as cases
-from ramify.bench import helm_report as report
-from ramify.bench import helm_work as work
-from ramify.bench.harness import Result
-from ramify.bench.helm_options import HelmOptions
-from ramify.cli import main
-from ramify.lm.latent_cache import cache_bytes_per_token
-from ramify.lm.presets import preset
+from hyptree.bench import helm as bench
+from hyptree.bench import helm_cases as cases
+from hyptree.bench import helm_report as report
+from hyptree.bench import helm_work as work
+from hyptree.bench.harness import Result
+from hyptree.bench.helm_options import HelmOptions
+from hyptree.cli import main
+from hyptree.lm.latent_cache import cache_bytes_per_token
+from hyptree.lm.presets import preset
 
 SMALL: dict[str, Any] = {
     "dtype": "float32",
@@ -156,7 +156,7 @@ def test_sequences_are_spared_with_experts_only(
     preset_name: str, spared: float, make: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, setting = preset(preset_name, vocab_size=64), cases.Setting("cpu", "float32")
-    model = cases.make_helm(config, setting) if make == "helm" else cases.make_twin(config, setting, "ramify")
+    model = cases.make_helm(config, setting) if make == "helm" else cases.make_twin(config, setting, "hyptree")
     step = cases.DecodingStep(model, cases.tokens(config, 2, 8, "cpu"), setting, "eager")
     asked: list[float] = []
     distance = cases._distance
@@ -195,7 +195,7 @@ def test_work_is_that_of_the_parameters() -> None:
     items = {item.name: item for item in work.step_work(config, 4, 2048)}
     flops = sum(item.flops for name, item in items.items() if name != "attention")
     with torch.device("meta"):
-        from ramify.lm.modeling import HelmForCausalLM
+        from hyptree.lm.modeling import HelmForCausalLM
 
         model = HelmForCausalLM(config)
     weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
@@ -222,7 +222,7 @@ def test_work_is_that_of_the_parameters() -> None:
 def test_bad_input_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(flags) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("ramify: error: ") and words in error
+    assert error.count("\n") == 1 and error.startswith("hyptree: error: ") and words in error
 
 
 class _Allocator:

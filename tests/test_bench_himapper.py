@@ -12,9 +12,9 @@ from torch import nn
 
 pytest.importorskip("timm")
 
-from ramify.bench import himapper as bench
-from ramify.bench.himapper import HiMapperOptions
-from ramify.cli import main
+from hyptree.bench import himapper as bench
+from hyptree.bench.himapper import HiMapperOptions
+from hyptree.cli import main
 
 SHAPE = {"models": ("test_vit", "test_resnet"), "size": 160, "batch": 2, "num_leaves": 8, "depth": 3, "width": 16}
 SMALL = SHAPE | {"repeats": 2, "threads": 1, "clock": "cpu", "compile": False}
@@ -88,7 +88,7 @@ def test_a_wrapped_model_that_is_not_the_plain_one_has_no_time(monkeypatch):
 
 
 def test_the_limit_is_for_compiled_inference_on_a_gpu(monkeypatch):
-    from ramify.bench.harness import Result
+    from hyptree.bench.harness import Result
 
     found: list[dict] = []
     results = [Result("plain", seconds=[1.0, 1.0]), Result("wrapped", seconds=[1.06, 1.06])]
@@ -167,7 +167,7 @@ def test_defaults_follow_the_device():
 def test_bad_input_is_one_line(flags, words, capsys: pytest.CaptureFixture[str]):
     assert bench.main(["--models", "test_vit", "--size", "32", *flags]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("ramify: error: ") and words in error
+    assert error.count("\n") == 1 and error.startswith("hyptree: error: ") and words in error
 
 
 @pytest.mark.slow

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import ramify.ops
-from ramify.bench import kernel_check, kernel_report, kernel_resources, kernels
-from ramify.bench.harness import Result
-from ramify.bench.kernel_cases import CUTS, MAPS, MLP_RATIOS, Draw, Job, Work
-from ramify.bench.kernel_options import OPS, KernelOptions
-from ramify.bench.kernel_rooms import ROOMS
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.ops import backend
+import hyptree.ops
+from hyptree.bench import kernel_check, kernel_report, kernel_resources, kernels
+from hyptree.bench.harness import Result
+from hyptree.bench.kernel_cases import CUTS, MAPS, MLP_RATIOS, Draw, Job, Work
+from hyptree.bench.kernel_options import OPS, KernelOptions
+from hyptree.bench.kernel_rooms import ROOMS
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.ops import backend
 
 pytest.importorskip("triton")
 
@@ -39,7 +39,7 @@ def outcome(*ops: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_every_kernel_room_takes_part() -> None:
-    folders = {found.name for found in pkgutil.iter_modules(ramify.ops.__path__) if found.ispkg}
+    folders = {found.name for found in pkgutil.iter_modules(hyptree.ops.__path__) if found.ispkg}
     assert set(OPS) == folders and tuple(ROOMS) == OPS
     for quick in (True, False):  # on meta, nothing is drawn
         assert [name for name in OPS if not list(ROOMS[name](Draw("meta", 0, quick)))] == []
@@ -50,7 +50,7 @@ def test_right_kernels_are_right_and_timed_beside_their_definitions() -> None:
     code, lines = outcome("centroid", "lorentz_mlr", "cosine", seed=3)
     assert code == 0
     head, cases = lines[0], [line for line in lines if line["kind"] == "case"]
-    assert head["seed"] == 3 and head["command"].startswith("ramify bench kernels --ops centroid lorentz_mlr cosine")
+    assert head["seed"] == 3 and head["command"].startswith("hyptree bench kernels --ops centroid lorentz_mlr cosine")
     assert [(line["op"], line["form"], line["pass"]) for line in cases] == [
         ("lorentz_mlr", "epilogue", "forward"), ("lorentz_mlr", "epilogue", "backward"),
         ("lorentz_mlr", "whole head", "forward"), ("lorentz_mlr", "whole head", "backward"),
@@ -73,7 +73,7 @@ def test_all_rooms_are_right() -> None:
 @interpreter
 @pytest.mark.parametrize("fault", ["one number", "a row nobody writes"])
 def test_a_wrong_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.ops.centroid import triton
+    from hyptree.ops.centroid import triton
 
     right = triton.forward
 
@@ -95,7 +95,7 @@ def test_a_wrong_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @interpreter
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.ops.lorentz_mlr import triton
+    from hyptree.ops.lorentz_mlr import triton
 
     right = triton.backward
     monkeypatch.setattr(triton, "backward", lambda *x: (right(*x)[0], *(1.01 * part for part in right(*x)[1:])))
@@ -108,7 +108,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_fails_is_one_line_and_the_rest_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ramify.ops.cosine import triton
+    from hyptree.ops.cosine import triton
 
     def broken(features: Tensor) -> Tensor:
         raise RuntimeError("out of resource: shared memory\nand a second line")
@@ -144,7 +144,7 @@ def test_the_time_limit_names_what_is_missing() -> None:
     assert kernels.run(options, stream) == 0
     text = stream.getvalue()
     assert "the time limit of 1e-09 s was reached; missing: cosine (2,9,16) float32, merge (2,9,16)->4 float32" in text
-    assert "for these: ramify bench kernels --ops cosine merge --quick --repeats 2 --threads 1" in text
+    assert "for these: hyptree bench kernels --ops cosine merge --quick --repeats 2 --threads 1" in text
 
 
 def test_after_a_lost_device_the_other_rooms_get_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_after_a_lost_device_the_other_rooms_get_a_process(monkeypatch: pytest.M
     bench = kernels._Bench(options, lambda line, text: print(*text, sep="\n", file=stream), stream)
     jobs = bench._jobs("meta")  # swiglu twice, cosine, merge
     assert bench._go_on_elsewhere(jobs[0], jobs[1:]) == 1
-    assert started[0][1:6] == ["-m", "ramify.bench.kernels", "--ops", "cosine", "merge"]
+    assert started[0][1:6] == ["-m", "hyptree.bench.kernels", "--ops", "cosine", "merge"]
     text = stream.getvalue()
     assert "the device is lost after swiglu tiny (4,8) float32" in text and text.endswith("from the child\n")
 
@@ -181,9 +181,9 @@ def test_one_bad_place_among_many_is_seen() -> None:
 
 def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
-    import ramify.models  # noqa: F401
-    from ramify.nn import cluster
-    from ramify.ops.cluster_patch import cluster_patch
+    import hyptree.models  # noqa: F401
+    from hyptree.nn import cluster
+    from hyptree.ops.cluster_patch import cluster_patch
 
     seen: list[Any] = []
 
@@ -227,7 +227,7 @@ def test_launches_are_recorded_without_a_device() -> None:
 
 @pytest.mark.slow
 def test_resources_are_found_without_a_gpu(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "ramify.bench.kernels", "--resources", "--ops", "lorentz_mlr", "--json"]
+    words = [sys.executable, "-m", "hyptree.bench.kernels", "--resources", "--ops", "lorentz_mlr", "--json"]
     import os
 
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
@@ -263,7 +263,7 @@ def test_resources_need_a_compiler() -> None:
 
 def test_the_command_can_be_given_again() -> None:
     options = KernelOptions(ops=("pairwise",), device="cuda", compiled=False, time_limit=300.0)
-    assert options.command() == "ramify bench kernels --ops pairwise --no-compiled --time-limit 300.0 --device cuda"
+    assert options.command() == "hyptree bench kernels --ops pairwise --no-compiled --time-limit 300.0 --device cuda"
     assert kernels.parse(options.flags()) == options
     assert options.names() == ["pairwise_lorentz", "pairwise_poincare"]
     assert KernelOptions(ops=("merge",), quick=True).names() == ["merge"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.bench import tokens as bench
-from ramify.bench import tokens_cases as cases
-from ramify.bench.harness import NotTakingPart, Result
-from ramify.bench.session import session
-from ramify.bench.tokens_options import TARGETS, Target, TokensOptions, parse
-from ramify.cli import main
+from hyptree.bench import tokens as bench
+from hyptree.bench import tokens_cases as cases
+from hyptree.bench.harness import NotTakingPart, Result
+from hyptree.bench.session import session
+from hyptree.bench.tokens_options import TARGETS, Target, TokensOptions, parse
+from hyptree.cli import main
 
 pytest.importorskip("timm")
 
@@ -64,7 +64,7 @@ def test_models_table_for_people(capsys: pytest.CaptureFixture[str]):
     speeds = [[float(cell.split()[0]) for cell in row[4:]] for row in rows[2:]]
     assert all(speed > 0 for row in speeds for speed in row)
     assert float(rows[2][5].split("(")[1][:-1]) == pytest.approx(speeds[0][1] / speeds[0][0], abs=0.01)
-    assert "seed 5" in text and "ramify bench tokens --tables models" in text and "T3" in text
+    assert "seed 5" in text and "hyptree bench tokens --tables models" in text and "T3" in text
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_compiled_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_wrong_labels_have_no_time_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):
-    from ramify import cluster
+    from hyptree import cluster
 
     right = cluster.agglomerate
     calls = iter(range(10**6))
@@ -205,7 +205,7 @@ def test_both_ways_to_give_flags_agree():
     flags = ["--batches", "1", "8", "--keeps", "0.5", "--compile", "--seed", "7", "--limit", "3", "--quick"]
     options = parse(flags)
     assert options.batches == (1, 2) and options.model == "deit_tiny_patch16_224" and options.compile
-    assert options.command() == "ramify bench tokens --compile --limit 3.0 --quick --seed 7"
+    assert options.command() == "hyptree bench tokens --compile --limit 3.0 --quick --seed 7"
     assert parse(options.command().split()[3:]) == options
     assert options.longest("models") == 30 and math.isclose(TokensOptions(device="cuda").longest("clustering"), 0.5)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.bench.turns import VARIABLE, turn
-from ramify.errors import UserError
+from hyptree.bench.turns import VARIABLE, turn
+from hyptree.errors import UserError
 
 BENCHMARK = """
 import sys, time
-from ramify.bench.turns import take_part, turn
+from hyptree.bench.turns import take_part, turn
 take_part()
 if sys.argv[1] == "fails":
     sys.exit(1)

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from ramify.bench import harness, vlm_head
-from ramify.bench import vlm as bench
-from ramify.bench.vlm import STEPS, VlmOptions
-from ramify.cli import main
+from hyptree.bench import harness, vlm_head
+from hyptree.bench import vlm as bench
+from hyptree.bench.vlm import STEPS, VlmOptions
+from hyptree.cli import main
 
 pytest.importorskip("transformers")
 

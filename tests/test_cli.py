@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ramify
-from ramify import cli
-from ramify.cli import config as configs
-from ramify.config import recipe_folder
-from ramify.errors import UserError
+import hyptree
+from hyptree import cli
+from hyptree.cli import config as configs
+from hyptree.config import recipe_folder
+from hyptree.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 import tyro
-from ramify.errors import UserError
+from hyptree.errors import UserError
 
 @dataclass
 class Food:
@@ -106,14 +106,14 @@ def zoo(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(folder)])
     monkeypatch.setitem(cli.VERBS, "zoo", "keep animals")
     yield folder
-    sys.modules.pop("ramify.cli.zoo", None)
+    sys.modules.pop("hyptree.cli.zoo", None)
     vars(cli).pop("zoo", None)
 
 
 def one_error_line(capsys) -> str:
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("ramify: error: ")
+    assert err.startswith("hyptree: error: ")
     assert err.endswith("\n")
     assert err.count("\n") == 1
     return err
@@ -121,8 +121,8 @@ def one_error_line(capsys) -> str:
 
 def test_help_is_quick_and_loads_nothing_heavy():
     code = (
-        "import sys; from ramify.cli import main; code = main(['--help']);"
-        "print([m for m in ('torch', 'numpy', 'tyro', 'yaml', 'rich', 'ramify.cli.demo') if m in sys.modules], code)"
+        "import sys; from hyptree.cli import main; code = main(['--help']);"
+        "print([m for m in ('torch', 'numpy', 'tyro', 'yaml', 'rich', 'hyptree.cli.demo') if m in sys.modules], code)"
     )
     seconds = []
     for _ in range(4):
@@ -135,7 +135,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 def test_verb_help_loads_no_torch():
     code = (
-        "import sys; from ramify.cli import main; codes = [main([verb, '--help']) for verb in sys.argv[1:]];"
+        "import sys; from hyptree.cli import main; codes = [main([verb, '--help']) for verb in sys.argv[1:]];"
         "print('torch' in sys.modules, set(codes))"
     )
     command = [sys.executable, "-c", code, *cli.available_verbs()]
@@ -148,7 +148,7 @@ def test_help_lists_exactly_the_verbs_that_exist(capsys, monkeypatch):
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     for verb, summary in cli.VERBS.items():
-        exists = (ROOT / "src" / "ramify" / "cli" / f"{verb}.py").is_file()
+        exists = (ROOT / "src" / "hyptree" / "cli" / f"{verb}.py").is_file()
         assert (f"  {verb}" in out and summary in out) == exists
     assert "ghost" not in out
     assert cli.main(["ghost"]) == 2
@@ -161,7 +161,7 @@ def test_every_verb_follows_the_rules():
 
     assert "demo" in cli.available_verbs()
     for verb in cli.available_verbs():
-        module = import_module(f"ramify.cli.{verb.replace('-', '_')}")
+        module = import_module(f"hyptree.cli.{verb.replace('-', '_')}")
         assert hasattr(module, "run") != hasattr(module, "SUBVERBS")
         for command in module.SUBVERBS.values() if hasattr(module, "SUBVERBS") else [module.run]:
             assert cli._summary(command)
@@ -171,7 +171,7 @@ def test_every_verb_follows_the_rules():
 
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ramify {ramify.__version__}\n"
+    assert capsys.readouterr().out == f"hyptree {hyptree.__version__}\n"
 
 
 def test_nothing_said_prints_help_on_stderr_and_fails(capsys, zoo):
@@ -179,16 +179,16 @@ def test_nothing_said_prints_help_on_stderr_and_fails(capsys, zoo):
         assert cli.main(args) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("usage: ramify ")
+        assert err.startswith("usage: hyptree ")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["dmeo"], "unknown verb 'dmeo' for ramify; did you mean 'demo'?"),
-        (["qqqq"], "unknown verb 'qqqq' for ramify; see ramify --help"),
-        (["--versoin"], "unknown option '--versoin' for ramify; did you mean '--version'?"),
-        (["zoo", "fed"], "unknown verb 'fed' for ramify zoo; did you mean 'feed'?"),
+        (["dmeo"], "unknown verb 'dmeo' for hyptree; did you mean 'demo'?"),
+        (["qqqq"], "unknown verb 'qqqq' for hyptree; see hyptree --help"),
+        (["--versoin"], "unknown option '--versoin' for hyptree; did you mean '--version'?"),
+        (["zoo", "fed"], "unknown verb 'fed' for hyptree zoo; did you mean 'feed'?"),
         (["zoo", "feed"], "animal"),
         (["zoo", "feed", "cow", "--tmes", "3"], "--times"),
         (["zoo", "feed", "cow", "--shelff", "3"], "perhaps you meant: --shelf PATH Where it is kept. (see"),
@@ -240,7 +240,7 @@ def test_help_does_not_talk_of_none_and_its_frame_is_straight(width, monkeypatch
 
     run.__annotations__["config"] = _ManyWords
     monkeypatch.setenv("COLUMNS", str(width))
-    assert configs.parse(run, "ramify run", ["--help"]) is None
+    assert configs.parse(run, "hyptree run", ["--help"]) is None
     out = capsys.readouterr().out
     assert "--short INT " in out and "(default: 3)" in out and "None" not in out
     assert "--choice {left,right} " in out and "--folder {True,False}|PATH " in out
@@ -315,25 +315,25 @@ def test_our_own_bugs_are_not_dressed_as_the_users(zoo):
 
 def test_interrupt_is_130(zoo, capsys):
     assert cli.main(["zoo", "fail", "--how", "interrupt"]) == 130
-    assert capsys.readouterr().err == "ramify: interrupted\n"
+    assert capsys.readouterr().err == "hyptree: interrupted\n"
 
 
 def test_traceback_on_request(zoo, capsys, monkeypatch):
     assert cli.main(["zoo", "--traceback", "fail"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("Traceback ")
-    assert err.endswith("ramify: error: two lines become one\n")
-    monkeypatch.setenv("RAMIFY_DEBUG", "1")
+    assert err.endswith("hyptree: error: two lines become one\n")
+    monkeypatch.setenv("HYPTREE_DEBUG", "1")
     assert cli.main(["zoo", "fail"]) == 2
     assert capsys.readouterr().err.startswith("Traceback ")
-    monkeypatch.setenv("RAMIFY_DEBUG", "0")
+    monkeypatch.setenv("HYPTREE_DEBUG", "0")
     assert cli.main(["zoo", "fail"]) == 2
     one_error_line(capsys)
 
 
 def test_reader_that_goes_away_is_no_crash(zoo):
     code = (
-        "import sys, ramify.cli as cli; cli.__path__.append(sys.argv[1]); cli.VERBS['zoo'] = '';"
+        "import sys, hyptree.cli as cli; cli.__path__.append(sys.argv[1]); cli.VERBS['zoo'] = '';"
         "sys.exit(cli.main(['zoo', 'fail', '--how', 'flood']))"
     )
     command = [sys.executable, "-c", code, str(zoo)]
@@ -348,19 +348,19 @@ def test_reader_that_goes_away_is_no_crash(zoo):
 
 
 def test_module_can_be_run():
-    done = subprocess.run([sys.executable, "-m", "ramify", "dmeo"], env=ENV, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "hyptree", "dmeo"], env=ENV, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ramify: error: unknown verb 'dmeo' for ramify; did you mean 'demo'?\n"
+    assert done.stderr == "hyptree: error: unknown verb 'dmeo' for hyptree; did you mean 'demo'?\n"
 
 
 def test_demo_hands_its_settings_on(monkeypatch):
     import types
 
     calls = []
-    explore = types.ModuleType("ramify.explore")
+    explore = types.ModuleType("hyptree.explore")
     explore.demo = types.SimpleNamespace(run=lambda **settings: calls.append(settings))
-    monkeypatch.setitem(sys.modules, "ramify.explore", explore)
-    monkeypatch.setitem(sys.modules, "ramify.explore.demo", explore.demo)
+    monkeypatch.setitem(sys.modules, "hyptree.explore", explore)
+    monkeypatch.setitem(sys.modules, "hyptree.explore.demo", explore.demo)
     assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
     assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None}]
 
@@ -516,7 +516,7 @@ def test_one_line_keeps_what_it_does_not_know():
     assert configs._one_line("") == "wrong arguments"
 
 
-def test_recipes_of_ramify_are_known_from_any_folder(tmp_path, monkeypatch, capsys):
+def test_recipes_of_hyptree_are_known_from_any_folder(tmp_path, monkeypatch, capsys):
     shown = []
     monkeypatch.chdir(tmp_path)
     for name in ("world_classify", "recipes/world_classify.yaml", str(recipe_folder() / "world_classify.yaml")):

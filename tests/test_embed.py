@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.data.hierarchy import make_hierarchy, read_hierarchy
-from ramify.errors import UserError
-from ramify.evaluate.embedding import disk_points, load_embedding, measure
-from ramify.files import load_tensors, save_tensors, write_atomic, write_text
-from ramify.geometry import Euclidean, Lorentz, Poincare
-from ramify.train.embed import CHECKPOINT, Batches, Embedder, embed
-from ramify.train.objectives import cone_loss, distance_loss, log_proximity, log_proximity_reference
-from ramify.train.settings import EmbedSettings
+from hyptree.cli import main
+from hyptree.data.hierarchy import make_hierarchy, read_hierarchy
+from hyptree.errors import UserError
+from hyptree.evaluate.embedding import disk_points, load_embedding, measure
+from hyptree.files import load_tensors, save_tensors, write_atomic, write_text
+from hyptree.geometry import Euclidean, Lorentz, Poincare
+from hyptree.train.embed import CHECKPOINT, Batches, Embedder, embed
+from hyptree.train.objectives import cone_loss, distance_loss, log_proximity, log_proximity_reference
+from hyptree.train.settings import EmbedSettings
 
 WORDNET = Path(__file__).parents[2] / "shared" / "data" / "wordnet"
 TOY = EmbedSettings(dim=3, epochs=60, batch_size=16, negatives=40)
@@ -193,7 +193,7 @@ def test_wordnet_mammals_in_five_dimensions(tmp_path):
 @pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files in ../shared/data")
 def test_wordnet_nouns_in_bounded_memory(tmp_path):
     code = (
-        "import resource, sys; from ramify.cli import main; "
+        "import resource, sys; from hyptree.cli import main; "
         f"main(['tree', 'embed', {str(WORDNET / 'noun_closure.npz')!r}, '--config', 'recipes/embed_nouns.yaml', "
         "'--out', sys.argv[1], '--epochs', '8', '--max-seconds', '240', '--no-draw', '--json']); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -385,7 +385,7 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(edges, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "ramify",
+        "hyptree",
         "tree",
         "embed",
         str(edges),
@@ -403,7 +403,7 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(edges, tmp_path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1] == "ramify: interrupted"
+    assert errors.strip().splitlines()[-1] == "hyptree: interrupted"
     state = load_tensors(out / CHECKPOINT)[1]
     assert state["epoch"] >= 1
 
@@ -435,7 +435,7 @@ def test_mistakes_are_one_line_and_exit_code_2(edges, tmp_path, monkeypatch, cap
     assert run(*args) == 2
     captured = capsys.readouterr()
     assert message in captured.err.splitlines()[-1] and "Traceback" not in captured.err
-    assert captured.err.splitlines()[-1].startswith("ramify: error: ") and captured.out == ""
+    assert captured.err.splitlines()[-1].startswith("hyptree: error: ") and captured.out == ""
 
 
 def test_eval_finds_a_point_that_is_not_finite(edges, tmp_path, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.tables import spread
+from hyptree.tables import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:
-    others = {"world", "demo_page"}  # python -m ramify.data.world draws the one, the other is the demo in a browser
+    others = {"world", "demo_page"}  # python -m hyptree.data.world draws the one, the other is the demo in a browser
     others |= set(runpy.run_path(str(ROOT / "docs" / "lab_figures.py"))["PICTURES"])  # from a sweep on a GPU
     others |= set(runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["PICTURES"])  # from runs on a GPU
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
@@ -123,10 +123,10 @@ def test_tables_of_helm_beside_its_twin_are_those_of_the_runs(
 
 
 def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    from ramify import cli
+    from hyptree import cli
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    (ramify .*)$", text, re.MULTILINE) + re.findall(r"`(ramify [a-z ]+)`", text)
+    commands = re.findall(r"^    (hyptree .*)$", text, re.MULTILINE) + re.findall(r"`(hyptree [a-z ]+)`", text)
     assert len(commands) >= 4
     for command in commands:
         words = shlex.split(command)[1:]

@@ -1,4 +1,4 @@
-"""``ramify generate``: text from runs and from folders of transformers, the same for the same seed."""
+"""``hyptree generate``: text from runs and from folders of transformers, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.errors import UserError
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.errors import UserError
 
 pytest.importorskip("transformers")
 
@@ -35,7 +35,7 @@ RECIPE = (
 @pytest.fixture(scope="module", params=["helm-d-pico", "twin:helm-d-pico"])
 def run(request, tmp_path_factory) -> Path:
     """A run of a model of two layers, hardly trained."""
-    from ramify.train import Recipe, fit
+    from hyptree.train import Recipe, fit
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("runs")
@@ -49,7 +49,7 @@ def run(request, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory) -> Path:
     """The same model as a folder of transformers."""
-    from ramify.train.export import export
+    from hyptree.train.export import export
 
     path, difference = export(run, "hf", tmp_path_factory.mktemp("hf") / "model")
     assert difference is None
@@ -64,7 +64,7 @@ def generate(capsys, *args: object) -> tuple[int, str, str]:
 
 
 def test_greedy_text_is_the_likeliest_token_by_token(run, capsys):
-    from ramify.train.language import load_language_model
+    from hyptree.train.language import load_language_model
 
     code, out, _ = generate(capsys, run, "The class", "--greedy", "--max-new-tokens", 12)
     model, tokenizer = load_language_model(run)
@@ -93,8 +93,8 @@ def test_same_seed_same_text_from_run_and_folder(run, exported, capsys):
 def test_folder_is_one_of_transformers(run, exported):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ramify.lm  # noqa: F401
-    from ramify.train import load_model
+    import hyptree.lm  # noqa: F401
+    from hyptree.train import load_model
 
     ours, _ = load_model(run)
     theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
@@ -110,7 +110,7 @@ def test_a_fresh_process_can_read_the_folder(run, exported):
     command = [
         sys.executable,
         "-m",
-        "ramify",
+        "hyptree",
         "generate",
         str(exported),
         "The class",
@@ -123,8 +123,8 @@ def test_a_fresh_process_can_read_the_folder(run, exported):
 
 
 def test_text_comes_in_whole_pieces_and_leaves_the_generators_alone(run):
-    from ramify.evaluate.generation import generate_text
-    from ramify.train.language import load_language_model
+    from hyptree.evaluate.generation import generate_text
+    from hyptree.train.language import load_language_model
 
     model, tokenizer = load_language_model(run)
     pieces: list[str] = []
@@ -169,7 +169,7 @@ def test_what_is_no_language_model_is_said(run, exported, capsys, tmp_path):
 
 
 def test_export_refuses_what_it_cannot_do(run, exported):
-    from ramify.train.export import export
+    from hyptree.train.export import export
 
     with pytest.raises(UserError, match="already there and not empty; choose another --out"):
         export(run, "hf", exported)

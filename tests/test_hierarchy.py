@@ -9,8 +9,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from ramify.data.hierarchy import make_hierarchy, read_hierarchy, transitive_closure
-from ramify.errors import UserError
+from hyptree.data.hierarchy import make_hierarchy, read_hierarchy, transitive_closure
+from hyptree.errors import UserError
 
 WORDNET = Path(__file__).parents[2] / "shared" / "data" / "wordnet"
 EDGES = [("cat", "mammal"), ("dog", "mammal"), ("mammal", "animal"), ("bird", "animal")]

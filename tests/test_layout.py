@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "ramify"
+PACKAGE = ROOT / "src" / "hyptree"
 PAGE = (ROOT / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 ENTRY_POINTS = {"__init__.py", "__main__.py", "vlm/openvocab/__main__.py"}
@@ -19,7 +19,7 @@ ENTRY_POINTS = {"__init__.py", "__main__.py", "vlm/openvocab/__main__.py"}
 
 EXCEPTIONS = {
     ("data/text/tokenizer.py", "lm"),  # transformers must know a helm before it reads the tokenizer beside one
-    ("vlm/world_clip.py", "train"),  # a run of `ramify train` is loaded as an encoder
+    ("vlm/world_clip.py", "train"),  # a run of `hyptree train` is loaded as an encoder
     ("vlm/openvocab/detector.py", "models"),  # boxes are brought to another size by the one function that does it
 }
 
@@ -43,7 +43,7 @@ def imported(code: str, package: tuple[str, ...]) -> Iterator[str]:
             continue
         for name in names:
             first, _, rest = name.partition(".")
-            if first == "ramify" and not rest.startswith("__"):
+            if first == "hyptree" and not rest.startswith("__"):
                 yield rest.partition(".")[0]
 
 
@@ -52,7 +52,7 @@ def wrong_arrows(path: str, code: str) -> list[str]:
     order = steps()
     rank = {room: number for number, step in enumerate(order) for room in step}
     beside = set(order[rank["train"]])  # these three use each other
-    parts = ("ramify", *Path(path).with_suffix("").parts)
+    parts = ("hyptree", *Path(path).with_suffix("").parts)
     room = parts[1]
     return [
         f"{path} imports from {other}"
@@ -73,12 +73,12 @@ def test_arrows_point_one_way():
 @pytest.mark.parametrize(
     ("path", "code", "room"),
     [
-        ("geometry/lorentz.py", "from ramify.nn import linear", "nn"),
+        ("geometry/lorentz.py", "from hyptree.nn import linear", "nn"),
         ("geometry/lorentz.py", "from ..ops.backend import choose", "ops"),
         ("ops/merge/triton.py", "def f():\n    from ...nn.common import x", "nn"),
-        ("train/loop.py", "import ramify.cli.config", "cli"),
-        ("lm/loss.py", "from ramify import vlm", "vlm"),
-        ("files.py", "from ramify import geometry", "geometry"),
+        ("train/loop.py", "import hyptree.cli.config", "cli"),
+        ("lm/loss.py", "from hyptree import vlm", "vlm"),
+        ("files.py", "from hyptree import geometry", "geometry"),
     ],
 )
 def test_a_wrong_arrow_is_seen(path: str, code: str, room: str):
@@ -88,7 +88,7 @@ def test_a_wrong_arrow_is_seen(path: str, code: str, room: str):
 def test_exceptions_are_needed():
     code = files()
     for path, room in EXCEPTIONS:
-        package = ("ramify", *Path(path).with_suffix("").parts)[:-1]
+        package = ("hyptree", *Path(path).with_suffix("").parts)[:-1]
         assert room in set(imported(code[path], package))
 
 
@@ -101,7 +101,7 @@ def test_every_room_has_its_place_in_the_arrows():
 
 def test_the_map_names_what_is_there():
     """Every file that the map names is in the room it is listed under, or beside the rooms."""
-    (block,) = re.findall(r"^    src/ramify/\n((?:      .*\n)+)", PAGE, re.MULTILINE)
+    (block,) = re.findall(r"^    src/hyptree/\n((?:      .*\n)+)", PAGE, re.MULTILINE)
     entries = re.findall(r"^      (?! )(\S+)((?:.*\n(?:       .*\n)*))", block, re.MULTILINE)
     rooms = {name.rstrip("/"): text for name, text in entries}
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
@@ -120,7 +120,7 @@ for name in {blocked!r}.split():
 import warnings
 warnings.simplefilter("ignore")  # torch says that it found no numpy
 import torch
-from ramify import geometry
+from hyptree import geometry
 space = geometry.Lorentz(1.0)
 x = space.expmap0(torch.tensor([[0.5, 0.0]])).requires_grad_()
 space.dist(x, space.expmap0(torch.tensor([[-0.5, 0.0]]))).sum().backward()
@@ -140,7 +140,7 @@ def test_geometry_needs_torch_alone(run_python):
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 def test_every_exported_name_is_there(room: str):
-    module = import_module(f"ramify.{room}")
+    module = import_module(f"hyptree.{room}")
     names = list(getattr(module, "__all__", []))
     assert len(names) == len(set(names))
     assert set(getattr(module, "_HOMES", names)) == set(names)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-import ramify
+import hyptree
 
 SPACES = "Lorentz Poincare Euclidean Sphere Product"
 QUESTIONS = "expmap0 logmap0 expmap logmap dist dist0 pairwise_dist inner centroid transport random"
@@ -29,14 +29,14 @@ NAMES = {
 
 @pytest.mark.parametrize("part", NAMES)
 def test_promised_names_are_there_and_listed(part: str) -> None:
-    module = getattr(ramify, part)
+    module = getattr(hyptree, part)
     for name in NAMES[part].split():
-        assert hasattr(module, name), f"ramify.{part}.{name}"
-        assert name in dir(module), f"dir(ramify.{part}) hides {name}"
+        assert hasattr(module, name), f"hyptree.{part}.{name}"
+        assert name in dir(module), f"dir(hyptree.{part}) hides {name}"
 
 
 def test_every_space_answers_the_same_questions() -> None:
-    geometry = ramify.geometry
+    geometry = hyptree.geometry
     for space in SPACES.split():
         methods = QUESTIONS + (f" {HYPERBOLIC}" if space in ("Lorentz", "Poincare") else "")
         assert [name for name in methods.split() if not callable(getattr(getattr(geometry, space), name, None))] == []
@@ -46,7 +46,7 @@ def test_every_space_answers_the_same_questions() -> None:
 
 @pytest.mark.parametrize("space", ["lorentz", "poincare"])
 def test_pure_functions_take_the_curvature_last(space: str) -> None:
-    module: ModuleType = import_module(f"ramify.geometry.{space}")
+    module: ModuleType = import_module(f"hyptree.geometry.{space}")
     for name in ("expmap0", "logmap0", "expmap", "logmap", "dist", "dist0", "pairwise_dist", "centroid", "transport"):
         given = inspect.signature(getattr(module, name)).parameters.values()
         positional = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -54,16 +54,16 @@ def test_pure_functions_take_the_curvature_last(space: str) -> None:
 
 
 def test_promised_arguments() -> None:
-    agglomerate = inspect.signature(ramify.cluster.agglomerate).parameters
+    agglomerate = inspect.signature(hyptree.cluster.agglomerate).parameters
     assert {"k", "threshold", "linkage", "backend"} < set(agglomerate)
     assert (agglomerate["linkage"].default, agglomerate["backend"].default) == ("average", "auto")
-    patch = inspect.signature(ramify.tokens.patch).parameters
+    patch = inspect.signature(hyptree.tokens.patch).parameters
     assert {"method", "keep", "layers", "linkage"} < set(patch) and patch["method"].default == "atc"
-    assert list(inspect.signature(ramify.explain).parameters)[:2] == ["model", "image"]
+    assert list(inspect.signature(hyptree.explain).parameters)[:2] == ["model", "image"]
 
 
 def test_models_are_registered_with_timm() -> None:
     import timm
 
-    assert ramify.models
+    assert hyptree.models
     assert {f"hcformer_{size}" for size in ("nano", "tiny", "small", "medium")} <= set(timm.list_models("hcformer_*"))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ramify import cli
-from ramify.train.table import read_table
+from hyptree import cli
+from hyptree.train.table import read_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.sh") if path.name != "common.sh")
@@ -64,7 +64,7 @@ def test_settings_are_yaml(verb: str, capsys: pytest.CaptureFixture[str]):
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Path:
-    """A command in the place of ``ramify`` that writes its words down, one call per line, and does nothing else."""
+    """A command in the place of ``hyptree`` that writes its words down, one call per line, and does nothing else."""
     script, calls = tmp_path / "recorder.py", str(tmp_path / "calls")
     script.write_text(f"import json, sys\nprint(json.dumps(sys.argv[1:]), file=open({calls!r}, 'a'))\n")
     return script
@@ -78,7 +78,7 @@ def test_benchmark_scripts_say_what_verbs_understand(
     capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
     out = tmp_path / "out"
-    settings = {"RAMIFY": f"{sys.executable} {recorder}", "OUT": str(out), "DATA": "data", "QUICK": quick, "ONLY": ""}
+    settings = {"HYPTREE": f"{sys.executable} {recorder}", "OUT": str(out), "DATA": "data", "QUICK": quick, "ONLY": ""}
     run = subprocess.run(
         ["bash", str(script)], env={**os.environ, **settings}, capture_output=True, text=True, timeout=120
     )
@@ -98,7 +98,7 @@ def test_benchmark_scripts_say_what_verbs_understand(
 def test_a_failed_step_is_named_and_repeated(tmp_path: Path):
     failing = tmp_path / "failing.py"
     failing.write_text("import sys\nsys.exit('the disk is on fire' if 'curvature-grid' in sys.argv else 0)\n")
-    settings = {"RAMIFY": f"{sys.executable} {failing}", "OUT": str(tmp_path / "out"), "QUICK": "1", "ONLY": ""}
+    settings = {"HYPTREE": f"{sys.executable} {failing}", "OUT": str(tmp_path / "out"), "QUICK": "1", "ONLY": ""}
     script = str(ROOT / "benchmarks" / "lab.sh")
     for _ in range(2):
         run = subprocess.run(["bash", script], env={**os.environ, **settings}, capture_output=True, text=True)

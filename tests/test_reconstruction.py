@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.evaluate.reconstruction import cone_score, ragged, reconstruction
-from ramify.geometry import Euclidean, Lorentz, Poincare
-from ramify.tree import Tree
+from hyptree.evaluate.reconstruction import cone_score, ragged, reconstruction
+from hyptree.geometry import Euclidean, Lorentz, Poincare
+from hyptree.tree import Tree
 
 MANIFOLDS = [Lorentz(), Lorentz(0.4), Poincare(), Poincare(2.5), Euclidean()]
 

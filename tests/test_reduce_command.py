@@ -1,4 +1,4 @@
-"""``ramify reduce`` on the command line: a run, a name, pictures, mistakes; and the same without tyro."""
+"""``hyptree reduce`` on the command line: a run, a name, pictures, mistakes; and the same without tyro."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe
 
 RECIPE = """
 data: {name: world, size: 32, num_train: 32, num_val: 24, batch_size: 16, cache: false}
@@ -47,7 +47,7 @@ FAST = ["--batch-size", "8", "--repeats", "1", "--device", "cpu"]
 def test_a_run_is_measured_on_its_own_data(
     trained: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ramify.train import evaluate_run
+    from hyptree.train import evaluate_run
 
     out = tmp_path / "out"
     methods = ["atc", "tome", "kmeans", "kmedoids", "dpcknn", "topk", "evit", "random"]
@@ -60,7 +60,7 @@ def test_a_run_is_measured_on_its_own_data(
     found = json.loads((out / "results.json").read_text())
     assert len(found["rows"]) == 1 + 2 * 10
     assert {tuple(row["tokens"]) for row in found["rows"][1:]} == {(8, 4), (4, 1)}
-    assert found["rows"][0]["top1"] == evaluate_run(trained)["top1"], "the plain model as ramify eval sees it"
+    assert found["rows"][0]["top1"] == evaluate_run(trained)["top1"], "the plain model as hyptree eval sees it"
     assert found["about"]["data"] == "24 pictures of world, val" and found["about"]["layers"] == [1, 2]
     assert "[21/21] random keep 0.25: 4 1 tokens" in printed and "atc complete" in printed and "top-1" in printed
     with (out / "results.csv").open() as file:
@@ -82,8 +82,8 @@ def test_a_run_is_measured_on_its_own_data(
 def test_the_same_without_tyro(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python -m ramify.evaluate.reduction``, as on a machine that has no tyro."""
-    from ramify.evaluate.reduction import _main
+    """``python -m hyptree.evaluate.reduction``, as on a machine that has no tyro."""
+    from hyptree.evaluate.reduction import _main
 
     monkeypatch.setitem(sys.modules, "tyro", None)  # importing it fails now
     flags = ["--keep", "0.5", "--method", "topk", "--data", "none", "--json", "--out", str(tmp_path / "out"), *FAST]
@@ -94,11 +94,11 @@ def test_the_same_without_tyro(
     for wrong in (["--linkage", "averge"], ["--keep", "x"], ["--nosuch"], ["--split"]):
         assert _main([str(trained), *wrong]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("ramify: error: ") and wrong[0] in error and error.count("\n") == 1
+        assert error.startswith("hyptree: error: ") and wrong[0] in error and error.count("\n") == 1
     assert _main([str(trained), "--batch-size", "0"]) == 2
-    assert capsys.readouterr().err == "ramify: error: --batch-size must be at least 1, got 0\n"
+    assert capsys.readouterr().err == "hyptree: error: --batch-size must be at least 1, got 0\n"
     assert _main([str(trained), "--keep", "2"]) == 2
-    assert capsys.readouterr().err == "ramify: error: --keep must be in (0, 1], got 2; 1 keeps all tokens\n"
+    assert capsys.readouterr().err == "hyptree: error: --keep must be in (0, 1], got 2; 1 keeps all tokens\n"
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_a_dense_run_is_refused(trained: Path, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "dense").mkdir()
     (tmp_path / "dense" / "recipe.yaml").write_text("task: segment\n")
     assert main(["reduce", str(tmp_path / "dense")]) == 2
-    assert "is a run of the task segment; ramify reduce measures classifiers" in capsys.readouterr().err
+    assert "is a run of the task segment; hyptree reduce measures classifiers" in capsys.readouterr().err

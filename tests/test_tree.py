@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.tree import Tree
+from hyptree.tree import Tree
 
 WORDNET = Path(__file__).parents[2] / "shared" / "data" / "wordnet"
 quick = settings(deadline=None, max_examples=60)  # no deadline: the machine may be busy with something else
@@ -552,7 +552,7 @@ def test_files_round_trip(tmp_path, name):
         (lambda: Tree.from_edges([("a", "b")], keep="best"), "keep must be"),
         (lambda: Tree.from_json("[1, 2"), "not JSON"),
         (lambda: Tree.from_json("[1, 2]"), "no tree"),
-        (lambda: Tree.from_json('{"format": "ramify.tree", "version": 7, "parent": [-1]}'), "version 7"),
+        (lambda: Tree.from_json('{"format": "hyptree.tree", "version": 7, "parent": [-1]}'), "version 7"),
         (lambda: Tree([-1, 0], embedding=[[0.0], [np.inf]]).to_json(), "embedding of node 1 is not finite"),
         (lambda: Tree([-1, 0]).save("tree.xyz"), "cannot tell a format"),
         (lambda: Tree.load("tree.xyz"), "cannot tell a format"),
@@ -566,14 +566,14 @@ def test_bad_input_gets_one_clear_line(make, problem):
 
 def test_import_needs_numpy_alone(run_python):
     code = (
-        "import sys, ramify.tree; print([m for m in ('torch', 'scipy', 'networkx', 'matplotlib') if m in sys.modules])"
+        "import sys, hyptree.tree; print([m for m in ('torch', 'scipy', 'networkx', 'matplotlib') if m in sys.modules])"
     )
     assert run_python(code).strip() == "[]"
 
 
 def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install ramify\[plot\]"):
+    with pytest.raises(ValueError, match=r"pip install hyptree\[plot\]"):
         Tree([-1, 0]).draw("x.png")
 
 

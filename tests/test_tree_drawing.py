@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ramify.explore.disk import _labels
-from ramify.tree import Tree
+from hyptree.explore.disk import _labels
+from hyptree.tree import Tree
 
 pytest.importorskip("matplotlib")
 

@@ -7,9 +7,9 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from ramify.tree import Tree, gromov_delta
-from ramify.tree.layout import geodesic
-from ramify.tree.measure import poincare_distance
+from hyptree.tree import Tree, gromov_delta
+from hyptree.tree.layout import geodesic
+from hyptree.tree.measure import poincare_distance
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_distortion_takes_manifold_objects_and_names(rng):
     tree = random_tree(rng, 20).replace(embedding=rng.random((20, 2)) * 0.4, manifold=Flat())
     ours, named = tree.distortion(), tree.distortion(manifold="euclidean")
     assert (ours.average, ours.worst) == pytest.approx((named.average, named.worst), rel=1e-12)
-    from ramify import geometry
+    from hyptree import geometry
 
     named = tree.distortion(manifold="Poincare(c=0.5)")
     assert tree.distortion(manifold=geometry.Poincare(0.5)).average == pytest.approx(named.average, rel=1e-9)

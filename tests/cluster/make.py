@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.cluster import cosine_distance
+from hyptree.cluster import cosine_distance
 
 
 def features(kind: str, num_images: int, num_tokens: int, seed: int, dim: int = 32) -> Tensor:

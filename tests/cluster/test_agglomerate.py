@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.cluster import AgglomerativeClustering
 
-from ramify.cluster import agglomerate, cosine_distance, libraries
-from ramify.cluster.agglomerate import choose_backend
-from ramify.errors import UserError
-from ramify.ops.agglomerate import reference
-from ramify.ops.agglomerate.reference import LINKAGES
+from hyptree.cluster import agglomerate, cosine_distance, libraries
+from hyptree.cluster.agglomerate import choose_backend
+from hyptree.errors import UserError
+from hyptree.ops.agglomerate import reference
+from hyptree.ops.agglomerate.reference import LINKAGES
 
 from . import naive
 from .make import distances, features
@@ -84,12 +84,12 @@ def test_backends_agree(method: str, backend: str, seed: int) -> None:
 def test_what_auto_chooses(
     method: str, num_tokens: int, packages: tuple, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     monkeypatch.setattr(libraries, "installed", lambda: next(iter(packages), None))
     D = torch.zeros(1, num_tokens, num_tokens)
     assert choose_backend(D, method, "auto", False, needs_forest=False) == chosen
     assert choose_backend(D, method, "auto", True, needs_forest=False) == "auto"  # ops: torch here, triton on CUDA
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     assert choose_backend(D, method, "auto", False, needs_forest=False) == "auto"
 
 
@@ -326,14 +326,14 @@ def test_asymmetric_distances_are_refused() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastcluster", None)
-    with pytest.raises(UserError, match=r"pip install ramify\[tokens\]"):
+    with pytest.raises(UserError, match=r"pip install hyptree\[tokens\]"):
         agglomerate(D3, 2, backend="fastcluster")
 
 
 def test_torch_is_all_that_is_needed(run_python) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn', 'fastcluster', 'timm', 'tyro']));"
-        "import torch; from ramify.cluster import agglomerate, dendrogram;"
+        "import torch; from hyptree.cluster import agglomerate, dendrogram;"
         "D = torch.rand(2, 9, 9); D = D + D.mT;"
         "print(agglomerate(D, 3, linkage='single').max().item(), dendrogram(D).linkage(1).shape)"
     )

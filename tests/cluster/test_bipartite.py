@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cluster.bipartite import bipartite_match, bipartite_rounds, propose
-from ramify.cluster.centres import kmeans, kmedoids
-from ramify.cluster.density import density_peaks
-from ramify.cluster.distance import cosine_distance
-from ramify.cluster.labels import best_member, number_by_first_member
-from ramify.cluster.select import top_k
-from ramify.ops.cosine.reference import unit_features
-from ramify.tokens.merge import merge_weighted, unmerge
+from hyptree.cluster.bipartite import bipartite_match, bipartite_rounds, propose
+from hyptree.cluster.centres import kmeans, kmedoids
+from hyptree.cluster.density import density_peaks
+from hyptree.cluster.distance import cosine_distance
+from hyptree.cluster.labels import best_member, number_by_first_member
+from hyptree.cluster.select import top_k
+from hyptree.ops.cosine.reference import unit_features
+from hyptree.tokens.merge import merge_weighted, unmerge
 
 from . import loops
 
@@ -145,7 +145,7 @@ def patches_of_pictures(shared_data: Path, num_pictures: int) -> Tensor:
     """Raw 8 x 8 patches of real pictures of 128 px: 256 tokens of 192 values each."""
     import numpy as np
 
-    from ramify.data.pictures import decode_image
+    from hyptree.data.pictures import decode_image
 
     path = shared_data / "oxford-pets" / "oxford_pets_128.npz"
     if not path.is_file():
@@ -166,7 +166,7 @@ def reconstruction_error(x: Tensor, labels: Tensor, k: int) -> float:
 @pytest.mark.parametrize("keep", [0.9, 0.7, 0.5, 0.25])
 def test_agglomerative_clusters_lose_less_of_real_pictures_than_matching(keep: float, shared_data: Path) -> None:
     """Below one half, matching is repeated on means, and average linkage wins on directions, not on raw pixels."""
-    from ramify.cluster import agglomerate
+    from hyptree.cluster import agglomerate
 
     x = patches_of_pictures(shared_data, 32)
     directions, D, k = unit_features(x), cosine_distance(x), int(256 * keep)

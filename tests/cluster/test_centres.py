@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cluster.centres import kmeans, kmedoids
-from ramify.cluster.distance import cosine_distance
-from ramify.ops.cosine.reference import unit_features
+from hyptree.cluster.centres import kmeans, kmedoids
+from hyptree.cluster.distance import cosine_distance
+from hyptree.ops.cosine.reference import unit_features
 
 from . import loops
 

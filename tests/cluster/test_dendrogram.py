@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import cophenet, is_monotonic, is_valid_linkage, linkage
 
-from ramify.cluster import Dendrogram, agglomerate, dendrogram
-from ramify.ops.agglomerate.reference import LINKAGES
-from ramify.tree import Tree
+from hyptree.cluster import Dendrogram, agglomerate, dendrogram
+from hyptree.ops.agglomerate.reference import LINKAGES
+from hyptree.tree import Tree
 
 from .make import TIES, distances, tied
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.cluster.density import density_peaks
-from ramify.cluster.distance import cosine_distance, manifold_distance
-from ramify.geometry import Euclidean
+from hyptree.cluster.density import density_peaks
+from hyptree.cluster.distance import cosine_distance, manifold_distance
+from hyptree.geometry import Euclidean
 
 from . import loops
 

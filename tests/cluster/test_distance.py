@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cluster.distance import check_finite, cosine_distance, manifold_distance, pairwise_distance
-from ramify.errors import UserError
-from ramify.geometry import Euclidean, Lorentz, Manifold, Poincare
+from hyptree.cluster.distance import check_finite, cosine_distance, manifold_distance, pairwise_distance
+from hyptree.errors import UserError
+from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare
 
 
 def cosine_loop(features: Tensor) -> Tensor:

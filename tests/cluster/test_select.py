@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.cluster.select import random_tokens, top_k
+from hyptree.cluster.select import random_tokens, top_k
 
 
 def test_top_k_keeps_the_best_in_their_order() -> None:

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.cluster import agglomerate, dendrogram
-from ramify.ops.agglomerate import reference
-from ramify.ops.agglomerate.reference import LINKAGES
+from hyptree.cluster import agglomerate, dendrogram
+from hyptree.ops.agglomerate import reference
+from hyptree.ops.agglomerate.reference import LINKAGES
 
 from . import naive
 from .make import TIES, tied

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ramify.data.sample import BadSample, Sample
+from hyptree.data.sample import BadSample, Sample
 
 
 def pixels(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

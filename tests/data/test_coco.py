@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data import build_dataset, build_loader, eval_transform, train_transform
-from ramify.data.coco import Coco
-from ramify.data.sample import BadSample
-from ramify.data.settings import AugmentSettings, DataSettings
-from ramify.errors import UserError
+from hyptree.data import build_dataset, build_loader, eval_transform, train_transform
+from hyptree.data.coco import Coco
+from hyptree.data.sample import BadSample
+from hyptree.data.settings import AugmentSettings, DataSettings
+from hyptree.errors import UserError
 
 from .make import pixels, truncate, write_picture
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data import build_dataset, build_loader, eval_transform
-from ramify.data.folders import FolderPictures
-from ramify.data.sample import BadSample
-from ramify.data.settings import DataSettings
-from ramify.data.tiny_imagenet import TinyImageNet
-from ramify.errors import UserError
+from hyptree.data import build_dataset, build_loader, eval_transform
+from hyptree.data.folders import FolderPictures
+from hyptree.data.sample import BadSample
+from hyptree.data.settings import DataSettings
+from hyptree.data.tiny_imagenet import TinyImageNet
+from hyptree.errors import UserError
 
 from .make import pixels, stack, truncate, write_picture
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data.build import build_dataset
-from ramify.data.loader import ArrayLoader, SampleLoader, build_loader
-from ramify.data.seeding import mix_bits, seeded, uniforms
-from ramify.data.settings import AugmentSettings, DataSettings
-from ramify.data.transforms import eval_transform, train_transform
-from ramify.errors import UserError
+from hyptree.data.build import build_dataset
+from hyptree.data.loader import ArrayLoader, SampleLoader, build_loader
+from hyptree.data.seeding import mix_bits, seeded, uniforms
+from hyptree.data.settings import AugmentSettings, DataSettings
+from hyptree.data.transforms import eval_transform, train_transform
+from hyptree.errors import UserError
 
 from .make import InArrays, InMemory, stack, untouched_generators
 

@@ -11,18 +11,18 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
-from ramify.config import load
-from ramify.data import DataSettings, build_dataset, build_loader, resident
-from ramify.data.resample import ShareTable, resample, resize_shares
-from ramify.data.resident import Held, ResidentLoader, centre_window, draw_windows, hold
-from ramify.data.sample import Sample
-from ramify.data.seeding import uniforms
-from ramify.data.settings import AugmentSettings
-from ramify.data.transforms import eval_transform, train_transform
-from ramify.errors import UserError
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe
+from hyptree.config import load
+from hyptree.data import DataSettings, build_dataset, build_loader, resident
+from hyptree.data.resample import ShareTable, resample, resize_shares
+from hyptree.data.resident import Held, ResidentLoader, centre_window, draw_windows, hold
+from hyptree.data.sample import Sample
+from hyptree.data.seeding import uniforms
+from hyptree.data.settings import AugmentSettings
+from hyptree.data.transforms import eval_transform, train_transform
+from hyptree.errors import UserError
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe
 
 from .make import InMemory, pixels, write_picture
 

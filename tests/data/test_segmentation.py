@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ramify.data import build_dataset, build_loader, eval_transform
-from ramify.data.sample import IGNORE, BadSample
-from ramify.data.segmentation import ADE20K, CAMVID_CLASSES, CamVid, Pets
-from ramify.data.settings import DataSettings
-from ramify.errors import UserError
+from hyptree.data import build_dataset, build_loader, eval_transform
+from hyptree.data.sample import IGNORE, BadSample
+from hyptree.data.segmentation import ADE20K, CAMVID_CLASSES, CamVid, Pets
+from hyptree.data.settings import DataSettings
+from hyptree.errors import UserError
 
 from .make import pixels, write_picture
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.data.text import BlockBatches, TextBlocks, build_text_loader, in_memory
-from ramify.data.text.stream import BlockOrder
-from ramify.errors import UserError
+from hyptree.data.text import BlockBatches, TextBlocks, build_text_loader, in_memory
+from hyptree.data.text.stream import BlockOrder
+from hyptree.errors import UserError
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 70_000), min_size=1, max_size=40), min_size=1, max_size=12)
 PAD = 99_999
@@ -190,7 +190,7 @@ def test_state_is_epoch_and_next_block_and_refuses_another_text(seed: int) -> No
 
 
 def test_loader_of_the_training_loop_leaves_no_block_out(seed: int) -> None:
-    """As ``ramify.train.loop`` asks: epochs of equal length, some resumed in the middle, accumulated batches."""
+    """As ``hyptree.train.loop`` asks: epochs of equal length, some resumed in the middle, accumulated batches."""
     documents = random_documents(seed, count=60)
     blocks = TextBlocks(in_memory(documents), 8)
     accumulate, size = 3, 2

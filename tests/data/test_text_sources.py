@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.data.text import TextSettings, TextSource, source_of
-from ramify.data.text.readers import read_documents
-from ramify.data.text.sources import builtin_documents, keep_aside
-from ramify.errors import UserError
+from hyptree.data.text import TextSettings, TextSource, source_of
+from hyptree.data.text.readers import read_documents
+from hyptree.data.text.sources import builtin_documents, keep_aside
+from hyptree.errors import UserError
 
 ARTICLES = """= Anarchism =
 First paragraph.

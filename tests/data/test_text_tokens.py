@@ -19,7 +19,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramify.data.text import (
+from hyptree.data.text import (
     TextSettings,
     TextSource,
     build_text,
@@ -32,9 +32,9 @@ from ramify.data.text import (
     tokens_of,
     train_tokenizer,
 )
-from ramify.data.text.sources import builtin_documents
-from ramify.data.text.tokenizer import Encoder, tokenizer_fingerprint, vocabulary_size
-from ramify.errors import UserError
+from hyptree.data.text.sources import builtin_documents
+from hyptree.data.text.tokenizer import Encoder, tokenizer_fingerprint, vocabulary_size
+from hyptree.errors import UserError
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_any_text_comes_back_from_its_tokens(tokenizer: Any, text: str) -> None:
 
 def test_training_is_repeatable_in_another_process(tokenizer: Any, run_python) -> None:
     code = (
-        "from ramify.data.text.sources import builtin_documents; from ramify.data.text.tokenizer import *;"
+        "from hyptree.data.text.sources import builtin_documents; from hyptree.data.text.tokenizer import *;"
         "print(tokenizer_fingerprint(train_tokenizer(builtin_documents(), 600)))"
     )
     found = run_python(code, PYTHONHASHSEED="77", TOKENIZERS_PARALLELISM="false")
@@ -220,7 +220,7 @@ def test_damaged_cache_is_made_again(tokenizer: Any, text_file: Path, tmp_path: 
 SLOW_READER = """
 import sys, time
 from pathlib import Path
-from ramify.data.text import tokens, load_tokenizer, TextSource
+from hyptree.data.text import tokens, load_tokenizer, TextSource
 tokens._BATCH = 1
 batches = tokens._batches
 def slowly(source):
@@ -295,7 +295,7 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
 
 
 def test_settings_import_no_torch(run_python) -> None:
-    code = "import sys; from ramify.data.text import TextSettings; TextSettings(); print('torch' in sys.modules)"
+    code = "import sys; from hyptree.data.text import TextSettings; TextSettings(); print('torch' in sys.modules)"
     assert run_python(code).strip() == "False"
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ramify import config
-from ramify.data.sample import IGNORE, Sample
-from ramify.data.seeding import seeded
-from ramify.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
-from ramify.data.transforms import Mixer, eval_transform, train_transform
-from ramify.errors import UserError
+from hyptree import config
+from hyptree.data.sample import IGNORE, Sample
+from hyptree.data.seeding import seeded
+from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
+from hyptree.data.transforms import Mixer, eval_transform, train_transform
+from hyptree.errors import UserError
 
 from .make import untouched_generators
 

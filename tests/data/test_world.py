@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data.world import CLASSES, FAMILIES, GROUPS, PARTS, World, class_tree, contact_sheet
-from ramify.data.world.__main__ import main
-from ramify.data.world.dataset import VERSION
+from hyptree.data.world import CLASSES, FAMILIES, GROUPS, PARTS, World, class_tree, contact_sheet
+from hyptree.data.world.__main__ import main
+from hyptree.data.world.dataset import VERSION
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data.world import World
-from ramify.data.world import dataset as dataset_module
-from ramify.data.world.store import default_cache, load_or_build
-from ramify.errors import UserError
+from hyptree.data.world import World
+from hyptree.data.world import dataset as dataset_module
+from hyptree.data.world.store import default_cache, load_or_build
+from hyptree.errors import UserError
 
 NUM, SIZE = 20, 32
 
@@ -56,10 +56,10 @@ def test_every_setting_has_its_own_folder(tmp_path: Path) -> None:
 
 def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAMIFY_CACHE", raising=False)
+    monkeypatch.delenv("HYPTREE_CACHE", raising=False)
     World("val", num_images=2, size=SIZE, cache=True)
-    assert list(tmp_path.glob(".cache/ramify/world/*/image.npy"))
-    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "elsewhere"))
+    assert list(tmp_path.glob(".cache/hyptree/world/*/image.npy"))
+    monkeypatch.setenv("HYPTREE_CACHE", str(tmp_path / "elsewhere"))
     assert default_cache() == tmp_path / "elsewhere" / "world"
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_folder_is_rendered_again(tmp_path: Path, damage: str, capsys:
 
 def test_two_processes_building_at_once_agree(tmp_path: Path) -> None:
     code = (
-        "import hashlib, sys; from ramify.data.world import World;"
+        "import hashlib, sys; from hyptree.data.world import World;"
         f"w = World('val', num_images=60, size={SIZE}, seed=2, cache=sys.argv[1]);"
         "print(hashlib.sha256(w.images().numpy().tobytes()).hexdigest())"
     )
@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"no space left on the disk; free some space, or set RAMIFY_CACHE") as caught:
+    with pytest.raises(UserError, match=r"no space left on the disk; free some space, or set HYPTREE_CACHE") as caught:
         _world(tmp_path)
     assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
 

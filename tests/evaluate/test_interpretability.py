@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from explore.fake import tiny
-from ramify.data.sample import IGNORE, Sample
-from ramify.errors import UserError
-from ramify.evaluate import superpixels as sp
-from ramify.evaluate.interpretability import cluster_maps, interpretability_table, print_table
-from ramify.explore.picture import model_input
+from hyptree.data.sample import IGNORE, Sample
+from hyptree.errors import UserError
+from hyptree.evaluate import superpixels as sp
+from hyptree.evaluate.interpretability import cluster_maps, interpretability_table, print_table
+from hyptree.explore.picture import model_input
 
 
 @dataclass

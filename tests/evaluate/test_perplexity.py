@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.evaluate.perplexity import IGNORE, Score, batch_sums, byte_lengths, score, sliding
+from hyptree.errors import UserError
+from hyptree.evaluate.perplexity import IGNORE, Score, batch_sums, byte_lengths, score, sliding
 
 transformers = pytest.importorskip("transformers")
 
@@ -98,7 +98,7 @@ def test_nothing_to_predict_is_one_line(model):
 
 
 def test_bytes_of_tokens_are_those_of_the_text():
-    from ramify.data.text import train_tokenizer
+    from hyptree.data.text import train_tokenizer
 
     text = "Der naïve Käse 🙂 kostet 3 €; ein\n\tZeichen zuviel."
     tokenizer = train_tokenizer([text * 3, "other words " * 20], 300)

@@ -1,4 +1,4 @@
-"""Rows of ``ramify reduce``: operations against torch's own counter, timing, accuracy, what is kept and reused."""
+"""Rows of ``hyptree reduce``: operations against torch's own counter, timing, accuracy, what is kept and reused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ramify.data.build import read_data_flag
-from ramify.errors import UserError
-from ramify.evaluate import reduction, reduction_rows
-from ramify.evaluate.reduction import Results, Row, reduce, wanted_rows
-from ramify.evaluate.reduction_rows import speed, vit_flops
-from ramify.evaluate.reduction_subject import load_subject
-from ramify.tokens.patch import find_adapter, patched
-from ramify.train.settings import ReduceSettings
+from hyptree.data.build import read_data_flag
+from hyptree.errors import UserError
+from hyptree.evaluate import reduction, reduction_rows
+from hyptree.evaluate.reduction import Results, Row, reduce, wanted_rows
+from hyptree.evaluate.reduction_rows import speed, vit_flops
+from hyptree.evaluate.reduction_subject import load_subject
+from hyptree.tokens.patch import find_adapter, patched
+from hyptree.train.settings import ReduceSettings
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}
 
@@ -209,9 +209,9 @@ def test_everything_is_measured_written_and_reused(
 
 def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     """Row by row against a loop over the same pictures."""
-    from ramify.data.transforms import eval_transform
-    from ramify.data.world import World
-    from ramify.train.determinism import seed_all
+    from hyptree.data.transforms import eval_transform
+    from hyptree.data.world import World
+    from hyptree.train.determinism import seed_all
 
     quick.num_val = 96
     found = reduce(quick)
@@ -350,7 +350,7 @@ def test_json_alone_on_the_output(quick: ReduceSettings, capsys: pytest.CaptureF
 def test_damaged_results_are_named(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text('{"rows": [', encoding="utf-8")
-    with pytest.raises(UserError, match="does not hold results of ramify reduce; --fresh replaces it"):
+    with pytest.raises(UserError, match="does not hold results of hyptree reduce; --fresh replaces it"):
         Results.read(path)
     rows = [Row("atc", "average", 0.5, [8], 1.25, 10.0, 2.0, 0.5, None)]
     Results({"model": "m"}, ["x"], rows).write(path)

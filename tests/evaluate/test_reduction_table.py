@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.config import load
-from ramify.errors import UserError
-from ramify.evaluate import reduction_table as tables
-from ramify.evaluate.reduction_table import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe
+from hyptree.config import load
+from hyptree.errors import UserError
+from hyptree.evaluate import reduction_table as tables
+from hyptree.evaluate.reduction_table import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe
 
 pytest.importorskip("timm")
 
@@ -65,7 +65,7 @@ def test_every_way_is_measured_at_equal_token_counts(runs, monkeypatch):
 
 
 def test_the_whole_model_is_measured_as_evaluation_measures_it(runs, tmp_path):
-    from ramify.train import evaluate_run
+    from hyptree.train import evaluate_run
 
     found = measure_run(settings(runs, ways=(), fresh=True), runs[1])
     assert found.top1 == {ALL: evaluate_run(runs[1])["top1"]}
@@ -100,7 +100,7 @@ def test_command_writes_the_table_into_a_page(runs, tmp_path, capsys):
     assert "torch" in text and str(runs[0]) not in text
     assert text.split("<!-- small -->\n")[1].split("<!-- /small -->")[0] in capsys.readouterr().out
     assert tables._main([*words, "--ways", "ToMee"]) == 2
-    assert capsys.readouterr().err.strip() == "ramify: error: unknown way 'ToMee'; did you mean 'ToMe'?"
+    assert capsys.readouterr().err.strip() == "hyptree: error: unknown way 'ToMee'; did you mean 'ToMe'?"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.data.sample import IGNORE
-from ramify.evaluate.segmentation import Confusion, segmentation_scores
+from hyptree.data.sample import IGNORE
+from hyptree.evaluate.segmentation import Confusion, segmentation_scores
 
 
 def naive_iou(predicted: Tensor, truth: Tensor, num_classes: int) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ramify.geometry import lorentz
+from hyptree.geometry import lorentz
 
 
 def fake_output(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.data.sample import IGNORE
-from ramify.explore.dense import class_colours, draw_detections, draw_segmentation
+from hyptree.data.sample import IGNORE
+from hyptree.explore.dense import class_colours, draw_detections, draw_segmentation
 
 CLASSES = ("background", "cat", "dog")
 

@@ -1,4 +1,4 @@
-"""``ramify explain`` and ``ramify demo`` on the command line: a real short run, its page, its table, its mistakes."""
+"""``hyptree explain`` and ``hyptree demo`` on the command line: a real short run, its page, its table, its mistakes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ramify import cli
-from ramify.config import load
-from ramify.errors import UserError
-from ramify.explore import demo
-from ramify.train.recipe import Recipe
+from hyptree import cli
+from hyptree.config import load
+from hyptree.errors import UserError
+from hyptree.explore import demo
+from hyptree.train.recipe import Recipe
 
 from .html import explorer_data, read
 
@@ -152,7 +152,7 @@ def test_a_run_with_a_dense_head_is_not_said_to_have_no_clusters() -> None:
     """Its backbone may well cluster: what hides them is the head."""
     import torch
 
-    from ramify.explore.report import Subject
+    from hyptree.explore.report import Subject
 
     subject = Subject(torch.nn.Identity(), "hcformer_pico", 64, recipe=Recipe(task="segment"))
     with pytest.raises(UserError, match=r"^a run of the task segment cannot be explained: its head shows no clusters"):

@@ -1,4 +1,4 @@
-"""``ramify.explain``: supports that add up, the model's own assignments at the leaves, points where they belong."""
+"""``hyptree.explain``: supports that add up, the model's own assignments at the leaves, points where they belong."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-import ramify
-from ramify.errors import UserError
-from ramify.explore.clusters import read_clusters
-from ramify.explore.explanation import block_tree, choose_block, choose_head, nested_tree, stages_tree
-from ramify.explore.picture import data_url, fit, model_input, read_picture
-from ramify.geometry import Lorentz
-from ramify.tree import Tree
+import hyptree
+from hyptree.errors import UserError
+from hyptree.explore.clusters import read_clusters
+from hyptree.explore.explanation import block_tree, choose_block, choose_head, nested_tree, stages_tree
+from hyptree.explore.picture import data_url, fit, model_input, read_picture
+from hyptree.geometry import Lorentz
+from hyptree.tree import Tree
 
 from .fake import MEAN, STD, tiny
 
@@ -36,7 +36,7 @@ def assert_supports_add_up(tree: Tree) -> None:
 @pytest.mark.parametrize("stage", [None, 1, 2, "all"])
 @pytest.mark.parametrize("size", [32, 40, 27])  # 40 and 27: maps that their windows do not divide
 def test_children_add_up_to_their_parent(stage: int | str | None, size: int, seed: int) -> None:
-    tree = ramify.explain(tiny(), random_picture(seed), stage=stage, size=size)
+    tree = hyptree.explain(tiny(), random_picture(seed), stage=stage, size=size)
     assert tree.support is not None and tree.support.shape[1:] == (size, size)
     assert len(tree.roots) == 1 and tree.label is not None and tree.label[0] == "picture"
     assert tree.is_monotone and (tree.support >= 0).all() and (tree.support[tree.is_leaf].sum((1, 2)) > 0).all()
@@ -45,7 +45,7 @@ def test_children_add_up_to_their_parent(stage: int | str | None, size: int, see
 
 def test_leaves_are_the_models_own_assignments(seed: int) -> None:
     model, picture = tiny(), random_picture(seed)
-    tree = ramify.explain(model, picture, stage=1, block=2, head=1)
+    tree = hyptree.explain(model, picture, stage=1, block=2, head=1)
     with torch.no_grad():
         given = model.assignments(model_input(model, [picture]))[1].patch[0, 1].numpy()  # (8, 8, 4)
     assert tree.num_leaves == 16 * 4 and tree.support is not None and tree.label is not None
@@ -73,7 +73,7 @@ def test_a_window_hangs_under_the_group_it_belongs_to_most(seed: int) -> None:
 
 def test_points_are_those_of_the_window_level(seed: int) -> None:
     model, picture = tiny(curvature=0.5), random_picture(seed)
-    tree = ramify.explain(model, picture, stage=1, block=1, head=2)
+    tree = hyptree.explain(model, picture, stage=1, block=1, head=2)
     assert isinstance(tree.manifold, Lorentz) and float(tree.manifold.c) == 0.5 and tree.embedding is not None
     with torch.no_grad():
         seen = model.assignments(model_input(model, [picture]))[0]
@@ -92,9 +92,9 @@ def test_points_are_those_of_the_window_level(seed: int) -> None:
 
 
 def test_euclidean_windows_and_flat_stages_are_laid_out(seed: int) -> None:
-    flat = ramify.explain(tiny(window_geometry="euclidean"), random_picture(seed), stage=1)
+    flat = hyptree.explain(tiny(window_geometry="euclidean"), random_picture(seed), stage=1)
     assert flat.manifold == "poincare" and flat.depth.max() == 2
-    one = ramify.explain(tiny(), random_picture(seed), stage=2)
+    one = hyptree.explain(tiny(), random_picture(seed), stage=2)
     assert one.manifold == "poincare" and one.depth.max() == 1 and one.num_leaves == 4
     for tree in (flat, one):
         assert tree.embedding is not None and np.allclose(tree.embedding, tree.sarkar(1.0))
@@ -103,7 +103,7 @@ def test_euclidean_windows_and_flat_stages_are_laid_out(seed: int) -> None:
 def test_hard_assignments_give_hard_leaves(seed: int) -> None:
     picture = random_picture(seed)
     picture[:16, :16] = 90  # one window whose patches are all the same
-    tree = ramify.explain(tiny(assignment="hard", fold=2), picture, stage=1, block=1)
+    tree = hyptree.explain(tiny(assignment="hard", fold=2), picture, stage=1, block=1)
     assert tree.support is not None and set(np.unique(tree.support)) <= {0.0, 1.0}
     assert tree.num_leaves < 4 * 4  # clusters that nothing belongs to have no node
     assert_supports_add_up(tree)
@@ -142,7 +142,7 @@ def test_default_block_gathers_windows_and_default_head_is_decided(seed: int) ->
 def test_pictures_of_every_kind_give_the_same_tree(tmp_path: Path, seed: int) -> None:
     model, picture = tiny(), random_picture(seed)
     Image.fromarray(picture).save(tmp_path / "a.png")
-    expected = ramify.explain(model, picture)
+    expected = hyptree.explain(model, picture)
     others = [
         tmp_path / "a.png",
         str(tmp_path / "a.png"),
@@ -151,13 +151,13 @@ def test_pictures_of_every_kind_give_the_same_tree(tmp_path: Path, seed: int) ->
         torch.from_numpy(picture).permute(2, 0, 1),
     ]
     for other in others:
-        assert ramify.explain(model, other) == expected
+        assert hyptree.explain(model, other) == expected
 
 
 def test_model_gets_back_its_mode(seed: int) -> None:
     model = tiny()
     model.train()
-    ramify.explain(model, random_picture(seed))
+    hyptree.explain(model, random_picture(seed))
     assert model.training and all(module.training for module in model.modules())
 
 
@@ -203,7 +203,7 @@ class Other(nn.Module):
 
 def test_other_models_answer_by_a_hook(seed: int) -> None:
     model = Other()
-    assert ramify.explain(model, random_picture(seed), head=2, size=48) == Tree([-1, 0])
+    assert hyptree.explain(model, random_picture(seed), head=2, size=48) == Tree([-1, 0])
     assert model.seen == [(torch.Size([1, 3, 48, 48]), {"head": 2})]
 
 
@@ -217,12 +217,12 @@ def test_other_models_answer_by_a_hook(seed: int) -> None:
 )
 def test_places_that_do_not_exist(options: dict[str, int], message: str, seed: int) -> None:
     with pytest.raises(UserError, match=message):
-        ramify.explain(tiny(), random_picture(seed), **options)
+        hyptree.explain(tiny(), random_picture(seed), **options)
 
 
 def test_models_and_pictures_that_will_not_do(tmp_path: Path, seed: int) -> None:
     with pytest.raises(UserError, match=r"^Linear cannot be explained: .*hcformer_nano$"):
-        ramify.explain(nn.Linear(2, 2), random_picture(seed))
+        hyptree.explain(nn.Linear(2, 2), random_picture(seed))
     (tmp_path / "broken.png").write_text("no picture")
     with pytest.raises(UserError, match=r"broken\.png: not a picture"):
         read_picture(tmp_path / "broken.png")

@@ -1,4 +1,4 @@
-"""The page of a Hi-Mapper, and ``ramify.explain`` on one: what is shown is what the model says, and it stands alone."""
+"""The page of a Hi-Mapper, and ``hyptree.explain`` on one: what is shown is what the model says; it stands alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import timm
 import torch
 from PIL import Image
 
-import ramify
-from ramify.errors import UserError
-from ramify.explore import himapper_page
-from ramify.explore.himapper_page import find_himapper, mapper_sections, without_tree
-from ramify.explore.nodes import read_nodes
-from ramify.explore.picture import model_input
-from ramify.explore.report import Subject, page_of_pictures
-from ramify.explore.scenes import Answer, Scene
-from ramify.models import HiMapper
+import hyptree
+from hyptree.errors import UserError
+from hyptree.explore import himapper_page
+from hyptree.explore.himapper_page import find_himapper, mapper_sections, without_tree
+from hyptree.explore.nodes import read_nodes
+from hyptree.explore.picture import model_input
+from hyptree.explore.report import Subject, page_of_pictures
+from hyptree.explore.scenes import Answer, Scene
+from hyptree.models import HiMapper
 
 from .html import Reader, read
 
@@ -49,7 +49,7 @@ def html_of(parts: Any) -> tuple[str, Reader]:
 
 def test_explain_gives_the_forest_with_maps_and_points(seed: int) -> None:
     model, (picture,) = small(seed), pictures(seed, 1)
-    tree = ramify.explain(model, picture, size=32)
+    tree = hyptree.explain(model, picture, size=32)
     assert tree.parent.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, -1, -1]
     with torch.no_grad():
         out = model(model_input(model, [picture]), return_maps=True)
@@ -58,7 +58,7 @@ def test_explain_gives_the_forest_with_maps_and_points(seed: int) -> None:
     np.testing.assert_allclose(tree.embedding[12:], out.hyperbolic[2][0].numpy(), atol=1e-6)
     assert float(tree.manifold.c) == pytest.approx(float(out.curvature))
     with pytest.raises(UserError, match="cannot be chosen"):
-        ramify.explain(model, picture, size=32, head=1)
+        hyptree.explain(model, picture, size=32, head=1)
 
 
 def test_looking_leaves_the_model_as_it_was(seed: int) -> None:

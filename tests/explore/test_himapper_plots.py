@@ -19,8 +19,8 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from ramify.explore import himapper
-from ramify.explore.himapper import (
+from hyptree.explore import himapper
+from hyptree.explore.himapper import (
     _painted,
     _under_map,
     plot_assignment,
@@ -28,9 +28,9 @@ from ramify.explore.himapper import (
     plot_tree_maps,
     plot_tree_stats,
 )
-from ramify.explore.himapper_log import stat_curves
-from ramify.explore.nodes import even_warning, flat_points, forest, node_colours, read_nodes
-from ramify.geometry import lorentz
+from hyptree.explore.himapper_log import stat_curves
+from hyptree.explore.nodes import even_warning, flat_points, forest, node_colours, read_nodes
+from hyptree.geometry import lorentz
 
 from .fake_nodes import fake_output
 

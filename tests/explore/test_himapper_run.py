@@ -1,4 +1,4 @@
-"""``ramify explain`` on a run with Hi-Mapper: its page from validation pictures and from pictures of one's own."""
+"""``hyptree explain`` on a run with Hi-Mapper: its page from validation pictures and from pictures of one's own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import ramify
-from ramify import cli
-from ramify.explore.himapper import plot_tree_stats
-from ramify.explore.report import from_run
+import hyptree
+from hyptree import cli
+from hyptree.explore.himapper import plot_tree_stats
+from hyptree.explore.report import from_run
 
 from .html import read
 
@@ -103,7 +103,7 @@ DENSE = {
 @pytest.mark.parametrize("task", list(DENSE))
 def test_the_tree_below_a_dense_head(task: str, tmp_path: Path, seed: int) -> None:
     if task == "detect":
-        pytest.importorskip("pycocotools", reason="install ramify[eval]")
+        pytest.importorskip("pycocotools", reason="install hyptree[eval]")
     path, out = tmp_path / "photo.png", str(tmp_path / "p.html")
     picture = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(picture).save(path)
@@ -119,5 +119,5 @@ def test_the_tree_below_a_dense_head(task: str, tmp_path: Path, seed: int) -> No
     assert "Where it is right and wrong" not in own.text and "What the picture is called" not in photo.text
     assert ("img", "alt", "maps of the nodes on photo.png") in photo.attributes
     subject = from_run(tmp_path / "run")
-    tree = ramify.explain(subject.model, picture, size=64)
+    tree = hyptree.explain(subject.model, picture, size=64)
     assert tree.num_nodes == 14 and np.allclose(tree.support.sum((1, 2)), 1, atol=1e-5)

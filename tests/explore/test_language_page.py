@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.evaluate.tokens_geometry import (
+from hyptree.errors import UserError
+from hyptree.evaluate.tokens_geometry import (
     count_tokens,
     curvatures,
     embedding_radii,
@@ -26,8 +26,8 @@ from ramify.evaluate.tokens_geometry import (
     space_of,
     stream_radii,
 )
-from ramify.explore.curvatures import curvature_section
-from ramify.explore.language import language_sections, main, report, scatter
+from hyptree.explore.curvatures import curvature_section
+from hyptree.explore.language import language_sections, main, report, scatter
 
 from .html import read
 
@@ -43,8 +43,8 @@ SHAPE = (
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A HELM with experts and its twin, hardly trained."""
-    from ramify.config import load
-    from ramify.train import Recipe, fit
+    from hyptree.config import load
+    from hyptree.train import Recipe, fit
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("runs")
@@ -132,7 +132,7 @@ def test_interval_covers_what_is_true(seed):
 
 
 def load(run: Path):
-    from ramify.train.language import load_language_model
+    from hyptree.train.language import load_language_model
 
     return load_language_model(run)
 
@@ -285,7 +285,7 @@ def test_page_says_what_the_numbers_say(runs, wordnet, tmp_path):
 
 
 def test_page_of_one_run_without_wordnet(runs, monkeypatch, capsys):
-    monkeypatch.setenv("RAMIFY_DATA", str(runs["twin"]))
+    monkeypatch.setenv("HYPTREE_DATA", str(runs["twin"]))
     assert main([str(runs["twin"]), "--num-blocks", "4"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == runs["twin"] / "tokens.html" and path.with_suffix(".json").is_file()

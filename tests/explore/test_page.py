@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ramify import files
-from ramify.errors import UserError
-from ramify.explore import dendrogram, himapper_page, language, reduced_pictures, vlm_parts
-from ramify.explore.page import STYLE, Section, page, table
+from hyptree import files
+from hyptree.errors import UserError
+from hyptree.explore import dendrogram, himapper_page, language, reduced_pictures, vlm_parts
+from hyptree.explore.page import STYLE, Section, page, table
 
 CSS = (Path(page.__code__.co_filename).parent / "explorer.css").read_text(encoding="utf-8")
 

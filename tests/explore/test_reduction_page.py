@@ -1,4 +1,4 @@
-"""The table, the plot and the page of ``ramify reduce``, from made-up results."""
+"""The table, the plot and the page of ``hyptree reduce``, from made-up results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from ramify.evaluate.reduction import Results, Row
-from ramify.explore.dendrogram import LayerTree, leaf_order, svg_dendrogram
-from ramify.explore.reduced_pictures import Drawing, Shown, strip
-from ramify.explore.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
+from hyptree.evaluate.reduction import Results, Row
+from hyptree.explore.dendrogram import LayerTree, leaf_order, svg_dendrogram
+from hyptree.explore.reduced_pictures import Drawing, Shown, strip
+from hyptree.explore.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
 
 from .html import read
 

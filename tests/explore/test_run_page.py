@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.explore.clusters import read_clusters
-from ramify.explore.curves import Line, _short, _spread, _ticks, line_chart, read_metrics, run_curves, svg_confusion
-from ramify.explore.explanation import block_tree
-from ramify.explore.picture import model_input
-from ramify.explore.run_page import Answers, PageRecord, run_page
-from ramify.explore.scenes import Answer, Scene, class_path, disk_points, explorer_html
-from ramify.tree import Tree
+from hyptree.errors import UserError
+from hyptree.explore.clusters import read_clusters
+from hyptree.explore.curves import Line, _short, _spread, _ticks, line_chart, read_metrics, run_curves, svg_confusion
+from hyptree.explore.explanation import block_tree
+from hyptree.explore.picture import model_input
+from hyptree.explore.run_page import Answers, PageRecord, run_page
+from hyptree.explore.scenes import Answer, Scene, class_path, disk_points, explorer_html
+from hyptree.tree import Tree
 
 from .fake import tiny
 from .html import explorer_data, read

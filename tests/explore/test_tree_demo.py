@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ramify import cli
-from ramify.explore import Section, branch_colors, draw_disk, page, svg_disk
-from ramify.explore import tree_demo as demo
-from ramify.explore.disk import RADIUS, SIZE, _arc
-from ramify.explore.page import table
-from ramify.tree import Tree
-from ramify.tree.layout import geodesic
+from hyptree import cli
+from hyptree.explore import Section, branch_colors, draw_disk, page, svg_disk
+from hyptree.explore import tree_demo as demo
+from hyptree.explore.disk import RADIUS, SIZE, _arc
+from hyptree.explore.page import table
+from hyptree.tree import Tree
+from hyptree.tree.layout import geodesic
 
 from .html import read
 
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_points_that_were_drawn(finished: tuple[Path, s
 
 
 def test_fit_gives_an_edge_its_length() -> None:
-    from ramify.geometry import Euclidean, Lorentz
+    from hyptree.geometry import Euclidean, Lorentz
 
     for manifold in (Lorentz(), Lorentz(4.0), Euclidean()):
         points = demo.fit(Tree([-1, 0]), manifold, edge=0.7, steps=200)

@@ -1,4 +1,4 @@
-"""The page of an encoder, from Python and by ``ramify explain``: what is on it, and one line for each mistake."""
+"""The page of an encoder, from Python and by ``hyptree explain``: what is on it, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from ramify import cli
-from ramify.data.hierarcaps import Chain
-from ramify.data.hyperlex import WordPair
-from ramify.errors import UserError
-from ramify.explore import vlm_page, vlm_subject
-from ramify.explore.vlm_page import Looked
+from hyptree import cli
+from hyptree.data.hierarcaps import Chain
+from hyptree.data.hyperlex import WordPair
+from hyptree.errors import UserError
+from hyptree.explore import vlm_page, vlm_subject
+from hyptree.explore.vlm_page import Looked
 from vlm.small_models import register_open_clip, save_bert, save_dual
 
 from .html import read
@@ -70,7 +70,7 @@ def test_page_of_a_function(tmp_path: Path, seed: int) -> None:
         assert title in text
     assert "From a picture to a chain of captions" not in text and "Random weights." not in text
 
-    from ramify.vlm.suites import Texts, chain_angles, chain_order, graded_entailment
+    from hyptree.vlm.suites import Texts, chain_angles, chain_order, graded_entailment
 
     texts = Texts(rows_by_text(seed))
     order = chain_order(texts, [chain.captions for chain in chains])
@@ -101,9 +101,9 @@ def test_best_and_worst_chains(tmp_path: Path) -> None:
 
 
 def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
-    from ramify.vlm import load_encoder
-    from ramify.vlm.retrieval import hierarchical_retrieval
-    from ramify.vlm.suites import Texts
+    from hyptree.vlm import load_encoder
+    from hyptree.vlm.retrieval import hierarchical_retrieval
+    from hyptree.vlm.suites import Texts
 
     encoder = load_encoder(f"hf:{clip}")
     chains = vlm_subject.read_texts(CHAINS)
@@ -128,8 +128,8 @@ def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
 def test_explain_an_encoder_with_texts_picture_and_head(
     tmp_path: Path, clip: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ramify.vlm import LatentHierarchyHead
-    from ramify.vlm.head_file import save_head
+    from hyptree.vlm import LatentHierarchyHead
+    from hyptree.vlm.head_file import save_head
 
     head = LatentHierarchyHead(24, 2, seed=seed)
     (tmp_path / "run" / "heads").mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_explain_an_encoder_of_text_alone_on_files(tmp_path: Path, seed: int) ->
 
 def test_random_weights_need_the_flag_and_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("open_clip")
-    name, out = register_open_clip(tmp_path, "ramify-test-explain"), tmp_path / "p.html"
+    name, out = register_open_clip(tmp_path, "hyptree-test-explain"), tmp_path / "p.html"
     assert explain(f"open_clip:{name}", "--texts", *CHAINS, "--out", out) == 2
     assert "--random-init" in capsys.readouterr().err and not out.exists()
     assert explain(f"open_clip:{name}", "--texts", *CHAINS, "--random-init", "--out", out) == 0
@@ -166,10 +166,10 @@ def test_random_weights_need_the_flag_and_are_told(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("geometry", ["chord", "lorentz"])
 def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: str) -> None:
-    from ramify.data.world import World
-    from ramify.vlm.pixels import PixelFormat
-    from ramify.vlm.world_clip import WorldClip, as_encoder, build_clip, preset
-    from ramify.vlm.world_text import world_tokenizer
+    from hyptree.data.world import World
+    from hyptree.vlm.pixels import PixelFormat
+    from hyptree.vlm.world_clip import WorldClip, as_encoder, build_clip, preset
+    from hyptree.vlm.world_text import world_tokenizer
 
     torch.manual_seed(seed)
     tokenizer = world_tokenizer()
@@ -224,8 +224,8 @@ def test_mistakes_are_one_line(
 
 
 def test_a_head_for_another_encoder_is_told(tmp_path: Path, clip: Path) -> None:
-    from ramify.vlm import LatentHierarchyHead, load_encoder
-    from ramify.vlm.head_file import save_head
+    from hyptree.vlm import LatentHierarchyHead, load_encoder
+    from hyptree.vlm.head_file import save_head
 
     encoder, looked = load_encoder(f"hf:{clip}"), [Looked(np.zeros((8, 8, 3), np.uint8), "x")]
     save_head(LatentHierarchyHead(16, 2), tmp_path / "a.safetensors", about={"classes": ["car", "truck"]})

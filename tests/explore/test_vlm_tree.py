@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.explore.vlm_tree import (
+from hyptree.explore.vlm_tree import (
     GOOD,
     LatentTree,
     branches,
@@ -16,9 +16,9 @@ from ramify.explore.vlm_tree import (
     svg_dendrogram,
     svg_tree_disk,
 )
-from ramify.geometry import Poincare, lorentz, poincare
-from ramify.tree import Tree
-from ramify.vlm import LatentHierarchyHead
+from hyptree.geometry import Poincare, lorentz, poincare
+from hyptree.tree import Tree
+from hyptree.vlm import LatentHierarchyHead
 
 from .html import read
 
@@ -132,7 +132,7 @@ def test_numbers_of_thumbnails_must_fit(seed: int) -> None:
 
 def test_figures_hold_what_the_page_shows(seed: int) -> None:
     pytest.importorskip("matplotlib")
-    from ramify.explore.vlm_figures import plot_latent_tree, plot_radial
+    from hyptree.explore.vlm_figures import plot_latent_tree, plot_radial
 
     latent = random_tree(seed)[1]
     figure = plot_latent_tree(latent)
@@ -142,8 +142,8 @@ def test_figures_hold_what_the_page_shows(seed: int) -> None:
     assert {NAMES[row.node] for row in branches(latent)} <= written
     assert len(disk.collections[-1].get_offsets()) == disk_of(latent)[0].num_nodes
 
-    from ramify.explore.vlm import radial_picture
-    from ramify.vlm.suites import Texts
+    from hyptree.explore.vlm import radial_picture
+    from hyptree.vlm.suites import Texts
 
     torch.manual_seed(seed)
     rows_of_text = torch.randn(30, 6)

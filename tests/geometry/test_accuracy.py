@@ -35,7 +35,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz, poincare
+from hyptree.geometry import lorentz, poincare
 
 from . import oracle
 

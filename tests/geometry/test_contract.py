@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz, poincare
-from ramify.geometry.registry import FUNCTIONS, GeometryFunction
+from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.registry import FUNCTIONS, GeometryFunction
 
 C = 0.7
 NUM_ROWS, DIM = 3, 4
@@ -63,7 +63,7 @@ def test_registry_holds_every_public_function():
     """A function of a geometry module without the decorator would escape all tests of this file."""
     import inspect
 
-    from ramify.geometry import euclidean, klein, lorentz, poincare, sphere
+    from hyptree.geometry import euclidean, klein, lorentz, poincare, sphere
 
     for module in (euclidean, klein, lorentz, poincare, sphere):
         public = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ramify.geometry import lorentz, poincare
+from hyptree.geometry import lorentz, poincare
 
 from .test_contract import SMOOTH, gradients, make_args
 

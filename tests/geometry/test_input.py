@@ -1,4 +1,4 @@
-"""Bad input gets one clear line; RAMIFY_DEBUG names the function, the shape and the row where trouble starts."""
+"""Bad input gets one clear line; HYPTREE_DEBUG names the function, the shape and the row where trouble starts."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from ramify.geometry import (
+from hyptree.geometry import (
     Curvature,
     GeometryError,
     Lorentz,
@@ -158,8 +158,8 @@ def test_debug_finds_where_a_gradient_breaks():
 
 
 def test_debug_switch_in_the_environment():
-    code = "import torch; from ramify.geometry import lorentz; lorentz.dist0(torch.tensor([[float('nan')]]))"
-    on = subprocess.run([sys.executable, "-c", code], env={"RAMIFY_DEBUG": "1", **environment()}, capture_output=True)
+    code = "import torch; from hyptree.geometry import lorentz; lorentz.dist0(torch.tensor([[float('nan')]]))"
+    on = subprocess.run([sys.executable, "-c", code], env={"HYPTREE_DEBUG": "1", **environment()}, capture_output=True)
     off = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert off.returncode == 0
     assert b"GeometryError: lorentz.dist0: NaN in x of shape (1, 1), row 0" in on.stderr
@@ -168,4 +168,4 @@ def test_debug_switch_in_the_environment():
 def environment() -> dict[str, str]:
     import os
 
-    return {k: v for k, v in os.environ.items() if k != "RAMIFY_DEBUG"}
+    return {k: v for k, v in os.environ.items() if k != "HYPTREE_DEBUG"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from ramify.geometry import (
+from hyptree.geometry import (
     Curvature,
     Euclidean,
     Lorentz,

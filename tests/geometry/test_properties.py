@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ramify.geometry import Euclidean, Lorentz, Poincare, Product, Sphere, frechet_mean, klein, lorentz, poincare
+from hyptree.geometry import Euclidean, Lorentz, Poincare, Product, Sphere, frechet_mean, klein, lorentz, poincare
 
 curvatures = st.floats(1e-3, 1e3)
 seeds = st.integers(0, 2**31 - 1)

@@ -23,8 +23,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import Curvature, klein, lorentz, poincare
-from ramify.geometry.registry import FUNCTIONS
+from hyptree.geometry import Curvature, klein, lorentz, poincare
+from hyptree.geometry.registry import FUNCTIONS
 
 ROWS = 10_000
 DIM = 4

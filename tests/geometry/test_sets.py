@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz, sets
+from hyptree.geometry import lorentz, sets
 
 SHAPES = [(8, 2048, 2048, 128), (1, 3, 2**24, 64), (4097, 300, 7, 1000), (2, 3, 50, 4, 2**22)]
 """More than 2^31 terms each: in many sets, in long ones, in many dimensions, with two batch axes."""

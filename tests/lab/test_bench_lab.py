@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ramify.bench import lab as bench
-from ramify.bench.lab import LabOptions
-from ramify.errors import UserError
+from hyptree.bench import lab as bench
+from hyptree.bench.lab import LabOptions
+from hyptree.errors import UserError
 
 TINY = {"n": 24, "batch": 16, "m": (3, 5), "alpha": (0.0, 1.0), "seeds": 2, "repeats": 2, "clock": "cpu"}
 

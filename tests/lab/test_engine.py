@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.errors import UserError
-from ramify.lab import definition
-from ramify.lab.engine import Engine, build_index, gradients
-from ramify.lab.grid import Grid, Model, schedule
-from ramify.lab.sample import Sampler
+from hyptree.errors import UserError
+from hyptree.lab import definition
+from hyptree.lab.engine import Engine, build_index, gradients
+from hyptree.lab.grid import Grid, Model, schedule
+from hyptree.lab.sample import Sampler
 
 GRID = Grid(
     n=40, m=(3, 7), alpha=(0.0, 1.0, 1.5), gamma=(-0.8, 0.3), seeds=2, batch=64, steps=50, eval_samples=256

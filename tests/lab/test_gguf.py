@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.lab.gguf import KINDS, read_gguf
-from ramify.lab.head_overlap import overlap
-from ramify.lab.heads import find_head
+from hyptree.errors import UserError
+from hyptree.lab.gguf import KINDS, read_gguf
+from hyptree.lab.head_overlap import overlap
+from hyptree.lab.heads import find_head
 
 
 def text(value: str) -> bytes:

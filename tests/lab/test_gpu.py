@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.lab import definition
-from ramify.lab.engine import Engine
-from ramify.lab.grid import Grid
-from ramify.lab.runner import sweep
-from ramify.lab.sample import Sampler
-from ramify.lab.table import read_runs
-from ramify.tables import to_csv
+from hyptree.lab import definition
+from hyptree.lab.engine import Engine
+from hyptree.lab.grid import Grid
+from hyptree.lab.runner import sweep
+from hyptree.lab.sample import Sampler
+from hyptree.lab.table import read_runs
+from hyptree.tables import to_csv
 
 pytestmark = pytest.mark.gpu
 

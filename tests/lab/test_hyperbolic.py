@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.files import load_tensors, save_tensors
-from ramify.geometry import lorentz
-from ramify.lab import definition
-from ramify.lab.engine import Engine, build_index, gradients
-from ramify.lab.fits import best_curvatures, fit_power, fit_runs
-from ramify.lab.folder import stored_parts
-from ramify.lab.frequencies import frequencies
-from ramify.lab.grid import Grid, Model
-from ramify.lab.hyperbolic import excess, readout
-from ramify.lab.metrics import lorentz_overlap, overlap
-from ramify.lab.presets import preset
-from ramify.lab.runner import sweep
-from ramify.lab.sample import Sampler
-from ramify.lab.table import read_runs
-from ramify.lab.theory import curved_floor, curved_threshold, matched_curvature
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.files import load_tensors, save_tensors
+from hyptree.geometry import lorentz
+from hyptree.lab import definition
+from hyptree.lab.engine import Engine, build_index, gradients
+from hyptree.lab.fits import best_curvatures, fit_power, fit_runs
+from hyptree.lab.folder import stored_parts
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.grid import Grid, Model
+from hyptree.lab.hyperbolic import excess, readout
+from hyptree.lab.metrics import lorentz_overlap, overlap
+from hyptree.lab.presets import preset
+from hyptree.lab.runner import sweep
+from hyptree.lab.sample import Sampler
+from hyptree.lab.table import read_runs
+from hyptree.lab.theory import curved_floor, curved_threshold, matched_curvature
+from hyptree.tables import to_csv
 
 from .test_engine import dense_batches, run, trained
 from .test_sweep import TINY, Killed, at_step, kill

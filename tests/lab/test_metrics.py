@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.lab.frequencies import frequencies
-from ramify.lab.hyperbolic import readout
-from ramify.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
-from ramify.lab.table import COLUMNS, completed
-from ramify.lab.theory import (
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.hyperbolic import readout
+from hyptree.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
+from hyptree.lab.table import COLUMNS, completed
+from hyptree.lab.theory import (
     finite_exponent,
     random_overlap,
     strong_exponent,

@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.lab.head_overlap import compare, overlap
-from ramify.lab.heads import Head, find_head
-from ramify.lab.metrics import overlap as overlap_in_memory
-from ramify.lab.rows import DTYPES, read_safetensors
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.lab.head_overlap import compare, overlap
+from hyptree.lab.heads import Head, find_head
+from hyptree.lab.metrics import overlap as overlap_in_memory
+from hyptree.lab.rows import DTYPES, read_safetensors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -303,8 +303,8 @@ def test_a_time_column_is_kept_apart(tmp_path: Path, seed: int) -> None:
 def test_the_head_of_a_helm(tmp_path: Path, seed: int) -> None:
     """Its last column multiplies the time of points; that it is one wider than the embedding tells it."""
     pytest.importorskip("transformers")
-    from ramify.lm import HelmForCausalLM
-    from ramify.lm.presets import preset
+    from hyptree.lm import HelmForCausalLM
+    from hyptree.lm.presets import preset
 
     model = HelmForCausalLM(preset("helm-d-pico", num_hidden_layers=1, vocab_size=300))
     W = model.lm_head.weight.detach()
@@ -323,8 +323,8 @@ def test_the_head_of_a_helm(tmp_path: Path, seed: int) -> None:
 
 
 def test_hyperplanes_of_a_lorentz_classifier(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    from ramify.geometry import Lorentz
-    from ramify.nn.classifier import LorentzMLR
+    from hyptree.geometry import Lorentz
+    from hyptree.nn.classifier import LorentzMLR
 
     c = 0.5
     layer = LorentzMLR(6, 9, Lorentz(c), dtype=torch.float64)
@@ -369,7 +369,7 @@ def test_a_figure_of_heads(tmp_path: Path, seed: int) -> None:
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from ramify.lab.head_overlap import overlap
+from hyptree.lab.head_overlap import overlap
 overlap(sys.argv[1], block=int(sys.argv[3]), pairs_sample=20000)  # what torch needs for itself
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = overlap(sys.argv[2], block=int(sys.argv[3]), pairs_sample=20000, remove_pcs=1)
@@ -423,8 +423,8 @@ class FakeHub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     found = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("ramify.lab.hub.find_spec", lambda name: name)
-    monkeypatch.setattr("ramify.lab.hub.import_module", lambda name: found)
+    monkeypatch.setattr("hyptree.lab.hub.find_spec", lambda name: name)
+    monkeypatch.setattr("hyptree.lab.hub.import_module", lambda name: found)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -460,7 +460,7 @@ def test_what_looks_like_a_path_is_not_asked_of_the_hub(
     for path in ("runs/misspelt", "org/head.safetensors", "nowhere", "/a/b"):
         with pytest.raises(UserError, match=f"cannot read {path}: no such file or folder"):
             overlap(path)
-    monkeypatch.setattr("ramify.lab.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("hyptree.lab.hub.find_spec", lambda name: None)
     with pytest.raises(UserError, match="models of the Hub need huggingface_hub: pip install huggingface_hub"):
         overlap("org/name")
     assert hub.fetched == []
@@ -475,7 +475,7 @@ def test_a_full_disk_is_one_line(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ramify.files._write_text", full)
+    monkeypatch.setattr("hyptree.files._write_text", full)
     assert main(["lab", "overlap", str(tmp_path / "a.safetensors"), "--csv", str(tmp_path / "old.csv")]) == 2
     error = capsys.readouterr().err
     assert "is full" in error and "free some space and run it again" in error and error.count("\n") == 1

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ramify.cli import main
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.tables import to_csv
 
 from .test_plot import RUNS
 

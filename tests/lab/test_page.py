@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.explore.lab_page import FIGURES as ON_PAGE
-from ramify.explore.lab_page import lab_page, lab_sections
-from ramify.lab.engine import Engine
-from ramify.lab.figures import FIGURES
-from ramify.lab.fits import fit_runs
-from ramify.lab.grid import Grid
-from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS, read_runs, write_runs
-from ramify.lab.theory import finite_exponent, strong_exponent
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.explore.lab_page import FIGURES as ON_PAGE
+from hyptree.explore.lab_page import lab_page, lab_sections
+from hyptree.lab.engine import Engine
+from hyptree.lab.figures import FIGURES
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.grid import Grid
+from hyptree.lab.runner import sweep
+from hyptree.lab.table import COLUMNS, read_runs, write_runs
+from hyptree.lab.theory import finite_exponent, strong_exponent
+from hyptree.tables import to_csv
 
 from .test_plot import RUNS, WIDTHS, frequencies, run
 
@@ -174,9 +174,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_drawn(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for name, command in (
-        ("ramify.lab.drawing.write_atomic", "plot"),
-        ("ramify.files._write_text", "plot"),  # the page
-        ("ramify.cli.lab.write_text", "fit"),
+        ("hyptree.lab.drawing.write_atomic", "plot"),
+        ("hyptree.files._write_text", "plot"),  # the page
+        ("hyptree.cli.lab.write_text", "fit"),
     ):
         capsys.readouterr()
         with monkeypatch.context() as patch:
@@ -197,8 +197,8 @@ def test_a_full_disk_at_the_tables_loses_no_model(tmp_path: Path, monkeypatch: p
         path.write_text(text, encoding="utf-8")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ramify.files._write_text", full)
-        patch.setattr("ramify.lab.table.find_spec", lambda name: None)  # as if pyarrow were not there
+        patch.setattr("hyptree.files._write_text", full)
+        patch.setattr("hyptree.lab.table.find_spec", lambda name: None)  # as if pyarrow were not there
         with pytest.raises(UserError, match=r"the disk of .* is full .*free some space and go on with --resume"):
             sweep(grid, tmp_path)
     assert (tmp_path / "parts" / "grid.safetensors").is_file() and not (tmp_path / "runs.csv").exists()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ramify.files import load_tensors
-from ramify.lab.fits import fit_runs
-from ramify.lab.frequencies import frequencies
-from ramify.lab.presets import preset
-from ramify.lab.runner import sweep
+from hyptree.files import load_tensors
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.presets import preset
+from hyptree.lab.runner import sweep
 
 pytestmark = pytest.mark.slow
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.lab.drawing import _draw_lines, plot
-from ramify.lab.figures import FIGURES
-from ramify.lab.fits import fit_runs
-from ramify.lab.frequencies import frequencies
-from ramify.lab.grid import Grid
-from ramify.lab.panels import Panel, Series, means, to_rows
-from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS
-from ramify.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.lab.drawing import _draw_lines, plot
+from hyptree.lab.figures import FIGURES
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.grid import Grid
+from hyptree.lab.panels import Panel, Series, means, to_rows
+from hyptree.lab.runner import sweep
+from hyptree.lab.table import COLUMNS
+from hyptree.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
+from hyptree.tables import to_csv
 
 WIDTHS = (4, 8, 16)
 
@@ -193,7 +193,7 @@ def test_a_floor_is_drawn_where_it_lies_among_the_losses() -> None:
 
 
 def test_names_of_widths_have_room() -> None:
-    from ramify.lab.drawing import _apart
+    from hyptree.lab.drawing import _apart
 
     assert _apart([5, 8, 12, 18, 19, 28, 31, 44, 50], "{:g}".format) == [5, 8, 12, 18, 28, 44]
     assert _apart([7], "{:g}".format) == [7]

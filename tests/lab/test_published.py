@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.cli import main
-from ramify.files import load_tensors, save_tensors
-from ramify.lab.drawing import _draw_lines
-from ramify.lab.figures import FIGURES
-from ramify.lab.fits import fit_power, fit_runs
-from ramify.lab.grid import Grid
-from ramify.lab.panels import Panel, Series
-from ramify.lab.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
-from ramify.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
-from ramify.lab.runner import sweep
-from ramify.lab.table import COLUMNS, read_runs
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.files import load_tensors, save_tensors
+from hyptree.lab.drawing import _draw_lines
+from hyptree.lab.figures import FIGURES
+from hyptree.lab.fits import fit_power, fit_runs
+from hyptree.lab.grid import Grid
+from hyptree.lab.panels import Panel, Series
+from hyptree.lab.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
+from hyptree.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
+from hyptree.lab.runner import sweep
+from hyptree.lab.table import COLUMNS, read_runs
+from hyptree.tables import to_csv
 
 
 def models(

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.files import load_tensors
-from ramify.lab.folder import read_part
-from ramify.lab.grid import Grid
-from ramify.lab.presets import preset
-from ramify.lab.ranks import Ranks
-from ramify.lab.runner import sweep
-from ramify.lab.table import read_runs
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.files import load_tensors
+from hyptree.lab.folder import read_part
+from hyptree.lab.grid import Grid
+from hyptree.lab.presets import preset
+from hyptree.lab.ranks import Ranks
+from hyptree.lab.runner import sweep
+from hyptree.lab.table import read_runs
+from hyptree.tables import to_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = Grid(name="a", n=30, m=(3, 5), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), seeds=1, batch=32, steps=25, eval_samples=64)
@@ -31,9 +31,9 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from ramify.lab.engine import Engine
-from ramify.lab.grid import Grid
-from ramify.lab.runner import sweep
+from hyptree.lab.engine import Engine
+from hyptree.lab.grid import Grid
+from hyptree.lab.runner import sweep
 from tests.lab.test_ranks import GRID
 out, stop = Path(sys.argv[1]), int(sys.argv[2])
 if stop:
@@ -136,5 +136,5 @@ def test_commands_that_are_told_to_people_reach_the_sweep(
     assert len(found) == 3
     for line in found:
         read = parse_args([*line.split(), "--n", "64", "--m", "8", "16"])
-        assert (read.module, read.training_script, read.training_script_args[:2]) == (True, "ramify", ["lab", "sweep"])
+        assert (read.module, read.training_script, read.training_script_args[:2]) == (True, "hyptree", ["lab", "sweep"])
         assert read.training_script_args[-5:] == ["--n", "64", "--m", "8", "16"]

@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ramify.errors import UserError
-from ramify.lab.fits import fit_runs
-from ramify.lab.frequencies import frequencies
-from ramify.lab.head_overlap import overlap
-from ramify.lab.heads import find_head
-from ramify.lab.sample import Sampler
-from ramify.lab.shared_exponent import fit_shared
-from ramify.lab.theory import finite_exponent
+from hyptree.errors import UserError
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.head_overlap import overlap
+from hyptree.lab.heads import find_head
+from hyptree.lab.sample import Sampler
+from hyptree.lab.shared_exponent import fit_shared
+from hyptree.lab.theory import finite_exponent
 
 from .test_fits import WIDTHS, llm_points, rows
 from .test_gguf import write

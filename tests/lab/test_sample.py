@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.lab.frequencies import frequencies
-from ramify.lab.sample import Sampler
+from hyptree.errors import UserError
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.sample import Sampler
 
 
 def test_shapes_and_their_scale() -> None:

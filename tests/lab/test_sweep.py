@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.errors import UserError
-from ramify.files import load_tensors
-from ramify.lab import runner
-from ramify.lab.engine import Engine
-from ramify.lab.fits import fit_runs
-from ramify.lab.frequencies import frequencies
-from ramify.lab.grid import Grid
-from ramify.lab.presets import PRESETS, preset
-from ramify.lab.runner import Progress, sweep
-from ramify.lab.table import COLUMNS, read_runs
-from ramify.lab.theory import unlearned_loss
-from ramify.tables import to_csv
+from hyptree.cli import main
+from hyptree.errors import UserError
+from hyptree.files import load_tensors
+from hyptree.lab import runner
+from hyptree.lab.engine import Engine
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.grid import Grid
+from hyptree.lab.presets import PRESETS, preset
+from hyptree.lab.runner import Progress, sweep
+from hyptree.lab.table import COLUMNS, read_runs
+from hyptree.lab.theory import unlearned_loss
+from hyptree.tables import to_csv
 
 GRID = Grid(name="a", n=30, m=(3, 5, 8), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), batch=32, steps=60, eval_samples=128)
 OTHER = Grid(name="b", n=20, m=(2, 4), dist="linear", gamma=(-1.0,), batch=32, steps=10, eval_samples=64)
@@ -142,7 +142,7 @@ def test_a_stopped_sweep_is_fitted_and_drawn_as_far_as_it_is_complete(
     assert "checkpoints/b.safetensors" in before
     line = (
         f"the sweep in {cut} is not finished: shown is a (12 models), missing is b; "
-        f"go on with ramify lab sweep --resume --out {cut}"
+        f"go on with hyptree lab sweep --resume --out {cut}"
     )
     assert main(["lab", "fit", str(cut), "--json"]) == 0
     captured = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_a_sweep_without_a_complete_part_is_refused_in_one_line(
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.count("\n") == 1
         assert (
-            "is not finished, and no part of it is complete (a); go on with ramify lab sweep --resume" in captured.err
+            "is not finished, and no part of it is complete (a); go on with hyptree lab sweep --resume" in captured.err
         )
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -296,7 +296,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no runs.parquet or runs.csv; ramify lab sweep writes one"):
+    with pytest.raises(UserError, match=r"holds no runs.parquet or runs.csv; hyptree lab sweep writes one"):
         read_runs(tmp_path)
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     with pytest.raises(UserError, match="is not a table of runs: it has no column 'part'"):

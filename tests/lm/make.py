@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramify.lm import HelmConfig, HelmForCausalLM
+from hyptree.lm import HelmConfig, HelmForCausalLM
 
 VOCAB = 61
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ramify.lm.ambient import AmbientLinear
-from ramify.lm.config import HelmConfig
-from ramify.lm.latent import LatentAttention
-from ramify.lm.rotary import HelmRotary
+from hyptree.lm.ambient import AmbientLinear
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent import LatentAttention
+from hyptree.lm.rotary import HelmRotary
 
 
 class Traced(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.lm.ambient import (
+from hyptree.geometry import lorentz
+from hyptree.lm.ambient import (
     UNIT_WEIGHT,
     AmbientLinear,
     aligned,

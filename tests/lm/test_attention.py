@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from ramify.geometry import lorentz
-from ramify.lm.ambient import lift
-from ramify.lm.attention import HelmAttention
-from ramify.lm.config import HelmConfig
-from ramify.lm.rotary import HelmRotary, rotate
+from hyptree.geometry import lorentz
+from hyptree.lm.ambient import lift
+from hyptree.lm.attention import HelmAttention
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.rotary import HelmRotary, rotate
 
 CURVATURES = [0.1, 1.0, 2.0]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ramify.errors import UserError
-from ramify.lm.ambient import padded_width
-from ramify.lm.config import HelmConfig
-from ramify.lm.presets import preset, presets
+from hyptree.errors import UserError
+from hyptree.lm.ambient import padded_width
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.presets import preset, presets
 
 NAMES = [
     *("helm-d-115m-paper", "helm-mice-120m-paper", "helm-mice-1b-paper"),

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from ramify.geometry import lorentz
-from ramify.lm.ambient import lift, rms_norm
-from ramify.lm.config import HelmConfig
-from ramify.lm.experts import CURVATURE_BOUNDS, ExpertStack, Mice, merge
-from ramify.lm.ffn import DenseFFN
-from ramify.train.optimizer import param_groups
-from ramify.train.recipe import OptimSettings
+from hyptree.geometry import lorentz
+from hyptree.lm.ambient import lift, rms_norm
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.experts import CURVATURE_BOUNDS, ExpertStack, Mice, merge
+from hyptree.lm.ffn import DenseFFN
+from hyptree.train.optimizer import param_groups
+from hyptree.train.recipe import OptimSettings
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

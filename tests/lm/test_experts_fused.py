@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.lm.ambient import lift
-from ramify.lm.experts import Mice
-from ramify.ops import backend as backends
+from hyptree.lm.ambient import lift
+from hyptree.lm.experts import Mice
+from hyptree.ops import backend as backends
 
 from .test_experts import config, points, stir
 
@@ -57,7 +57,7 @@ def test_kernels_say_the_same(changes: dict[str, Any], device: str, monkeypatch:
     lifted = lift(space, c, bias=bias)
     grad, results = torch.randn_like(space), []
     for backend in ("triton", "torch"):
-        monkeypatch.setenv("RAMIFY_BACKEND", backend)
+        monkeypatch.setenv("HYPTREE_BACKEND", backend)
         assert mice.routed.fits(lifted) == (backend == "triton" and not mice.routed.norm)
         inputs = [lifted.clone().requires_grad_(), space.clone().requires_grad_(), *mice.parameters()]
         out, aux = mice(*inputs[:2])
@@ -79,7 +79,7 @@ def test_only_what_products_wrote_is_kept(device: str, monkeypatch: pytest.Monke
     mice = make(device, n_routed_experts=5, num_experts_per_tok=3).train()
     space = points(1.0, 2, 4, dtype=torch.float32).to(device)
     lifted = lift(space).requires_grad_()
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     kept: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_only_what_products_wrote_is_kept(device: str, monkeypatch: pytest.Monke
 
 
 def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     mice = make(device, shared_curvature=True).eval()
     space = points(1.0, 1, 4, dtype=torch.float32).to(device)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.Monk
         assert torch.equal(mice(lift(space), space)[0], first)
         mice.routed.bias_in.add_(0.5)  # type: ignore[union-attr]
         second = mice(lift(space), space)[0]
-        monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+        monkeypatch.setenv("HYPTREE_BACKEND", "torch")
         wanted = mice(lift(space), space)[0]
     assert (second - first).abs().max() > 1e-3
     torch.testing.assert_close(second, wanted, **CLOSE)

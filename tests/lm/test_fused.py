@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.lm import HelmForCausalLM, fused, preset
-from ramify.lm.ambient import AmbientLinear, lift, lift_padded, padded_width, residual, rms_norm
-from ramify.ops import backend as backends
+from hyptree.lm import HelmForCausalLM, fused, preset
+from hyptree.lm.ambient import AmbientLinear, lift, lift_padded, padded_width, residual, rms_norm
+from hyptree.ops import backend as backends
 
 pytest.importorskip("triton")
 
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "cpu" and not backends.interpreted():
         pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     return str(request.param)
 
 
@@ -87,7 +87,7 @@ def test_a_model_on_kernels_is_the_same_model(name: str, device: str, monkeypatc
     ids = torch.randint(0, 64, (2, 5), device=device)
     found = []
     for backend in ("triton", "torch"):
-        monkeypatch.setenv("RAMIFY_BACKEND", backend)
+        monkeypatch.setenv("HYPTREE_BACKEND", backend)
         model.zero_grad()
         loss = model(ids, labels=ids).loss
         loss.backward()

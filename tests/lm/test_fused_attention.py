@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.lm.ambient import lift
-from ramify.lm.attention import HelmAttention
-from ramify.lm.config import HelmConfig
-from ramify.lm.latent import LatentAttention
-from ramify.lm.rotary import HelmRotary
-from ramify.ops import backend as backends
+from hyptree.lm.ambient import lift
+from hyptree.lm.attention import HelmAttention
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent import LatentAttention
+from hyptree.lm.rotary import HelmRotary
+from hyptree.ops import backend as backends
 
 pytest.importorskip("triton")
 
@@ -59,10 +59,10 @@ def compare(layer: Any, device: str, monkeypatch: pytest.MonkeyPatch, mask: Tens
     s = (0.5 * torch.randn(2, length, layer.config.hidden_size, device=device)).requires_grad_()
     tables = HelmRotary(layer.config).to(device)(s, torch.arange(length, device=device)[None])
     weight = torch.randn_like(s)
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     out, grads = outcome(layer, s, tables, mask, weight)
     # The definition in float64: some gradients are small sums of large parts, and plain float32 is off by as much.
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     exact = copy.deepcopy(layer).double(), s.detach().double().requires_grad_(), tuple(x.double() for x in tables)
     wanted, wanted_grads = outcome(*exact, mask, weight.double())
     assert out.grad_fn is not None

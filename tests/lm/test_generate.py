@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache, Trainer, TrainingArguments
 
-from ramify.lm import BalanceCallback, HelmForCausalLM
-from ramify.lm.ambient import AmbientLinear, kept_in_graphs, lift
-from ramify.lm.routing import gates_of
+from hyptree.lm import BalanceCallback, HelmForCausalLM
+from hyptree.lm.ambient import AmbientLinear, kept_in_graphs, lift
+from hyptree.lm.routing import gates_of
 
 from .make import VOCAB, small, tokens
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import DynamicCache
 
-from ramify.lm.ambient import lift
-from ramify.lm.config import HelmConfig
-from ramify.lm.latent import LatentAttention
-from ramify.lm.latent_attend import Queries, Sizes, key_value_columns, query_columns, visible_keys
-from ramify.lm.rotary import HelmRotary
+from hyptree.lm.ambient import lift
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent import LatentAttention
+from hyptree.lm.latent_attend import Queries, Sizes, key_value_columns, query_columns, visible_keys
+from hyptree.lm.rotary import HelmRotary
 
 from .naive_latent import inner, naive_latent_attention
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from ramify.lm.ambient import lift
-from ramify.lm.config import HelmConfig
-from ramify.lm.latent import LatentAttention
-from ramify.lm.latent_attend import attend_absorbed
-from ramify.lm.latent_cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
-from ramify.lm.modeling import HelmForCausalLM, HelmModel
-from ramify.lm.presets import preset, presets
+from hyptree.lm.ambient import lift
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent import LatentAttention
+from hyptree.lm.latent_attend import attend_absorbed
+from hyptree.lm.latent_cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
+from hyptree.lm.modeling import HelmForCausalLM, HelmModel
+from hyptree.lm.presets import preset, presets
 
 from .test_latent import SMALL, make, run, tables
 

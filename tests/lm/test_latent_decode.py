@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from ramify.lm import latent
-from ramify.lm.ambient import lift
-from ramify.ops import backend as backends
+from hyptree.lm import latent
+from hyptree.lm.ambient import lift
+from hyptree.ops import backend as backends
 
 from .test_latent import make, run, tables
 
@@ -79,7 +79,7 @@ def test_steps_equal_one_pass(
     s = 0.7 * torch.randn(3, LENGTH, 20, dtype=torch.float64).to(dtype).double()
     wanted = run(layer, s)
     layer = layer.to(device, dtype)
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     cache, x = new_cache(kind, layer), s.to(device, dtype)
     step(layer, x, 0, LENGTH - 2, cache, None)
     found = torch.cat([step(layer, x, i, i + 1, cache, None) for i in (LENGTH - 2, LENGTH - 1)], 1)
@@ -97,7 +97,7 @@ def test_padding_on_the_left_is_not_seen(
     s = 0.7 * torch.randn(3, LENGTH, 20, dtype=torch.float64).to(dtype).double()
     alone = [run(layer, s[i : i + 1, LENGTH - n :])[0, -2:] for i, n in enumerate((LENGTH, 8, 4))]
     layer, mask = layer.to(device, dtype), padded_on_the_left(device)
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     cache, x = new_cache(kind, layer), s.to(device, dtype)
     step(layer, x, 0, LENGTH - 2, cache, mask)
     found = torch.cat([step(layer, x, i, i + 1, cache, mask) for i in (LENGTH - 2, LENGTH - 1)], 1)
@@ -109,7 +109,7 @@ def test_padding_on_the_left_is_not_seen(
 def test_who_asks_for_weights_or_gradients_gets_them(
     device: str, count: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     layer = make(torch.float32).eval().to(device)
     s = torch.randn(2, LENGTH, 20, device=device)
     cache = new_cache("dynamic", layer)
@@ -131,7 +131,7 @@ def test_who_asks_for_weights_or_gradients_gets_them(
 def test_a_step_is_one_graph_with_a_static_cache(
     mask: str | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     layer = make(torch.float32).eval().to(device)
     s = torch.randn(3, LENGTH, 20, device=device)
     rows = padded_on_the_left(device) if mask else None

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.lm import loss as module
-from ramify.lm.loss import linear_cross_entropy
-from ramify.ops import backend as backends
-from ramify.ops.cross_entropy import cross_entropy_
-from ramify.ops.cross_entropy.reference import cross_entropy_ as plain_cross_entropy_
+from hyptree.lm import loss as module
+from hyptree.lm.loss import linear_cross_entropy
+from hyptree.ops import backend as backends
+from hyptree.ops.cross_entropy import cross_entropy_
+from hyptree.ops.cross_entropy.reference import cross_entropy_ as plain_cross_entropy_
 
 
 def problem(

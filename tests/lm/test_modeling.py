@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from ramify.errors import UserError
-from ramify.geometry import lorentz
-from ramify.geometry.parameter import manifold_of
-from ramify.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
+from hyptree.errors import UserError
+from hyptree.geometry import lorentz
+from hyptree.geometry.parameter import manifold_of
+from hyptree.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
 
 from .make import DENSE, SHAPES, VOCAB, small, tokens
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ramify.lm import HelmForCausalLM, preset
+from hyptree.lm import HelmForCausalLM, preset
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 23, 18, 2, 2
 SHOWN = (0, 1, 11, 22)

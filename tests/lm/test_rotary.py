@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ramify.geometry import lorentz
-from ramify.lm.config import HelmConfig
-from ramify.lm.rotary import PAIRINGS, HelmRotary, rotate, score_scale
+from hyptree.geometry import lorentz
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.rotary import PAIRINGS, HelmRotary, rotate, score_scale
 
 SCALED: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 4.0},

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 pytest.importorskip("transformers")
 
-from ramify.lm.presets import preset, presets
-from ramify.lm.twins import attend_plainly, euclidean_twin
+from hyptree.lm.presets import preset, presets
+from hyptree.lm.twins import attend_plainly, euclidean_twin
 
 PICO = ("helm-d-pico", "helm-mice-pico")
 
 
-def twin(name: str, experts: Any = "ramify") -> Any:
+def twin(name: str, experts: Any = "hyptree") -> Any:
     return euclidean_twin(preset(name, vocab_size=300, num_hidden_layers=2), experts=experts)
 
 
@@ -26,7 +26,7 @@ def num_parameters(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("name", list(presets()))
 def test_parameter_counts_are_within_three_percent(name: str) -> None:
-    modeling = pytest.importorskip("ramify.lm.modeling")
+    modeling = pytest.importorskip("hyptree.lm.modeling")
     for vocabulary in (8192, preset(name).vocab_size):
         config = preset(name, vocab_size=vocabulary)
         with torch.device("meta"):
@@ -78,7 +78,7 @@ def test_generate_continues_with_the_likeliest_token(name: str) -> None:
 def test_both_ways_to_run_experts_agree() -> None:
     ours, theirs = twin("helm-mice-pico"), twin("helm-mice-pico", "grouped_mm")
     theirs.load_state_dict(ours.state_dict())
-    assert (ours.config._experts_implementation, theirs.config._experts_implementation) == ("ramify", "grouped_mm")
+    assert (ours.config._experts_implementation, theirs.config._experts_implementation) == ("hyptree", "grouped_mm")
     ids = torch.randint(300, (2, 33))
     losses = [model(ids, labels=ids).loss for model in (ours, theirs)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)

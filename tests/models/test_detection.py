@@ -10,8 +10,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ramify.models.detection import DetectionPyramid, PadOnly, mask_rcnn
-from ramify.models.heads import pyramid_backbone
+from hyptree.models.detection import DetectionPyramid, PadOnly, mask_rcnn
+from hyptree.models.heads import pyramid_backbone
 
 from .toy import ToyBackbone, num_parameters
 
@@ -154,7 +154,7 @@ def test_without_masks_it_is_a_faster_rcnn() -> None:
 @pytest.mark.parametrize(("name", "millions"), [("nano", 24.0), ("tiny", 25.5), ("small", 34.1), ("medium", 50.8)])
 def test_parameters_with_hcformer_are_near_the_papers_table(name: str, millions: float) -> None:
     """The heads are torchvision's to the last parameter (tested above); the paper's totals are up to 5 % below that."""
-    import ramify.models  # noqa: F401
+    import hyptree.models  # noqa: F401
 
     backbone = pyramid_backbone(f"hcformer_{name}")
     with torch.device("meta"):  # to count needs no memory

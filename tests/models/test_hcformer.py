@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ramify.geometry import Lorentz
-from ramify.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
-from ramify.nn import ClusterMixer
-from ramify.nn.cluster_level import PositionBias, hyperbolic_similarity
-from ramify.nn.map_norm import MapNorm
-from ramify.nn.windows import cut, join, plan, pool
+from hyptree.geometry import Lorentz
+from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
+from hyptree.nn import ClusterMixer
+from hyptree.nn.cluster_level import PositionBias, hyperbolic_similarity
+from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.windows import cut, join, plan, pool
 
 from . import naive_hcformer as naive
 

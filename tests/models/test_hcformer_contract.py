@@ -11,9 +11,9 @@ import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
-import ramify.models  # noqa: F401  registers the models
-from ramify.models import HCFormer
-from ramify.optim import param_groups
+import hyptree.models  # noqa: F401  registers the models
+from hyptree.models import HCFormer
+from hyptree.optim import param_groups
 
 SIZES = ("pico", "nano", "tiny", "small", "medium")
 PARAMETERS = {"nano": (5.1e6, 5.33e6), "tiny": (7.0e6, 7.0e6), "small": (16.1e6, 16.1e6), "medium": (33.7e6, 33.65e6)}

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ramify.models
-from ramify.models.hcformer import HCFormer
-from ramify.nn import ClusterMixer
-from ramify.ops import backend as backends
+import hyptree.models
+from hyptree.models.hcformer import HCFormer
+from hyptree.nn import ClusterMixer
+from hyptree.ops import backend as backends
 
-assert ramify.models.HCFormer is HCFormer
+assert hyptree.models.HCFormer is HCFormer
 
 
 def small(**options: object) -> HCFormer:
@@ -31,7 +31,7 @@ def test_graphs_hold_each_level_as_one_call(seed: int, monkeypatch: pytest.Monke
     pytest.importorskip("triton")
     if not backends.interpreted():
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     mixer = ClusterMixer(6, 2, 8, (8, 8), 2, 2, 2)
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -49,13 +49,13 @@ def test_graphs_hold_each_level_as_one_call(seed: int, monkeypatch: pytest.Monke
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    found = {str(node.target) for graph in graphs for node in graph.graph.nodes if "ramify" in str(node.target)}
+    found = {str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)}
     names = ("cluster_patch", "cluster_patch_grad", "cluster_window", "cluster_window_grad")
-    assert found == {f"ramify.{name}.default" for name in names}
+    assert found == {f"hyptree.{name}.default" for name in names}
 
 
 def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     torch.compiler.reset()
     model = small()
     explained = torch._dynamo.explain(model)(torch.randn(2, 3, 64, 64))
@@ -133,7 +133,7 @@ def results_by(
 
     Parameters of one number are one vector: a single number may be right by chance.
     """
-    monkeypatch.setenv("RAMIFY_BACKEND", backend)
+    monkeypatch.setenv("HYPTREE_BACKEND", backend)
     names, parameters = zip(*model.named_parameters(), strict=True)
     found: dict[str, list[Tensor]] = {}
     for x in batches:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.errors import UserError
-from ramify.models.heads import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
-from ramify.models.heads.semantic_fpn import NORM_GROUPS
+from hyptree.errors import UserError
+from hyptree.models.heads import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
+from hyptree.models.heads.semantic_fpn import NORM_GROUPS
 
 from .toy import ToyBackbone, num_parameters
 
@@ -177,7 +177,7 @@ def test_exported_autocast_and_channels_last_give_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["resnet10t", "hcformer_pico", "convnext_atto"])
 def test_a_classifiers_weights_fill_the_backbone(name: str) -> None:
-    import ramify.models  # noqa: F401
+    import hyptree.models  # noqa: F401
 
     classifier = timm.create_model(name, num_classes=7)
     for parameter in classifier.parameters():
@@ -199,7 +199,7 @@ def test_a_classifiers_weights_fill_the_backbone(name: str) -> None:
 @pytest.mark.parametrize(("name", "millions"), [("nano", 8.8), ("tiny", 10.3), ("small", 18.9), ("medium", 35.7)])
 def test_parameters_with_hcformer_are_near_the_papers_table(name: str, millions: float) -> None:
     """Ours is the usual decoder (4.1 M, counted below); the paper's totals are up to 5 % smaller."""
-    import ramify.models  # noqa: F401
+    import hyptree.models  # noqa: F401
 
     backbone = pyramid_backbone(f"hcformer_{name}")
     with torch.device("meta"):  # to count needs no memory

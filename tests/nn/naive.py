@@ -1,12 +1,12 @@
 """Every layer once more, as its definition reads: ambient coordinates, loops, geodesic distances, explicit weights.
 
-Slow on purpose, meant for float64. Nothing here calls ramify.nn.
+Slow on purpose, meant for float64. Nothing here calls hyptree.nn.
 """
 
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz, poincare
+from hyptree.geometry import lorentz, poincare
 
 
 def time(x: Tensor, c: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify import nn as rn
-from ramify.geometry import Lorentz, Poincare, lorentz, poincare
+from hyptree import nn as rn
+from hyptree.geometry import Lorentz, Poincare, lorentz, poincare
 
 from . import naive
 

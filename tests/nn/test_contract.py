@@ -1,4 +1,4 @@
-"""What every layer of ramify.nn owes its users, checked over the registry so that a new layer cannot be forgotten."""
+"""What every layer of hyptree.nn owes its users, checked over the registry so that a new layer cannot be forgotten."""
 
 import inspect
 import warnings
@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ramify import nn as rn
+from hyptree import nn as rn
 
 LAYERS = pytest.mark.parametrize("name", list(rn.LAYERS))
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ramify import nn as rn
-from ramify.geometry import Euclidean, Lorentz, Poincare, Sphere, lorentz, manifold_of
+from hyptree import nn as rn
+from hyptree.geometry import Euclidean, Lorentz, Poincare, Sphere, lorentz, manifold_of
 
 LAYERS = pytest.mark.parametrize("name", [n for n in rn.LAYERS if n != "ManifoldEmbedding"])
 RADIUS = 38.0  # hyperbolic, close to the limit of float32

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ramify.models import hcformer
-from ramify.models.hcformer import HCFormer
-from ramify.nn import ClusterMixer, products
-from ramify.nn.map_norm import MapNorm
-from ramify.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
-from ramify.ops import backend as backends
+from hyptree.models import hcformer
+from hyptree.models.hcformer import HCFormer
+from hyptree.nn import ClusterMixer, products
+from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
+from hyptree.ops import backend as backends
 
 
 def grads(out: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -110,7 +110,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass of MLPs as on a GPU, by Triton's interpreter."""
     if not (backends.has_triton() and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
 
 
 def mlp_parts(dtype: torch.dtype, bias: bool, scaled: bool) -> tuple[nn.Linear, nn.Linear, list[Tensor]]:
@@ -327,7 +327,7 @@ def test_a_factor_of_the_mixer(
 
     if backend == "triton" and not (backends.has_triton() and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
-    monkeypatch.setenv("RAMIFY_BACKEND", backend)
+    monkeypatch.setenv("HYPTREE_BACKEND", backend)
     mixer = ClusterMixer(6, 2, 8, (size, size), 2, 2, window_centres, norm=norm)
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
-from ramify import nn as rn
-from ramify.geometry import Curvature, Lorentz, Poincare, curvature_parameters
-from ramify.optim import RiemannianAdam, param_groups
+from hyptree import nn as rn
+from hyptree.geometry import Curvature, Lorentz, Poincare, curvature_parameters
+from hyptree.optim import RiemannianAdam, param_groups
 
 NAME = "0.manifold.curvature.raw"
 OTHERS = [f"{layer}.manifold.curvature.raw" for layer in ("2", "2.qkv", "2.proj", "3")]

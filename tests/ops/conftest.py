@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.ops import backend
+from hyptree.ops import backend
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

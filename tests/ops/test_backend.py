@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.ops import backend, tree_reader
-from ramify.ops.backend import choose
+from hyptree.ops import backend, tree_reader
+from hyptree.ops.backend import choose
 
 ON_GPU: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     monkeypatch.setattr(backend, "_HAS_TRITON", True)
 
 
 def test_a_kernel_runs_on_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", ON_GPU, None) == "triton"
     assert choose("torch", ON_GPU, None) == "torch"
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     assert choose("auto", ON_GPU, None) == "torch"
     assert choose("triton", ON_GPU, None) == "triton"
 

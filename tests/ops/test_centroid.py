@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.ops.centroid import centroid, centroid_grad
+from hyptree.geometry import lorentz
+from hyptree.ops.centroid import centroid, centroid_grad
 
 pytest.importorskip("triton")
 

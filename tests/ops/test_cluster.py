@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ramify.nn import ClusterMixer
-from ramify.ops.cluster_patch import Cut, cluster_patch, fits
-from ramify.ops.cluster_patch import reference as patch_reference
-from ramify.ops.cluster_window import cluster_window
+from hyptree.nn import ClusterMixer
+from hyptree.ops.cluster_patch import Cut, cluster_patch, fits
+from hyptree.ops.cluster_patch import reference as patch_reference
+from hyptree.ops.cluster_window import cluster_window
 
 pytest.importorskip("triton")
 
@@ -100,7 +100,7 @@ def test_patches_equal_the_definition(name: str, dtype: torch.dtype, device: str
 
 
 def test_several_images_of_a_program_and_none(device: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.ops.cluster_patch import triton
+    from hyptree.ops.cluster_patch import triton
 
     monkeypatch.setattr(triton, "PROGRAMS", 4)  # of 5 images, 2 or 1 a program
     cut = CUTS["one window"]
@@ -283,7 +283,7 @@ def test_the_layer_by_kernels_equals_the_plain_layer(
 
 
 def test_on_a_cpu_the_layer_is_the_plain_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     mixer = make("paper", "cpu")
     x = torch.randn(2, 8, 8, 6)
     auto = mixer(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.ops.columns import Layout, join, reference
+from hyptree.ops.columns import Layout, join, reference
 
 pytest.importorskip("triton")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-import ramify.ops
+import hyptree.ops
 
 pytest.importorskip("triton")
 
 COMPILE = """
 import json
 import torch
-from ramify.bench import kernel_resources
-from ramify.bench.kernel_cases import Draw, Work, _patch_work
-from ramify.ops import pairwise_lorentz
-from ramify.ops.cluster_patch import Cut
+from hyptree.bench import kernel_resources
+from hyptree.bench.kernel_cases import Draw, Work, _patch_work
+from hyptree.ops import pairwise_lorentz
+from hyptree.ops.cluster_patch import Cut
 
 def pairs(dim, mode):
     x = torch.empty(2, 70, dim, device="meta")
@@ -62,7 +62,7 @@ def test_kernels_compile_and_can_start_whatever_the_sizes(tmp_path: Path) -> Non
 def test_no_loop_gives_a_throwaway_name_another_shape() -> None:
     """``_`` is a variable like others to Triton: assigned before a loop and inside, it has to keep its shape."""
     faults = []
-    for path in sorted(Path(ramify.ops.__path__[0]).rglob("*.py")):
+    for path in sorted(Path(hyptree.ops.__path__[0]).rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef) and any("jit" in ast.unparse(x) for x in function.decorator_list):
                 faults += [f"{path.name} {function.name}"] if is_carried(function) else []

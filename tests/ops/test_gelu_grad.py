@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ramify.ops.gelu_grad import gelu_grad
+from hyptree.ops.gelu_grad import gelu_grad
 
 pytest.importorskip("triton")
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.lm.rotary import rotate
-from ramify.ops.heads import Heads, lift_heads, lift_heads_grad
+from hyptree.geometry import lorentz
+from hyptree.lm.rotary import rotate
+from hyptree.ops.heads import Heads, lift_heads, lift_heads_grad
 
 pytest.importorskip("triton")
 

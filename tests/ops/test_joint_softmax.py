@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.ops import pairwise_lorentz
+from hyptree.ops import pairwise_lorentz
 
 pytest.importorskip("triton")
 
-from ramify.ops.pairwise_lorentz import joint_kernel, softmax_kernel
-from ramify.ops.pairwise_lorentz.rows import LORENTZ_TANGENT
+from hyptree.ops.pairwise_lorentz import joint_kernel, softmax_kernel
+from hyptree.ops.pairwise_lorentz.rows import LORENTZ_TANGENT
 
 from .test_pairwise import C, assert_softmax, charts, draw, rooms
 

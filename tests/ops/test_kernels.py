@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.ops import backend as backends
-from ramify.ops.agglomerate import _misfit, labels, reference
-from ramify.ops.cosine import cosine_distance
-from ramify.ops.cosine.reference import cosine_distance as plain_distance
-from ramify.ops.merge import merge_mean
+from hyptree.ops import backend as backends
+from hyptree.ops.agglomerate import _misfit, labels, reference
+from hyptree.ops.cosine import cosine_distance
+from hyptree.ops.cosine.reference import cosine_distance as plain_distance
+from hyptree.ops.merge import merge_mean
 
 pytest.importorskip("triton")
 
@@ -211,7 +211,7 @@ def test_more_tokens_than_the_kernel_takes_go_through_torch() -> None:
 
 
 def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAMIFY_BACKEND", raising=False)
+    monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
     for num_tokens, dtype, linkage, chosen in (
         (1024, torch.float32, "average", "triton"),
@@ -235,8 +235,8 @@ def test_a_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
         labels(torch.zeros(1, 1025, 1025), 2, backend="triton")
     with pytest.raises(ValueError, match="unknown backend 'tritn'; did you mean 'triton'"):
         labels(D, 2, backend="tritn")
-    monkeypatch.setenv("RAMIFY_BACKEND", "cuda")
-    with pytest.raises(ValueError, match="RAMIFY_BACKEND is 'cuda'; use one of auto, torch, triton"):
+    monkeypatch.setenv("HYPTREE_BACKEND", "cuda")
+    with pytest.raises(ValueError, match="HYPTREE_BACKEND is 'cuda'; use one of auto, torch, triton"):
         labels(D, 2)
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     assert labels(D, 2).shape == (1, 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.ops import backend
+from hyptree.ops import backend
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ def reserved(count: int) -> Tensor:
 
 def test_numbers_of_many_rows() -> None:
     """The seventh number of the first row, at six times the number of rows."""
-    from ramify.ops.pairwise_lorentz import rows
+    from hyptree.ops.pairwise_lorentz import rows
 
     R = 400_000_000
     stats = reserved(6 * R + 16)
@@ -44,7 +44,7 @@ def test_numbers_of_many_rows() -> None:
 
 
 def test_cosine_distances_of_many_tokens() -> None:
-    from ramify.ops.cosine.triton import _distance_kernel
+    from hyptree.ops.cosine.triton import _distance_kernel
 
     N, C = 35_000_000, 16
     distance = reserved(64 * N)
@@ -57,7 +57,7 @@ def test_cosine_distances_of_many_tokens() -> None:
 
 def test_merged_tokens_that_lie_far_apart() -> None:
     """Tokens first, then images: from one token to the next it is a step over all images."""
-    from ramify.ops.merge.triton import merge_mean
+    from hyptree.ops.merge.triton import merge_mean
 
     step = 800_000_000
     x = reserved(3 * step + 8).as_strided((1, 4, 8), (8, step, 1))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.ops.heads import Heads
-from ramify.ops.latent_decode import absorb_token, fits, latent_decode
-from ramify.ops.latent_decode import triton as kernels
+from hyptree.geometry import lorentz
+from hyptree.ops.heads import Heads
+from hyptree.ops.latent_decode import absorb_token, fits, latent_decode
+from hyptree.ops.latent_decode import triton as kernels
 
 pytest.importorskip("triton")
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_said(device: str) -> None:
 
 
 def test_it_is_one_node_of_a_graph(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     given = drawn(2, 20, 3, 7, 8, 4, torch.float32, device)
     mask = torch.rand(2, 20, device=device) < 0.8
     graphs: list[torch.fx.GraphModule] = []
@@ -200,4 +200,4 @@ def test_it_is_one_node_of_a_graph(device: str, monkeypatch: pytest.MonkeyPatch)
 
     found = torch.compile(run, backend=keep, fullgraph=True)(*given, mask)
     assert torch.equal(found, run(*given, mask))
-    assert [str(node.target) for node in graphs[0].graph.nodes].count("ramify.latent_decode.default") == 1
+    assert [str(node.target) for node in graphs[0].graph.nodes].count("hyptree.latent_decode.default") == 1

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.nn import classifier
-from ramify.ops import lorentz_mlr
-from ramify.ops.lorentz_mlr import mlr_logits
+from hyptree.geometry import lorentz
+from hyptree.nn import classifier
+from hyptree.ops import lorentz_mlr
+from hyptree.ops.lorentz_mlr import mlr_logits
 
 pytest.importorskip("triton")
 
@@ -96,10 +96,10 @@ def test_the_classifier_gives_the_same_with_kernels(device: str, monkeypatch: py
         out = classifier.lorentz_mlr(x, weight, offset, c)
         return [out, *torch.autograd.grad((out * cotangent).sum(), leaves)]
 
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     wanted = result()
     assert not calls
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     found = result()
     assert len(calls) == 1
     for one, other in zip(found, wanted, strict=True):

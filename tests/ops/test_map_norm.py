@@ -10,10 +10,10 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from ramify.bench.kernel_cases import MAPS
-from ramify.bench.kernel_check import poisoned
-from ramify.nn.map_norm import MapNorm
-from ramify.ops.map_norm import fits, map_norm, map_norm_grad, reference
+from hyptree.bench.kernel_cases import MAPS
+from hyptree.bench.kernel_check import poisoned
+from hyptree.nn.map_norm import MapNorm
+from hyptree.ops.map_norm import fits, map_norm, map_norm_grad, reference
 
 pytest.importorskip("triton")
 
@@ -26,7 +26,7 @@ CLOSE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of a few hundred numbers are cut into parts, smaller ones into pieces."""
-    from ramify.ops.map_norm import triton
+    from hyptree.ops.map_norm import triton
 
     for name, value in {"WHOLE": 256, "PIECE": 64, "TILE": 128, "MAX_PARTS": 3}.items():
         monkeypatch.setattr(triton, name, value)
@@ -194,9 +194,9 @@ def test_map_norm_by_the_kernel_is_its_definition(
         wanted = [leaf, *norm.parameters(), *(linear.parameters() if way == "inside" else ())]
         return [y, *torch.autograd.grad(y, wanted, grad.to(y.dtype))]
 
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     found = outcome(F32)
-    monkeypatch.delenv("RAMIFY_BACKEND")
+    monkeypatch.delenv("HYPTREE_BACKEND")
     for one, other in zip(found, outcome(F64), strict=True):
         close = 2e-2 if autocast and way == "inside" else 1e-5
         assert one.dtype != F64 and ((one - other).norm() / other.norm()).item() < close
@@ -204,7 +204,7 @@ def test_map_norm_by_the_kernel_is_its_definition(
 
 def test_the_map_itself_is_not_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The product keeps the normed map in its own dtype, and the norm the same one."""
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     norm, linear, x = made_norm(device)
     kept: dict[int, Tensor] = {}
 
@@ -219,7 +219,7 @@ def test_the_map_itself_is_not_kept(device: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     norm, linear, x = made_norm(device)
     graphs: list[torch.fx.GraphModule] = []
 
@@ -235,14 +235,14 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
     found = outcome(torch.compile(norm.inside, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    calls = [str(node.target) for graph in graphs for node in graph.graph.nodes if "ramify" in str(node.target)]
-    assert calls == ["ramify.map_norm.default", "ramify.map_norm_grad.default"]
+    calls = [str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)]
+    assert calls == ["hyptree.map_norm.default", "hyptree.map_norm_grad.default"]
 
 
 def test_shapes_of_the_benchmark_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
-    import ramify.models  # noqa: F401
-    from ramify.nn import map_norm as map_norm_layer
+    import hyptree.models  # noqa: F401
+    from hyptree.nn import map_norm as map_norm_layer
 
     seen: list[tuple[int, ...]] = []
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.ops.merge_points import merge_points, merge_points_grad
+from hyptree.geometry import lorentz
+from hyptree.ops.merge_points import merge_points, merge_points_grad
 
 pytest.importorskip("triton")
 

@@ -10,12 +10,12 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from ramify.lm.ambient import AmbientLinear, padded_width
-from ramify.lm.fused import join, norm_product, swiglu_product
-from ramify.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
-from ramify.ops.cluster_window import _ClusterWindow, cluster_window
-from ramify.ops.launch import launch
-from ramify.ops.map_norm import _MapNorm, map_norm
+from hyptree.lm.ambient import AmbientLinear, padded_width
+from hyptree.lm.fused import join, norm_product, swiglu_product
+from hyptree.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
+from hyptree.ops.cluster_window import _ClusterWindow, cluster_window
+from hyptree.ops.launch import launch
+from hyptree.ops.map_norm import _MapNorm, map_norm
 
 pytest.importorskip("triton")
 
@@ -23,11 +23,11 @@ N, HIDDEN = 20, 12
 
 
 def names(graphs: list[torch.fx.GraphModule]) -> set[str]:
-    return {str(node.target) for graph in graphs for node in graph.graph.nodes if "ramify" in str(node.target)}
+    return {str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)}
 
 
 def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     width = padded_width(N)
     up = AmbientLinear(N, 2 * (HIDDEN + 4)).to(device)
     down = AmbientLinear(HIDDEN, N).to(device)
@@ -53,13 +53,13 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     kernels = ["residual_norm", "residual_norm_grad", "swiglu_lift", "swiglu_grad", "join_columns", "split_columns"]
-    assert names(graphs) == {f"ramify.{name}.default" for name in kernels}
+    assert names(graphs) == {f"hyptree.{name}.default" for name in kernels}
 
 
 @pytest.mark.gpu
 def test_a_second_launch_is_told_apart_from_the_first() -> None:
     """Unaligned rows, other dtypes, other numbers: what is launched again must not be the form of another input."""
-    from ramify.ops.swiglu import reference, swiglu_lift
+    from hyptree.ops.swiglu import reference, swiglu_lift
 
     for rows in (16, 1, 7, 32, 1, 7):
         for dtype in (torch.float32, torch.bfloat16):
@@ -74,7 +74,7 @@ def test_a_second_launch_is_told_apart_from_the_first() -> None:
 
 def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for Triton counts compilations and sees every argument of later launches in order."""
-    from ramify.ops import launch as module
+    from hyptree.ops import launch as module
 
     monkeypatch.setattr(module, "_COMPILED", {})
     calls: list[tuple[str, tuple[int, ...], tuple[object, ...]]] = []

@@ -10,8 +10,8 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from ramify.geometry import lorentz, poincare
-from ramify.ops import pairwise_lorentz, pairwise_poincare
+from hyptree.geometry import lorentz, poincare
+from hyptree.ops import pairwise_lorentz, pairwise_poincare
 
 pytest.importorskip("triton")
 
@@ -199,7 +199,7 @@ def test_one_set_has_a_zero_diagonal_and_one_gradient(room: ModuleType, mode: st
 @pytest.mark.skipif(torch.cuda.is_available(), reason="replaces what the interpreter runs")
 def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's compiler contracts ``a b - a b`` to a number that need not be 0; the slope of such a distance is 1."""
-    from ramify.ops.pairwise_lorentz import grad
+    from hyptree.ops.pairwise_lorentz import grad
 
     plain = grad.across_by_differences
 
@@ -223,7 +223,7 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
 def test_many_distances_leave_close_points_to_a_second_kernel(
     room: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramify.ops.pairwise_lorentz import triton
+    from hyptree.ops.pairwise_lorentz import triton
 
     monkeypatch.setattr(triton, "_FEW", 0)
     x, y = draw(room, 2, 70, 9, device=device), draw(room, 2, 130, 9, device=device)
@@ -246,7 +246,7 @@ def test_many_distances_leave_close_points_to_a_second_kernel(
 def test_many_distances_walk_over_tiles(
     shape: tuple[int, ...], programs: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramify.ops.pairwise_lorentz import triton
+    from hyptree.ops.pairwise_lorentz import triton
 
     monkeypatch.setattr(triton, "_PROGRAMS", programs)
     b, n, m, d = shape
@@ -356,7 +356,7 @@ def test_one_of_two_gradients(device: str) -> None:
 @pytest.mark.parametrize("n", [1, 7, 33])
 def test_parts_of_rows_are_unit_vectors(n: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts of float16 hold 22 bits of every component that counts, at any length of the row; then zeros."""
-    from ramify.ops.pairwise_lorentz import rows
+    from hyptree.ops.pairwise_lorentz import rows
 
     x = torch.randn(2, 9, n, device=device) * 10.0 ** (torch.rand(2, 9, 1, device=device) * 30 - 15)
     x[0, 4] = 0
@@ -484,14 +484,14 @@ def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
     targets: set[str] = set()
 
     def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
-        targets.update(str(node.target) for node in graph.graph.nodes if "ramify" in str(node.target))
+        targets.update(str(node.target) for node in graph.graph.nodes if "hyptree" in str(node.target))
         return make_boxed_func(graph)
 
     found = outcome(torch.compile(both, backend=aot_autograd(fw_compiler=keep), fullgraph=True), x, y, weight)
     for one, other in zip(found, outcome(both, x, y, weight), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert targets == {
-        f"ramify.{name}.default" for name in ("pairwise_dist", "distance_softmax", "row_means", "pairs_grad")
+        f"hyptree.{name}.default" for name in ("pairwise_dist", "distance_softmax", "row_means", "pairs_grad")
     }
 
 
@@ -537,6 +537,6 @@ def test_input_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize(("shared", "stages"), [(232_448, 2), (166_912, 2), (101_376, 1)], ids=["H100", "A100", "4090"])
 def test_rows_come_ahead_where_there_is_room_for_two_tiles(shared: int, stages: int) -> None:
-    from ramify.ops.pairwise_lorentz import tiles
+    from hyptree.ops.pairwise_lorentz import tiles
 
     assert tiles.strip_sizes(2048, 2048, 128, False, shared)["num_stages"] == stages

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.ops.residual_norm import residual_norm, residual_norm_grad
+from hyptree.geometry import lorentz
+from hyptree.ops.residual_norm import residual_norm, residual_norm_grad
 
 pytest.importorskip("triton")
 
@@ -74,7 +74,7 @@ def test_programs_sum_gradients_over_their_rows(
     rows: int, n: int, eps: float, parts: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large eps leaves much of a gradient along the point, which the kernel has in closed form."""
-    from ramify.ops.residual_norm import triton
+    from hyptree.ops.residual_norm import triton
 
     monkeypatch.setattr(triton, "PROCESSORS", 1)  # and a few programs
     given = made(rows, n, parts, torch.float32, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.ops.send_rows import send_rows, send_rows_grad
+from hyptree.ops.send_rows import send_rows, send_rows_grad
 
 pytest.importorskip("triton")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.ops.swiglu import swiglu_grad, swiglu_lift
+from hyptree.ops.swiglu import swiglu_grad, swiglu_lift
 
 pytest.importorskip("triton")
 

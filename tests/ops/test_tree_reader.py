@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.ops import tree_reader
-from ramify.ops.tree_reader import reference
+from hyptree.ops import tree_reader
+from hyptree.ops.tree_reader import reference
 
 pytest.importorskip("triton")
 
 import triton
 from triton import language as tl
 
-from ramify.ops.tree_reader import triton as kernels
+from hyptree.ops.tree_reader import triton as kernels
 
 SIZES, WIDTH, HEADS = (8, 4, 2), 32, 2
 LIMITS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.geometry import Lorentz, Poincare, mark_manifold
-from ramify.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
+from hyptree.geometry import Lorentz, Poincare, mark_manifold
+from hyptree.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
-from ramify.optim.base import RiemannianOptimizer
+from hyptree.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
+from hyptree.optim.base import RiemannianOptimizer
 
 SHAPES = [(7, 5), (5,), (3, 2, 4), ()]
 STEPS = 50

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.geometry import (
+from hyptree.geometry import (
     Curvature,
     Euclidean,
     Lorentz,
@@ -19,7 +19,7 @@ from ramify.geometry import (
     mark_manifold,
     poincare,
 )
-from ramify.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD, param_groups, rows
+from hyptree.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD, param_groups, rows
 
 from .reference import LorentzPoint, PoincarePoint, adam_loop, sgd_loop
 

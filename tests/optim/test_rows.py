@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ramify.geometry import Lorentz, Poincare, mark_manifold
-from ramify.optim import RiemannianAdam, RiemannianSGD
+from hyptree.geometry import Lorentz, Poincare, mark_manifold
+from hyptree.optim import RiemannianAdam, RiemannianSGD
 
 MAKERS = {
     "sgd": lambda p: RiemannianSGD(p, lr=0.1),

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ramify import nn as rn
-from ramify.geometry import Lorentz, Poincare, curvature_parameters, manifold_of
-from ramify.optim import RiemannianAdam, RiemannianSGD, param_groups
+from hyptree import nn as rn
+from hyptree.geometry import Lorentz, Poincare, curvature_parameters, manifold_of
+from hyptree.optim import RiemannianAdam, RiemannianSGD, param_groups
 
 BATCH, STEPS = 8, 6
 WAYS = {

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.errors import UserError
-from ramify.tokens import attention
-from ramify.tokens.attention import SizeMask, log_size_mask, proportional_attention
-from ramify.tokens.family import join_masks
+from hyptree.errors import UserError
+from hyptree.tokens import attention
+from hyptree.tokens.attention import SizeMask, log_size_mask, proportional_attention
+from hyptree.tokens.family import join_masks
 
 
 def queries_keys_values(d: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

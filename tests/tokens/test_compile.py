@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from ramify import tokens
+from hyptree import tokens
 
 from .small_models import LAYERS, NUM_PATCHES, images, small_model
 
@@ -87,7 +87,7 @@ def test_export_with_fixed_batch() -> None:
     # Regions without gradient become graphs inside the graph.
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     called = [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    assert sum("ramify.agglomerate" in name for name in called) == len(LAYERS)
+    assert sum("hyptree.agglomerate" in name for name in called) == len(LAYERS)
     assert_same(program.module(), model)
     assert handle.num_tokens == [18, 9]
 

@@ -9,9 +9,9 @@ import timm
 import torch
 from torch import Tensor
 
-from ramify import tokens
-from ramify.cluster import cosine_distance
-from ramify.tokens import UnsupportedModel
+from hyptree import tokens
+from hyptree.cluster import cosine_distance
+from hyptree.tokens import UnsupportedModel
 
 from .small_models import LAYERS, NUM_PATCHES, images, small_model
 

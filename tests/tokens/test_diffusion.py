@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 diffusers = pytest.importorskip("diffusers")
 
-from ramify.cluster import agglomerate, cosine_distance, manifold_distance  # noqa: E402
-from ramify.errors import UserError  # noqa: E402
-from ramify.geometry import Lorentz  # noqa: E402
-from ramify.tokens.diffusion import patch_unet  # noqa: E402
+from hyptree.cluster import agglomerate, cosine_distance, manifold_distance  # noqa: E402
+from hyptree.errors import UserError  # noqa: E402
+from hyptree.geometry import Lorentz  # noqa: E402
+from hyptree.tokens.diffusion import patch_unet  # noqa: E402
 
 FINEST = {
     "down_blocks.0.attentions.0.transformer_blocks.0",
@@ -327,5 +327,5 @@ def test_missing_package_names_its_extra(unet: nn.Module, monkeypatch: pytest.Mo
     for name in list(sys.modules):
         if name.split(".")[0] == "diffusers":
             monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"this needs diffusers: pip install ramify\[diffusion\]"):
+    with pytest.raises(UserError, match=r"this needs diffusers: pip install hyptree\[diffusion\]"):
         patch_unet(unet)

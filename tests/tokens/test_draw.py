@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ramify import tokens
-from ramify.tokens.draw import cluster_colours, draw
+from hyptree import tokens
+from hyptree.tokens.draw import cluster_colours, draw
 
 
 def noise(seed: int, height: int = 48, width: int = 64) -> np.ndarray:
@@ -16,7 +16,7 @@ def noise(seed: int, height: int = 48, width: int = 64) -> np.ndarray:
 
 
 def test_the_room_gives_the_function_whatever_was_imported_before() -> None:
-    import ramify.explore.reduced_pictures  # noqa: F401  it imports the module of the same name
+    import hyptree.explore.reduced_pictures  # noqa: F401  it imports the module of the same name
 
     assert tokens.draw is draw
 

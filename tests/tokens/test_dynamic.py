@@ -11,10 +11,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from ramify import tokens
-from ramify.cluster import cosine_distance
-from ramify.tokens.methods import Site, merge_below
-from ramify.tokens.schedule import Threshold
+from hyptree import tokens
+from hyptree.cluster import cosine_distance
+from hyptree.tokens.methods import Site, merge_below
+from hyptree.tokens.schedule import Threshold
 
 from .small_models import LAYERS, NUM_PATCHES, images, small_model
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ramify import tokens
-from ramify.errors import UserError
+from hyptree import tokens
+from hyptree.errors import UserError
 
 from .small_models import LAYERS, images, small_model
 

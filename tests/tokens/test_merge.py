@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.errors import UserError
-from ramify.ops.merge.reference import segment_sum, spread
-from ramify.tokens.merge import MERGING, compose, matcher, merge_weighted, unmerge
+from hyptree.errors import UserError
+from hyptree.ops.merge.reference import segment_sum, spread
+from hyptree.tokens.merge import MERGING, compose, matcher, merge_weighted, unmerge
 
 
 def random_labels(batch: int, n: int, k: int) -> Tensor:
@@ -102,7 +102,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
 
 def test_the_indicator_product_of_other_devices_is_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs where there is no cheap ordered addition: asked for here by tensors that say they are elsewhere."""
-    from ramify.ops.merge import reference
+    from hyptree.ops.merge import reference
 
     x, labels = torch.randint(-9, 9, (3, 25, 4)).float(), random_labels(3, 25, 6)  # whole numbers: no rounding
     expected = segment_sum(x, labels, 6)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from ramify import tokens
-from ramify.cluster import agglomerate, cosine_distance, density_peaks, kmeans, kmedoids
-from ramify.errors import UserError
-from ramify.geometry import Euclidean, Lorentz
+from hyptree import tokens
+from hyptree.cluster import agglomerate, cosine_distance, density_peaks, kmeans, kmedoids
+from hyptree.errors import UserError
+from hyptree.geometry import Euclidean, Lorentz
 
 from .small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
 
@@ -147,7 +147,7 @@ def test_hyperbolic_metric_clusters_by_its_distances() -> None:
     model.blocks[1].attn.k_norm.register_forward_hook(lambda module, args, out: keys.append(out.detach()))
     handle = tokens.patch(model, counts=(12,), layers=(1,), metric=Lorentz(4.0), trace=True)
     model(images())
-    from ramify.cluster import manifold_distance
+    from hyptree.cluster import manifold_distance
 
     features = keys[0][:, :, 1:].mean(1)
     assert torch.equal(agglomerate(manifold_distance(features, Lorentz(4.0)), 12), handle.sources[0])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify import tokens
-from ramify.tokens import METHODS
+from hyptree import tokens
+from hyptree.tokens import METHODS
 
 from .definition import reduced_forward
 from .small_models import KINDS, LAYERS, NUM_PATCHES, images, small_model

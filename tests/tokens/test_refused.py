@@ -9,11 +9,11 @@ import timm
 import torch
 from torch import nn
 
-from ramify import tokens
-from ramify.errors import UserError
-from ramify.geometry import Lorentz
-from ramify.tokens import METHODS, UnsupportedModel
-from ramify.tokens.hooks import BlockHooks
+from hyptree import tokens
+from hyptree.errors import UserError
+from hyptree.geometry import Lorentz
+from hyptree.tokens import METHODS, UnsupportedModel
+from hyptree.tokens.hooks import BlockHooks
 
 from .small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
 

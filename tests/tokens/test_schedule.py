@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.errors import UserError
-from ramify.tokens.schedule import (
+from hyptree.errors import UserError
+from hyptree.tokens.schedule import (
     Counts,
     KeepRate,
     Remove,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
-from ramify.errors import UserError  # noqa: E402
-from ramify.tokens.family import UnsupportedModel  # noqa: E402
-from ramify.tokens.patch import handle_of, patch, patched  # noqa: E402
+from hyptree.errors import UserError  # noqa: E402
+from hyptree.tokens.family import UnsupportedModel  # noqa: E402
+from hyptree.tokens.patch import handle_of, patch, patched  # noqa: E402
 
 NUM_PATCHES = 36
 COUNTS = [18, 9, 4]  # int(36 * 0.5**i), after blocks 1, 2 and 3 of 4

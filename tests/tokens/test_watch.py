@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.tokens.watch import FiniteWatch
+from hyptree.errors import UserError
+from hyptree.tokens.watch import FiniteWatch
 
 
 class Event:

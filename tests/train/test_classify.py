@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.data.sample import Sample
-from ramify.errors import UserError
-from ramify.train import load_model
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
-from ramify.train.model import create_model
-from ramify.train.recipe import ModelSettings, Recipe
-from ramify.train.tasks.classify import Classify
-from ramify.tree import Tree
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.data.sample import Sample
+from hyptree.errors import UserError
+from hyptree.train import load_model
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
+from hyptree.train.model import create_model
+from hyptree.train.recipe import ModelSettings, Recipe
+from hyptree.train.tasks.classify import Classify
+from hyptree.tree import Tree
 
 pytest.importorskip("timm")
 
@@ -233,12 +233,12 @@ def test_help_shows_the_values_that_are_read(width, monkeypatch, capsys):
 
 
 def test_help_names_every_task(capsys):
-    from ramify.train.tasks import TASKS
+    from hyptree.train.tasks import TASKS
 
     assert main(["train", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     sentence = shown[shown.index("What is learned:") :].split(".")[0]
-    own = [task for task, place in TASKS.items() if place.startswith("ramify.")]  # other tests add tasks of their own
+    own = [task for task, place in TASKS.items() if place.startswith("hyptree.")]  # other tests add tasks of their own
     assert own and [task for task in own if task not in sentence.replace(",", " ").split()] == []
 
 
@@ -254,7 +254,7 @@ def test_help_names_every_task(capsys):
             "metrics.jsonl is a file; the run needs a folder, choose another --out",
         ),
         (["train", "RUN", "--out", "FILE/x"], "metrics.jsonl is a file; the run needs a folder"),
-        (["train"], "ramify train needs one RECIPE, got none"),
+        (["train"], "hyptree train needs one RECIPE, got none"),
         (["train", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
         (["train", "recipes/world_clasify.yaml"], "did you mean 'recipes/world_classify.yaml'?"),
         (["train", "runs/nowhere", "--resume"], "runs/nowhere: no such folder to go on in"),
@@ -275,7 +275,7 @@ def test_mistakes_are_one_line_and_exit_2(run, tmp_path, monkeypatch, capsys, ar
     arguments = [argument.replace("FILE", str(run / "metrics.jsonl")) for argument in arguments]
     assert main([str(run) if argument == "RUN" else argument for argument in arguments]) == 2
     err = capsys.readouterr().err
-    assert message in err and err.startswith("ramify: error: ") and err.count("\n") == 1
+    assert message in err and err.startswith("hyptree: error: ") and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -320,7 +320,7 @@ def test_export(run, tmp_path, capsys):
 
     if importlib.util.find_spec("onnx") is None:
         assert main(["export", str(run), "--format", "onnx"]) == 2
-        assert "this needs onnx: pip install ramify[onnx]" in capsys.readouterr().err
+        assert "this needs onnx: pip install hyptree[onnx]" in capsys.readouterr().err
     else:
         assert main(["export", str(run), "--format", "onnx"]) == 0
 
@@ -351,8 +351,8 @@ def test_models_lists_names_and_parameters(capsys):
     assert rows["test_vit"]["params"] == sum(p.numel() for p in timm.create_model("test_vit").parameters())
     assert rows["test_vit"]["from"] == "timm"
     assert main(["models", "hcformer_pico"]) == 0
-    assert capsys.readouterr().out.split()[:2] == ["hcformer_pico", "ramify"]
-    from ramify.lm import HelmForCausalLM, preset
+    assert capsys.readouterr().out.split()[:2] == ["hcformer_pico", "hyptree"]
+    from hyptree.lm import HelmForCausalLM, preset
 
     assert main(["models", "helm*pico", "--json"]) == 0
     rows = {row["name"]: row["params"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
@@ -367,7 +367,7 @@ def test_recipes_can_be_read(path):
 
 
 def test_the_recipe_of_three_vits_trains_on_real_pictures(shared_data, tmp_path):
-    from ramify.train.table import compare, read_table, row_recipe
+    from hyptree.train.table import compare, read_table, row_recipe
 
     root = shared_data / "cifar10" / "cifar10_jpeg.npz"
     if not root.exists():

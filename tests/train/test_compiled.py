@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.config import load
-from ramify.errors import UserError
-from ramify.train import loop
-from ramify.train.compiled import Compiled
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe
+from hyptree.config import load
+from hyptree.errors import UserError
+from hyptree.train import loop
+from hyptree.train.compiled import Compiled
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe
 
 from . import tiny
 from .test_resume import assert_same_run, dying_before_step, tensors

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.config import load
-from ramify.data.world import World
-from ramify.errors import UserError
-from ramify.geometry import lorentz
-from ramify.train.evaluate import evaluate_run, load_model
-from ramify.train.export import export
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe
-from ramify.train.tasks.contrast import Contrast, ContrastSettings
-from ramify.vlm.encoders import load_encoder
-from ramify.vlm.world_text import captions_of, encode_table
+from hyptree.config import load
+from hyptree.data.world import World
+from hyptree.errors import UserError
+from hyptree.geometry import lorentz
+from hyptree.train.evaluate import evaluate_run, load_model
+from hyptree.train.export import export
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe
+from hyptree.train.tasks.contrast import Contrast, ContrastSettings
+from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.world_text import captions_of, encode_table
 
 from .test_resume import assert_same_run, dying_before_step
 

@@ -15,20 +15,20 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-pytest.importorskip("pycocotools", reason="install ramify[eval]")
+pytest.importorskip("pycocotools", reason="install hyptree[eval]")
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.data.sample import IGNORE, Sample
-from ramify.errors import UserError
-from ramify.files import save_tensors
-from ramify.train import evaluate_run, fit, load_model
-from ramify.train.model import load_weights
-from ramify.train.recipe import Recipe
-from ramify.train.task import Task
-from ramify.train.tasks import build_task
-from ramify.train.tasks.detect import Detect, KeepBoxes, make_target
-from ramify.train.tasks.segment import KeepLabelMap, Segment, resize_scores
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.data.sample import IGNORE, Sample
+from hyptree.errors import UserError
+from hyptree.files import save_tensors
+from hyptree.train import evaluate_run, fit, load_model
+from hyptree.train.model import load_weights
+from hyptree.train.recipe import Recipe
+from hyptree.train.task import Task
+from hyptree.train.tasks import build_task
+from hyptree.train.tasks.detect import Detect, KeepBoxes, make_target
+from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_HEAD = ("model.name=hcformer_pico", "model.head.pyramid_channels=32")
@@ -199,7 +199,7 @@ def test_boxes_and_masks_are_brought_to_the_picture() -> None:
         "masks": torch.rand(1, 1, 60, 50),
         "labels": torch.tensor([1]),
     }
-    from ramify.models.detection import resize_detections
+    from hyptree.models.detection import resize_detections
 
     moved = resize_detections(found, (60, 50), (120, 25))
     assert moved["boxes"].tolist() == [[5, 40, 15, 80]]
@@ -258,7 +258,7 @@ def test_mistakes_of_the_user_are_one_line(make: Callable[[], object], message: 
 
 def test_detection_asks_for_its_scorer_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools", None)
-    with pytest.raises(UserError, match=r"needs pycocotools: pip install ramify\[eval\]$"):
+    with pytest.raises(UserError, match=r"needs pycocotools: pip install hyptree\[eval\]$"):
         fit(recipe("world_detect", "data.num_train=4", "data.num_val=2"), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists(), "nothing was trained"
 
@@ -464,8 +464,8 @@ def test_a_dataset_without_masks_gets_boxes_alone(tmp_path: Path, seed: int) -> 
 
 def train_by_heart(task: type[Task], num_images: int, short: Recipe, out: Path) -> dict[str, float]:
     """Numbers after training and scoring on the same few pictures of the world."""
-    from ramify.data.world import World
-    from ramify.train.tasks import TASKS
+    from hyptree.data.world import World
+    from hyptree.train.tasks import TASKS
 
     class SamePictures(task):  # type: ignore[valid-type,misc]
         def build_dataset(self, split: str) -> Any:
@@ -482,7 +482,7 @@ def train_by_heart(task: type[Task], num_images: int, short: Recipe, out: Path) 
 
 @pytest.mark.slow
 def test_segmentation_learns_pictures_by_heart(tmp_path: Path) -> None:
-    from ramify.data.world import World
+    from hyptree.data.world import World
 
     short = recipe(
         *("world_segment", "data.batch_size=16", "data.augment.flip=0", "schedule.steps=200", "run.eval_every=0"),

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ramify.train.evaluate import evaluate_run
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
+from hyptree.train.evaluate import evaluate_run
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
 
 from . import tiny
 
@@ -48,7 +48,7 @@ def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], 
 
 def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
     """Gathers among two processes, leaves them, and does both again; they meet at torchrun's store, which stays."""
-    from ramify.train.distributed import Processes
+    from hyptree.train.distributed import Processes
 
     _be_rank(rank, store)
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
@@ -62,7 +62,7 @@ def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
 
 def _asks_for_any_device(rank: int, port: int, log: str) -> None:
     """Gathers among two processes that were told nothing of CPUs, as in the README."""
-    from ramify.train.distributed import Processes
+    from hyptree.train.distributed import Processes
 
     _be_rank(rank, port)
     processes = Processes("auto")
@@ -79,7 +79,7 @@ def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) ->
 def in_two(tmp_path: Path, target: Any, *args: Any) -> list[Any]:
     """Call ``target(rank, port, log, *args)`` in two processes; gives what each wrote into its file."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ramify.train.loop", "ramify.data.loader", "accelerate", tiny.__name__])
+    context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -104,8 +104,8 @@ def test_processes_find_each_other_without_a_gpu_and_without_a_flag(tmp_path: Pa
 def test_a_process_that_is_alone_where_several_were_started_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
     import accelerate
 
-    from ramify.errors import UserError
-    from ramify.train.distributed import Processes
+    from hyptree.errors import UserError
+    from hyptree.train.distributed import Processes
 
     class Alone:
         def __init__(self, cpu: bool) -> None:
@@ -227,7 +227,7 @@ def test_torchrun_trains_a_recipe(tmp_path, parallel):
         "schedule: {epochs: 1}\n"
         f"run: {{device: cpu, parallel: {parallel}}}\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ramify", "train"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hyptree", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(recipe), "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True

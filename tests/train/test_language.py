@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.config import load
-from ramify.errors import UserError
-from ramify.train.evaluate import evaluate_run, load_model
-from ramify.train.folder import RunFolder
-from ramify.train.loop import Trainer, fit
-from ramify.train.optimizer import param_groups, parameter_marks
-from ramify.train.recipe import OptimSettings, Recipe
+from hyptree.config import load
+from hyptree.errors import UserError
+from hyptree.train.evaluate import evaluate_run, load_model
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import Trainer, fit
+from hyptree.train.optimizer import param_groups, parameter_marks
+from hyptree.train.recipe import OptimSettings, Recipe
 
 from . import tiny
 from .test_resume import assert_same_run, dying_before_step, tensors
@@ -107,7 +107,7 @@ def test_what_a_run_knows_is_enough_without_text_and_cache(tmp_path, cache):
     shutil.copytree(cache, own)
     fit(recipe(own, "twin:helm-d-pico", "schedule.steps=1"), tmp_path / "run", quiet=True)
     shutil.rmtree(own)
-    from ramify.train.language import load_language_model
+    from hyptree.train.language import load_language_model
 
     model, tokenizer = load_language_model(tmp_path / "run")
     text = "The quick brown fox, naïvely 🙂."
@@ -134,7 +134,7 @@ def test_a_wrong_recipe_is_one_clear_line(tmp_path, cache, overrides, message):
 
 def test_module_trains_without_the_dependencies_of_the_command_line(tmp_path, cache, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
-    from ramify.train.language import main
+    from hyptree.train.language import main
 
     (tmp_path / "small.yaml").write_text("task: language\n")
     given = [*SMALL, f"text.cache={cache}", "model.name=twin:helm-d-pico", "schedule.steps=2"]
@@ -158,8 +158,8 @@ def test_numbers_are_those_of_the_definition(tmp_path, cache):
     fit(given, tmp_path, quiet=True)
     found = evaluate_run(tmp_path)
     model, _ = load_model(tmp_path)
-    from ramify.data.text import build_text
-    from ramify.train.language import load_language_model
+    from hyptree.data.text import build_text
+    from hyptree.train.language import load_language_model
 
     tokenizer = load_language_model(tmp_path)[1]
     pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
@@ -300,8 +300,8 @@ def test_recipes_say_what_they_should():
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
 def test_inside_is_what_the_model_does(tmp_path, cache, name):
-    from ramify.evaluate.stream import look_inside
-    from ramify.train.tasks import build_task
+    from hyptree.evaluate.stream import look_inside
+    from hyptree.train.tasks import build_task
 
     task = build_task(recipe(cache, name))
     text = task.build_dataset("train")
@@ -324,7 +324,7 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
 
 
 def test_bounds_are_counted():
-    from ramify.evaluate.stream import look_inside
+    from hyptree.evaluate.stream import look_inside
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from ramify import files
-from ramify.errors import UserError
-from ramify.train import load_model
-from ramify.train.evaluate import evaluate_run
-from ramify.train.folder import RunFolder, damage
-from ramify.train.loop import fit
+from hyptree import files
+from hyptree.errors import UserError
+from hyptree.train import load_model
+from hyptree.train.evaluate import evaluate_run
+from hyptree.train.folder import RunFolder, damage
+from hyptree.train.loop import fit
 
 from . import tiny
 
@@ -35,8 +35,8 @@ def test_fit_equals_a_loop_written_by_hand(tmp_path):
         tmp_path,
         quiet=True,
     )
-    from ramify.data.loader import build_loader
-    from ramify.data.seeding import mix_bits
+    from hyptree.data.loader import build_loader
+    from hyptree.data.seeding import mix_bits
 
     task = tiny.Tiny(tiny.recipe())
     torch.manual_seed(mix_bits(0) & (2**63 - 1))
@@ -154,7 +154,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 def test_nan_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path, log_steps):
     recipe = tiny.recipe("model.head.nan_at=7", "run.save_steps=5", f"run.log_steps={log_steps}")
     with pytest.raises(
-        UserError, match=r"the loss is nan at step 8; the last good checkpoint is .*last; .*RAMIFY_DEBUG=1"
+        UserError, match=r"the loss is nan at step 8; the last good checkpoint is .*last; .*HYPTREE_DEBUG=1"
     ):
         fit(recipe, tmp_path, quiet=True)
     assert json.loads((tmp_path / "checkpoints/last/manifest.json").read_text())["step"] == 6  # the end of the epoch
@@ -191,7 +191,7 @@ def test_full_disk_is_one_line_and_harms_nothing(tmp_path, monkeypatch, kind):
         real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ramify.train.folder.save_tensors", save_tensors)
+        patch.setattr("hyptree.train.folder.save_tensors", save_tensors)
         with pytest.raises(UserError, match=r"^the disk of .*run is full .*No space left.*go on with --resume$"):
             fit(recipe, tmp_path / "run", quiet=True)
     monkeypatch.undo()

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.config import load, to_yaml
-from ramify.errors import UserError
-from ramify.geometry import Lorentz, PointModule
-from ramify.optim import RiemannianAdamW
-from ramify.train.ema import Ema
-from ramify.train.folder import Checkpoint, RunFolder, best_weights, damage
-from ramify.train.optimizer import build_optimizer, param_groups, set_lr
-from ramify.train.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
-from ramify.train.report import Reporter
-from ramify.train.schedule import Schedule
-from ramify.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.config import load, to_yaml
+from hyptree.errors import UserError
+from hyptree.geometry import Lorentz, PointModule
+from hyptree.optim import RiemannianAdamW
+from hyptree.train.ema import Ema
+from hyptree.train.folder import Checkpoint, RunFolder, best_weights, damage
+from hyptree.train.optimizer import build_optimizer, param_groups, set_lr
+from hyptree.train.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
+from hyptree.train.report import Reporter
+from hyptree.train.schedule import Schedule
+from hyptree.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 
 from . import tiny
 
@@ -68,7 +68,7 @@ def test_flatten_and_check_resumable():
 
 
 def test_recipe_module_imports_no_torch(run_python):
-    code = "import sys, ramify.train.recipe, ramify.cli.train, ramify.cli.eval; print('torch' in sys.modules)"
+    code = "import sys, hyptree.train.recipe, hyptree.cli.train, hyptree.cli.eval; print('torch' in sys.modules)"
     assert run_python(code).strip() == "False"
 
 

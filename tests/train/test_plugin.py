@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 pytest.importorskip("timm")
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.errors import UserError
-from ramify.models import HiMapper
-from ramify.models.heads import Segmenter, pyramid_backbone
-from ramify.models.himapper.dense import HiMapperFeatures
-from ramify.train import load_model
-from ramify.train.export import export
-from ramify.train.folder import RunFolder
-from ramify.train.loop import fit
-from ramify.train.model import create_model, load_weights
-from ramify.train.optimizer import param_groups
-from ramify.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
-from ramify.train.recipe import PluginSettings, Recipe
-from ramify.train.tasks import build_task
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.errors import UserError
+from hyptree.models import HiMapper
+from hyptree.models.heads import Segmenter, pyramid_backbone
+from hyptree.models.himapper.dense import HiMapperFeatures
+from hyptree.train import load_model
+from hyptree.train.export import export
+from hyptree.train.folder import RunFolder
+from hyptree.train.loop import fit
+from hyptree.train.model import create_model, load_weights
+from hyptree.train.optimizer import param_groups
+from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
+from hyptree.train.recipe import PluginSettings, Recipe
+from hyptree.train.tasks import build_task
 
 from .test_resume import assert_same_run, dying_before_step
 
@@ -393,7 +393,7 @@ def test_segmentation_of_a_few_pictures_is_learned(tmp_path):
 
 
 def test_detection_starts_as_the_plain_one_and_trains(tmp_path):
-    pytest.importorskip("pycocotools", reason="install ramify[eval]")
+    pytest.importorskip("pycocotools", reason="install hyptree[eval]")
     head = ["task=detect", *DENSE, "model.head.anchor_scale=4", "model.head.head_channels=32", "schedule.steps=4"]
     small = ["model.head.num_proposals=20", "model.head.num_learned=16", "run.log_steps=2"]
     data = {"box_classes": list("abc"), "has_masks": True}
@@ -442,7 +442,7 @@ def test_the_command_of_the_issue(tmp_path, capsys):
 
 
 def test_training_without_the_command_line(tmp_path, capsys, monkeypatch):
-    from ramify.train.__main__ import main as train
+    from hyptree.train.__main__ import main as train
 
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text("data: {name: world}\n")
@@ -460,7 +460,7 @@ PLACES = ["data.root=nowhere", "model.weights=nowhere"]
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("himapper_*.yaml")), ids=lambda path: path.stem)
 def test_recipes_can_be_read(path):
-    from ramify.train.table import read_table, row_recipe
+    from hyptree.train.table import read_table, row_recipe
 
     if not path.stem.startswith("himapper_arms"):
         assert load(Recipe, path, PLACES).model.plugin.is_used
@@ -533,7 +533,7 @@ def test_recipes_of_real_pictures_train_from_real_weights(shared_data, tmp_path,
 
 
 def test_the_arms_are_trained_and_tabled(tmp_path):
-    from ramify.train.table import make_table, read_table, to_markdown
+    from hyptree.train.table import make_table, read_table, to_markdown
 
     words = [word for word in TINY if word.startswith(("data.", "run.", "model.plugin.")) and "name" not in word]
     words += [

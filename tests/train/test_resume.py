@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ramify.errors import UserError
-from ramify.train.folder import RunFolder, damage
-from ramify.train.loop import Trainer, fit
+from hyptree.errors import UserError
+from hyptree.train.folder import RunFolder, damage
+from hyptree.train.loop import Trainer, fit
 
 from . import tiny
 
@@ -210,7 +210,7 @@ def test_a_signal_writes_a_checkpoint_after_the_step(tmp_path, capfd, number):
 def _kill_at_random(tmp_path: Path, kills: int, overrides: tuple[str, ...]) -> int:
     """Train in processes that are killed at random moments; gives the number of processes it took."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ramify.train.loop", "ramify.data.loader", "accelerate", tiny.__name__])
+    context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     fit(tiny.recipe(*overrides), tmp_path / "whole", quiet=True)
     run = tmp_path / "run"
     started, wanted = 0, kills

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.config import load, read_yaml
-from ramify.errors import UserError
-from ramify.tokens.patch import handle_of
-from ramify.train import evaluate_run, load_model
-from ramify.train.folder import best_weights
-from ramify.train.loop import fit
-from ramify.train.recipe import Recipe, TokenSettings
+from hyptree.cli import main
+from hyptree.config import load, read_yaml
+from hyptree.errors import UserError
+from hyptree.tokens.patch import handle_of
+from hyptree.train import evaluate_run, load_model
+from hyptree.train.folder import best_weights
+from hyptree.train.loop import fit
+from hyptree.train.recipe import Recipe, TokenSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.data.sample import BadSample, Sample
-from ramify.geometry import Lorentz, PointModule
-from ramify.train.recipe import Recipe
-from ramify.train.task import Task
-from ramify.train.tasks import TASKS
+from hyptree.data.sample import BadSample, Sample
+from hyptree.geometry import Lorentz, PointModule
+from hyptree.train.recipe import Recipe
+from hyptree.train.task import Task
+from hyptree.train.tasks import TASKS
 
 CLASSES = 5
 SIZE = 8
@@ -85,7 +85,7 @@ class Tiny(Task):
         head = self.recipe.model.head
         bad = frozenset(head.get("bad", ())) if split == "train" else frozenset()
         if head.get("missing_on") == int(os.environ.get("RANK", "0")):
-            from ramify.errors import UserError
+            from hyptree.errors import UserError
 
             raise UserError("this rank has no data")
         return Blobs(self.recipe.data.num_train or 96 if split == "train" else 41, len(split), bad)
@@ -135,7 +135,7 @@ TASKS["tiny"] = f"{__name__}:Tiny" if __name__ != "__main__" else "train.tiny:Ti
 
 def recipe(*overrides: str) -> Recipe:
     """Two epochs of six steps on a CPU."""
-    from ramify.config import load
+    from hyptree.config import load
 
     base = (
         "task=tiny",
@@ -154,7 +154,7 @@ def recipe(*overrides: str) -> Recipe:
 def train(out: str, overrides: tuple[str, ...] = (), resume: bool = False) -> None:
     """Train in this process; a target for processes that are started to be killed."""
     torch.set_num_threads(1)
-    from ramify.train.loop import fit
+    from hyptree.train.loop import fit
 
     fit(recipe(*overrides), out, resume=resume, quiet=True)
 
@@ -162,8 +162,8 @@ def train(out: str, overrides: tuple[str, ...] = (), resume: bool = False) -> No
 if __name__ == "__main__":
     import sys
 
-    from ramify.errors import UserError
-    from ramify.train.loop import fit
+    from hyptree.errors import UserError
+    from hyptree.train.loop import fit
 
     torch.set_num_threads(1)
     given = sys.argv[2:]

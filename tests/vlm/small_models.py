@@ -71,7 +71,7 @@ def save_bert(folder: Path, pooling: dict[str, Any] | None, seed: int = 0) -> Pa
     return folder
 
 
-def register_open_clip(folder: Path, name: str = "ramify-test-tiny") -> str:
+def register_open_clip(folder: Path, name: str = "hyptree-test-tiny") -> str:
     """Makes open_clip know a tiny model; gives its name."""
     import open_clip
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.errors import UserError
-from ramify.vlm import (
+from hyptree.errors import UserError
+from hyptree.vlm import (
     AdapterConfig,
     AdapterHandle,
     DiagonalConfig,
@@ -21,7 +21,7 @@ from ramify.vlm import (
     attach,
     attachment_points,
 )
-from ramify.vlm.attachment import handle_of
+from hyptree.vlm.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, encode_image, encode_text, every_clip, pixels, shake, tokens
 
@@ -53,7 +53,7 @@ def test_fresh_adapter_changes_nothing_and_finds_every_matrix(small: SmallModel)
         small.matrices["image"] * 48 * 16
     )
     added = set(model.state_dict()) - keys
-    assert keys <= set(model.state_dict()) and all(key.startswith("ramify_adapters.") for key in added)
+    assert keys <= set(model.state_dict()) and all(key.startswith("hyptree_adapters.") for key in added)
 
 
 def _width(handle: AdapterHandle, tower: str) -> int:
@@ -80,7 +80,7 @@ def test_merge_is_exact_and_unmerge_restores_every_bit(small: SmallModel):
         bare = handle.merge_and_unload()
         assert bare is model and torch.equal(encode(bare, words, pictures), adapted)
     assert set(bare.state_dict()) == set(state)
-    assert all(type(module).__module__ != "ramify.vlm.intercept" for module in bare.modules())
+    assert all(type(module).__module__ != "hyptree.vlm.intercept" for module in bare.modules())
     assert all(parameter.requires_grad for parameter in bare.parameters())  # as before attach
 
 
@@ -276,6 +276,6 @@ def test_mistakes_are_one_line_and_leave_the_model_alone(action, words: str):
         action(model)
     assert "\n" not in str(error.value)
     if "already" not in words:
-        assert not any("ramify" in key for key in model.state_dict()) and all(
+        assert not any("hyptree" in key for key in model.state_dict()) and all(
             p.requires_grad for p in model.parameters()
         )

@@ -1,4 +1,4 @@
-"""``ramify vlm attach-info`` and ``merge``."""
+"""``hyptree vlm attach-info`` and ``merge``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.vlm import ScaleAdapterConfig, attach, load_encoder
+from hyptree.cli import main
+from hyptree.vlm import ScaleAdapterConfig, attach, load_encoder
 
 from .small_clips import shake
 from .small_models import save_bert, save_dual
@@ -55,7 +55,7 @@ def test_merge(clip: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     merged = load_encoder(f"hf:{out}")
     assert torch.equal(merged.encode_text(texts), adapted)
     assert not torch.equal(load_encoder(clip).encode_text(texts), adapted)
-    assert not any("ramify" in name for name in merged.model.state_dict())
+    assert not any("hyptree" in name for name in merged.model.state_dict())
     assert main(["vlm", "attach-info", clip, "--adapter", str(tmp_path / "adapter"), "--json", "--texts", "a car"]) == 0
     found = json.loads(capsys.readouterr().out)
     before, after = found["radius"]["text"]["before"]["radius"], found["radius"]["text"]["after"]["radius"]

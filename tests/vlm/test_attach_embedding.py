@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ramify.errors import UserError
-from ramify.geometry import poincare
-from ramify.vlm import OrthogonalConfig, RadiusLoss, ScaleAdapterConfig, attach, radius
-from ramify.vlm.radii import radius_summary, radius_table
+from hyptree.errors import UserError
+from hyptree.geometry import poincare
+from hyptree.vlm import OrthogonalConfig, RadiusLoss, ScaleAdapterConfig, attach, radius
+from hyptree.vlm.radii import radius_summary, radius_table
 
 from .small_clips import CLIPS, SmallModel, encode, encode_image, encode_text, every_clip, pixels, shake, tokens
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ramify.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
-from ramify.vlm.attachment import handle_of
+from hyptree.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
+from hyptree.vlm.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, encode_image, encode_text, every_clip, pixels, shake, tokens
 
@@ -141,7 +141,7 @@ def test_a_base_that_is_trained_gets_its_gradient():
     encode(model, words, pictures).square().sum().backward()
     assert weight.grad.abs().max() > 0 and all(p.grad.abs().max() > 0 for p in handle.parameters())
     twin = OPEN_CLIP()
-    twin.load_state_dict({k: v for k, v in model.state_dict().items() if "ramify" not in k})
+    twin.load_state_dict({k: v for k, v in model.state_dict().items() if "hyptree" not in k})
     encode(twin, words, pictures).square().sum().backward()  # the adapter is fresh, so the gradient is the bare model's
     torch.testing.assert_close(
         weight.grad, twin.transformer.resblocks[0].attn.in_proj_weight.grad, rtol=1e-4, atol=1e-4

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from ramify.vlm import (
+from hyptree.vlm import (
     AdapterConfig,
     AdapterHandle,
     DiagonalConfig,

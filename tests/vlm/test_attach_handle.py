@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.vlm import DiagonalConfig, FullConfig, LoraConfig, ScaleAdapterConfig, attach
-from ramify.vlm.attachment import handle_of
+from hyptree.errors import UserError
+from hyptree.vlm import DiagonalConfig, FullConfig, LoraConfig, ScaleAdapterConfig, attach
+from hyptree.vlm.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, every_clip, pixels, shake, tokens
 
@@ -113,8 +113,8 @@ def test_a_base_checkpoint_goes_into_an_attached_model():
     state = donor.state_dict()
     assert model.load_state_dict(state) == ([], [])
     assert torch.equal(encode(model, words, pictures), encode(donor, words, pictures))
-    state.pop(next(key for key in state if key.startswith("ramify_adapters")))
-    with pytest.raises(RuntimeError, match=r"Missing key.*ramify_adapters"):
+    state.pop(next(key for key in state if key.startswith("hyptree_adapters")))
+    with pytest.raises(RuntimeError, match=r"Missing key.*hyptree_adapters"):
         model.load_state_dict(state)
 
 
@@ -148,7 +148,7 @@ def test_a_layer_alone_sees_steps_loading_and_moving():
     seen.append(attention.in_proj_weight.clone())
     handle.load_state_dict({name: 0.3 * torch.randn_like(value) for name, value in handle.state_dict().items()})
     seen.append(attention.in_proj_weight.clone())
-    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items() if "ramify" not in name})
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items() if "hyptree" not in name})
     seen.append(attention.in_proj_weight.clone())
     torch.testing.assert_close(seen[3], 2 * seen[2])
     model.to(torch.float64)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck
 
-from ramify.geometry import poincare
-from ramify.vlm import DiagonalConfig, LoraConfig, OrthogonalConfig, ScaleAdapterConfig, attach, reference_mobius
-from ramify.vlm.adapters.base import SlotStack, StackAdapter
-from ramify.vlm.adapters.scale import cap_rows, radius_cap
+from hyptree.geometry import poincare
+from hyptree.vlm import DiagonalConfig, LoraConfig, OrthogonalConfig, ScaleAdapterConfig, attach, reference_mobius
+from hyptree.vlm.adapters.base import SlotStack, StackAdapter
+from hyptree.vlm.adapters.scale import cap_rows, radius_cap
 
 from .small_clips import CLIPS, encode, pixels, shake, tokens
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.errors import UserError
-from ramify.files import load_tensors
-from ramify.vlm import (
+from hyptree.errors import UserError
+from hyptree.files import load_tensors
+from hyptree.vlm import (
     AdapterConfig,
     AdapterHandle,
     DiagonalConfig,
@@ -21,7 +21,7 @@ from ramify.vlm import (
     ScaleAdapterConfig,
     attach,
 )
-from ramify.vlm.store import config_from
+from hyptree.vlm.store import config_from
 
 from .small_clips import CLIPS, encode, pixels, shake, tokens
 
@@ -95,7 +95,7 @@ def test_another_model_is_refused(tmp_path: Path):
     siglip = SIGLIP()  # of the same names, another width, and a head that pools
     with pytest.raises(UserError, match=r"of shape \(32, 32\), and the model's is \(48, 48\)"):
         AdapterHandle.load(siglip, tmp_path)
-    assert not any("ramify" in key for key in siglip.state_dict())
+    assert not any("hyptree" in key for key in siglip.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_damaged_files_are_one_line(harm, words: str, tmp_path: Path):
     model = OPEN_CLIP()
     with pytest.raises(UserError, match=words) as error:
         AdapterHandle.load(model, tmp_path)
-    assert "\n" not in str(error.value) and not any("ramify" in key for key in model.state_dict())
+    assert "\n" not in str(error.value) and not any("hyptree" in key for key in model.state_dict())
 
 
 def _edit(folder: Path, **changes: object) -> None:

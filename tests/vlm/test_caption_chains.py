@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.data.caption_chains import (
+from hyptree.cli import main
+from hyptree.data.caption_chains import (
     Parts,
     SisterContradictor,
     build_chain,
@@ -15,11 +15,11 @@ from ramify.data.caption_chains import (
     default_parts,
     write_chains,
 )
-from ramify.data.caption_models import InferenceEntailment, TextContradictor, TextGenerator
-from ramify.data.hierarcaps import Chain, read_hierarcaps
-from ramify.data.noun_phrases import first_phrase
-from ramify.data.wordnet import Nouns
-from ramify.errors import UserError
+from hyptree.data.caption_models import InferenceEntailment, TextContradictor, TextGenerator
+from hyptree.data.hierarcaps import Chain, read_hierarcaps
+from hyptree.data.noun_phrases import first_phrase
+from hyptree.data.wordnet import Nouns
+from hyptree.errors import UserError
 
 SYNSETS = """\
 n01 entity.n.01 entity

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.errors import UserError
-from ramify.vlm import ScaleAdapterConfig, attach, encoders_hf
-from ramify.vlm.encoders import load_encoder
-from ramify.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
+from hyptree.errors import UserError
+from hyptree.vlm import ScaleAdapterConfig, attach, encoders_hf
+from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 from .small_models import register_open_clip, save_bert, save_dual
 
@@ -163,9 +163,9 @@ def test_without_a_pooling_file_it_is_the_mean_and_several_modes_are_refused(tmp
 
 
 def test_real_minilm_knows_that_cats_and_dogs_are_closer_than_physics() -> None:
-    folder = os.environ.get("RAMIFY_MINILM")
+    folder = os.environ.get("HYPTREE_MINILM")
     if not folder:
-        pytest.skip("set RAMIFY_MINILM to the folder of all-MiniLM-L6-v2")
+        pytest.skip("set HYPTREE_MINILM to the folder of all-MiniLM-L6-v2")
     encoder = load_encoder(f"hf:{folder}")
     with torch.no_grad():
         cat, dog, physics = encoder.encode_text(["a cat", "a dog", "quantum field theory"], normalize=True)
@@ -265,7 +265,7 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_one_line(monkeypatch:
     with pytest.raises(UserError, match=r"mine: no such folder, and no model of the hub \(We couldn't") as error:
         load_encoder("hf:runs/mine")
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"train it first: ramify train clip_world_tiny --out runs/clip_world_tiny$"):
+    with pytest.raises(UserError, match=r"train it first: hyptree train clip_world_tiny --out runs/clip_world_tiny$"):
         load_encoder("hf:runs/clip_world_tiny")
 
 
@@ -359,13 +359,13 @@ class Broken:
             "open_clip",
             "open_clip:ViT-B-32",
             ModuleNotFoundError("No module named 'open_clip'", name="open_clip"),
-            r"this needs open_clip: pip install ramify\[vlm\]",
+            r"this needs open_clip: pip install hyptree\[vlm\]",
         ),
         (
             "transformers",
             "hf:some/model",
             ModuleNotFoundError("No module named 'transformers'", name="transformers"),
-            r"this needs transformers: pip install ramify\[vlm\]",
+            r"this needs transformers: pip install hyptree\[vlm\]",
         ),
         (
             "transformers",

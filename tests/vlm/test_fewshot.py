@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.data import DataSettings, build_dataset
-from ramify.errors import UserError
-from ramify.files import save_tensors
-from ramify.vlm.features import FeatureSet
-from ramify.vlm.fewshot import (
+from hyptree.data import DataSettings, build_dataset
+from hyptree.errors import UserError
+from hyptree.files import save_tensors
+from hyptree.vlm.features import FeatureSet
+from hyptree.vlm.fewshot import (
     _rate,
     build_head,
     class_names,
@@ -24,12 +24,12 @@ from ramify.vlm.fewshot import (
     split_base_new,
     train,
 )
-from ramify.vlm.fewshot_run import Bench, run_one, summarise, table
-from ramify.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
-from ramify.vlm.head_file import load_head, save_head
-from ramify.vlm.lathadapter import LatentHierarchyHead
-from ramify.vlm.progress import counted
-from ramify.vlm.prompts import Host
+from hyptree.vlm.fewshot_run import Bench, run_one, summarise, table
+from hyptree.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
+from hyptree.vlm.head_file import load_head, save_head
+from hyptree.vlm.lathadapter import LatentHierarchyHead
+from hyptree.vlm.progress import counted
+from hyptree.vlm.prompts import Host
 
 NAMES = tuple(f"class {i}" for i in range(8))
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.cli import main
-from ramify.data.world import World
-from ramify.errors import UserError
-from ramify.vlm import features as features_module
-from ramify.vlm.encoders import Encoder, load_encoder
-from ramify.vlm.features import (
+from hyptree.cli import main
+from hyptree.data.world import World
+from hyptree.errors import UserError
+from hyptree.vlm import features as features_module
+from hyptree.vlm.encoders import Encoder, load_encoder
+from hyptree.vlm.features import (
     SHIFTS,
     PixelSet,
     data_fingerprint,
@@ -24,9 +24,9 @@ from ramify.vlm.features import (
     picture_features,
     text_features,
 )
-from ramify.vlm.fewshot import freeze
-from ramify.vlm.fewshot_run import short_names
-from ramify.vlm.prompts import JointHost, PromptHost
+from hyptree.vlm.fewshot import freeze
+from hyptree.vlm.fewshot_run import short_names
+from hyptree.vlm.prompts import JointHost, PromptHost
 
 from .small_models import register_open_clip, save_bert, save_dual
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def encoders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoder]:
     pytest.importorskip("open_clip")
-    name = register_open_clip(tmp_path_factory.mktemp("open_clip"), "ramify-fewshot-tiny")
+    name = register_open_clip(tmp_path_factory.mktemp("open_clip"), "hyptree-fewshot-tiny")
     siglip = save_dual(tmp_path_factory.mktemp("siglip"), "siglip")
     found = {
         "hf": load_encoder(f"hf:{folder}"),
@@ -188,7 +188,7 @@ def test_other_weights_are_another_encoder(folder: Path, tmp_path: Path) -> None
 def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encoder], tmp_path: Path) -> None:
     from PIL import Image
 
-    from ramify.data.folders import FolderPictures
+    from hyptree.data.folders import FolderPictures
 
     for label, name in enumerate(("cat", "dog")):
         (tmp_path / "train" / name).mkdir(parents=True)

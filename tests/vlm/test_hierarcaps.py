@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ramify.data.hierarcaps import (
+from hyptree.data.hierarcaps import (
     Chain,
     distinct_texts,
     first_of_each_image,
@@ -17,8 +17,8 @@ from ramify.data.hierarcaps import (
     split_chain,
     without_images_of,
 )
-from ramify.data.hyperlex import read_hyperlex
-from ramify.errors import UserError
+from hyptree.data.hyperlex import read_hyperlex
+from hyptree.errors import UserError
 
 
 def need(folder: Path) -> Path:

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ramify.geometry import lorentz, poincare
-from ramify.geometry.numerics import ball_limit
-from ramify.vlm import LatentHierarchyHead
-from ramify.vlm.hierarchy_loss import hierarchy_loss, mine_triplets
-from ramify.vlm.lathadapter import default_num_attributes, polar_distances
-from ramify.vlm.refine import refine
+from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.numerics import ball_limit
+from hyptree.vlm import LatentHierarchyHead
+from hyptree.vlm.hierarchy_loss import hierarchy_loss, mine_triplets
+from hyptree.vlm.lathadapter import default_num_attributes, polar_distances
+from hyptree.vlm.refine import refine
 
 
 def features(count: int, d: int = 16, seed: int = 0) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.geometry import poincare
-from ramify.vlm.hierarchy_loss import choose_ancestors, gumbel_noise, hierarchy_loss, mine_triplets
+from hyptree.geometry import poincare
+from hyptree.vlm.hierarchy_loss import choose_ancestors, gumbel_noise, hierarchy_loss, mine_triplets
 
 
 def generator(seed: int = 0) -> torch.Generator:

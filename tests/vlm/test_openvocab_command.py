@@ -1,4 +1,4 @@
-"""``ramify vlm train-scale`` and the recipes of the task: what they say, what they leave behind, what they refuse."""
+"""``hyptree vlm train-scale`` and the recipes of the task: what they say, what they leave behind, what they refuse."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="install ramify[vlm]")
+pytest.importorskip("transformers", reason="install hyptree[vlm]")
 
-from ramify.cli import main
-from ramify.cli.vlm_scale import TrainScaleConfig
-from ramify.config import load
-from ramify.train import load_model
-from ramify.train.recipe import Recipe
-from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings
+from hyptree.cli import main
+from hyptree.cli.vlm_scale import TrainScaleConfig
+from hyptree.config import load
+from hyptree.train import load_model
+from hyptree.train.recipe import Recipe
+from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
 
 from .small_models import save_bert, save_dual
 
@@ -61,7 +61,7 @@ def test_train_scale_reports_before_and_after(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ramify.train import openvocab_job
+    from hyptree.train import openvocab_job
 
     scored, numbers = [], openvocab_job._numbers
 
@@ -81,7 +81,7 @@ def test_train_scale_reports_before_and_after(
     assert scored[0] == 0  # "before" is of a fresh adapter
     assert report["radius"]["before"]["radius"]["mean"] != report["radius"]["after"]["radius"]["mean"]
 
-    from ramify.vlm import AdapterHandle, load_encoder
+    from hyptree.vlm import AdapterHandle, load_encoder
 
     encoder = load_encoder(clip)
     AdapterHandle.load(encoder, out / "adapter")
@@ -131,8 +131,8 @@ def test_recipes_of_other_tasks_are_refused(tmp_path: Path, capsys: pytest.Captu
 def test_the_module_does_what_the_command_does(
     clip: str, tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``python -m ramify.vlm.openvocab``, for machines without the command line's dependencies."""
-    from ramify.vlm.openvocab.__main__ import main as module
+    """``python -m hyptree.vlm.openvocab``, for machines without the command line's dependencies."""
+    from hyptree.vlm.openvocab.__main__ import main as module
 
     keys = [f"model.name={clip}", "model.args.adapter.block_size=8", "data.size=32", "data.num_train=4"]
     keys += ["data.num_val=3", "data.batch_size=2", "schedule.steps=1", "run.device=cpu"]
@@ -176,8 +176,8 @@ def test_flags_go_over_a_recipe() -> None:
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -> None:
     """The command of the README: blocks of 128 would not divide its width."""
-    from ramify.vlm.openvocab.segmenter import attach_method
-    from ramify.vlm.world_clip import build_clip, preset
+    from hyptree.vlm.openvocab.segmenter import attach_method
+    from hyptree.vlm.world_clip import build_clip, preset
 
     settings = OpenVocabSettings.read(TrainScaleConfig(method=method).settings().model.args)
     assert settings.adapter == ({"block_size": 64} if method in (None, "scale", "orthogonal") else {})
@@ -190,12 +190,12 @@ def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -
 
 def test_methods_are_compared_at_equal_parameters() -> None:
     """The table's rows fit the small CLIP, and HyperCLIP's blocks and LoRA train equally many numbers there."""
-    from ramify.train.table import read_table, row_recipe
-    from ramify.vlm.encoders_hf import HfEncoder
-    from ramify.vlm.openvocab.segmenter import attach_method
-    from ramify.vlm.pixels import PixelFormat
-    from ramify.vlm.world_clip import build_clip, preset
-    from ramify.vlm.world_text import world_tokenizer
+    from hyptree.train.table import read_table, row_recipe
+    from hyptree.vlm.encoders_hf import HfEncoder
+    from hyptree.vlm.openvocab.segmenter import attach_method
+    from hyptree.vlm.pixels import PixelFormat
+    from hyptree.vlm.world_clip import build_clip, preset
+    from hyptree.vlm.world_text import world_tokenizer
 
     table = read_table(ROOT / "recipes" / "compare_openvocab.yaml")
     tokenizer = world_tokenizer()

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.errors import UserError
-from ramify.vlm.dense_features import dense_tower, resize_positions
+from hyptree.errors import UserError
+from hyptree.vlm.dense_features import dense_tower, resize_positions
 
 from .small_models import register_open_clip, save_dual
 
-pytest.importorskip("transformers", reason="install ramify[vlm]")
+pytest.importorskip("transformers", reason="install hyptree[vlm]")
 
 
 def clip_pair(folder: Path) -> tuple[nn.Module, nn.Module]:
     """A tiny CLIP of open_clip and one of transformers with the same image tower."""
-    open_clip = pytest.importorskip("open_clip", reason="install ramify[vlm]")
+    open_clip = pytest.importorskip("open_clip", reason="install hyptree[vlm]")
     from transformers import CLIPConfig, CLIPModel
 
     ours = open_clip.create_model(register_open_clip(folder)).eval()
@@ -125,7 +125,7 @@ def test_queries_of_the_last_block_get_a_gradient_of_zero(pair: tuple[nn.Module,
 
 
 def test_siglip_patches_are_pooled_alone(tmp_path: Path) -> None:
-    from ramify.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders import load_encoder
 
     encoder = load_encoder(f"hf:{save_dual(tmp_path / 'siglip', 'siglip')}")
     pixels = torch.randn(2, 3, 32, 32)
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_one_line(pair: tuple[nn.Module, nn.Module]) -> N
 
 
 def test_cosine_volume_is_the_cosine_by_definition() -> None:
-    from ramify.vlm.openvocab.cost_volume import cosine_volume
+    from hyptree.vlm.openvocab.cost_volume import cosine_volume
 
     features, text = torch.randn(2, 5, 3, 4), torch.randn(6, 2, 5)
     volume = cosine_volume(features, text)

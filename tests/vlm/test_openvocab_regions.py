@@ -11,23 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-pytest.importorskip("pycocotools", reason="install ramify[eval]")
-pytest.importorskip("transformers", reason="install ramify[vlm]")
+pytest.importorskip("pycocotools", reason="install hyptree[eval]")
+pytest.importorskip("transformers", reason="install hyptree[vlm]")
 
-from ramify.cli import main
-from ramify.config import load
-from ramify.data.sample import IGNORE, BadSample, Sample
-from ramify.data.world import World
-from ramify.errors import UserError
-from ramify.evaluate.openvocab_scores import BaseNovelScorer
-from ramify.evaluate.panoptic import PanopticMap, PanopticQuality
-from ramify.evaluate.panoptic_join import join_panoptic, panoptic_truth
-from ramify.train import fit
-from ramify.train.recipe import Recipe
-from ramify.train.tasks import build_task
-from ramify.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
-from ramify.vlm.encoders import load_encoder
-from ramify.vlm.openvocab.detector import OpenVocabDetector, region_features
+from hyptree.cli import main
+from hyptree.config import load
+from hyptree.data.sample import IGNORE, BadSample, Sample
+from hyptree.data.world import World
+from hyptree.errors import UserError
+from hyptree.evaluate.openvocab_scores import BaseNovelScorer
+from hyptree.evaluate.panoptic import PanopticMap, PanopticQuality
+from hyptree.evaluate.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.train import fit
+from hyptree.train.recipe import Recipe
+from hyptree.train.tasks import build_task
+from hyptree.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
+from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.openvocab.detector import OpenVocabDetector, region_features
 
 from .small_models import save_dual
 from .test_openvocab_segmenter import ROOT, small_recipe
@@ -101,8 +101,8 @@ def test_boxes_come_back_in_the_pixels_of_the_picture(clip_folder: Path) -> None
 
 
 def test_detectors_show_what_they_are_unsure_of_and_are_left_as_they_were(clip_folder: Path) -> None:
-    from ramify.models.detection import mask_rcnn
-    from ramify.models.heads import pyramid_backbone
+    from hyptree.models.detection import mask_rcnn
+    from hyptree.models.heads import pyramid_backbone
 
     detector = mask_rcnn(
         pyramid_backbone("hcformer_pico"), 3, pyramid_channels=16, head_channels=16, num_proposals=20, min_score=0.9
@@ -220,7 +220,7 @@ def test_novel_objects_are_not_shown_in_training() -> None:
 
 
 def test_a_detector_of_base_classes_carries_a_plugin() -> None:
-    from ramify.models.himapper.dense import HiMapperFeatures
+    from hyptree.models.himapper.dense import HiMapperFeatures
 
     task = build_task(detect_recipe("model.plugin.name=himapper", "model.plugin.num_leaves=8", "model.plugin.width=32"))
     model = task.build_model(task.describe(task.build_dataset("val")))

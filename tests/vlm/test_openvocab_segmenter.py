@@ -11,22 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.config import load
-from ramify.data.sample import IGNORE
-from ramify.errors import UserError
-from ramify.evaluate.openvocab_scores import split_scores
-from ramify.train import evaluate_run, fit, load_model
-from ramify.train.folder import RunFolder
-from ramify.train.recipe import Recipe
-from ramify.train.tasks import build_task
-from ramify.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention
-from ramify.vlm.openvocab.loss import pixel_loss
-from ramify.vlm.openvocab.settings import METHODS, OpenVocabSettings
-from ramify.vlm.openvocab.sliding import sliding_scores, window_starts
+from hyptree.config import load
+from hyptree.data.sample import IGNORE
+from hyptree.errors import UserError
+from hyptree.evaluate.openvocab_scores import split_scores
+from hyptree.train import evaluate_run, fit, load_model
+from hyptree.train.folder import RunFolder
+from hyptree.train.recipe import Recipe
+from hyptree.train.tasks import build_task
+from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention
+from hyptree.vlm.openvocab.loss import pixel_loss
+from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
+from hyptree.vlm.openvocab.sliding import sliding_scores, window_starts
 
 from .small_models import save_dual
 
-pytest.importorskip("transformers", reason="install ramify[vlm]")
+pytest.importorskip("transformers", reason="install hyptree[vlm]")
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_HEAD = {"channels": 16, "guide": 8, "num_heads": 2, "window": 4, "decoder": [8, 8]}
@@ -39,8 +39,8 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_segmenter(folder: Path, **settings: Any) -> Any:
-    from ramify.vlm.encoders import load_encoder
-    from ramify.vlm.openvocab.segmenter import OpenVocabSegmenter
+    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
     chosen = OpenVocabSettings(**{"method": "frozen"} | settings)
     return OpenVocabSegmenter(load_encoder(f"hf:{folder}"), chosen, window=32, head=SMALL_HEAD)
@@ -366,13 +366,13 @@ def test_methods_train_the_adapter_and_nothing_else(clip_folder: Path, method: s
 
 def test_open_clip_is_tuned_as_well(tmp_path: Path) -> None:
     """On pictures of another size than the pretraining one."""
-    pytest.importorskip("open_clip", reason="install ramify[vlm]")
-    from ramify.vlm.encoders import load_encoder
-    from ramify.vlm.openvocab.segmenter import OpenVocabSegmenter
+    pytest.importorskip("open_clip", reason="install hyptree[vlm]")
+    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
     from .small_models import register_open_clip
 
-    name = f"open_clip:{register_open_clip(tmp_path, 'ramify-test-openvocab')}"
+    name = f"open_clip:{register_open_clip(tmp_path, 'hyptree-test-openvocab')}"
     models = [
         OpenVocabSegmenter(load_encoder(name, random_init=True), settings, window=32, head=SMALL_HEAD)
         for settings in (
@@ -459,7 +459,7 @@ def test_unseen_classes_teach_nothing(clip_folder: Path) -> None:
             asked.append(classes)
             return model(image, classes=classes)
 
-    from ramify.data.world.classes import CLASSES
+    from hyptree.data.world.classes import CLASSES
 
     car = CLASSES.index("car") + 1
     image = torch.randn(1, 3, 32, 32)

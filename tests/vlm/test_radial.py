@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ramify.geometry import lorentz
-from ramify.vlm.radial import ConeLoss, RadialLoss, coincide, cone_energy, exterior_angle, root_distance
+from hyptree.geometry import lorentz
+from hyptree.vlm.radial import ConeLoss, RadialLoss, coincide, cone_energy, exterior_angle, root_distance
 
 D = 12
 

@@ -1,12 +1,12 @@
-"""``ramify vlm train-radial`` and ``eval-hierarchy`` as people call them, on tiny models and made-up data."""
+"""``hyptree vlm train-radial`` and ``eval-hierarchy`` as people call them, on tiny models and made-up data."""
 
 import json
 
 import pytest
 import torch
 
-from ramify.cli import main
-from ramify.vlm.encoders import load_encoder
+from hyptree.cli import main
+from hyptree.vlm.encoders import load_encoder
 
 from .small_models import register_open_clip, save_bert, save_dual
 

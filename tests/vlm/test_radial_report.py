@@ -12,17 +12,17 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from ramify.data.hierarcaps import Chain
-from ramify.data.hyperlex import WordPair
-from ramify.data.world import World
-from ramify.errors import UserError
-from ramify.geometry import lorentz
-from ramify.tree import Tree
-from ramify.vlm.coarse import coarse_classes, coarse_recall, words_of
-from ramify.vlm.report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
-from ramify.vlm.report_table import report_lines
-from ramify.vlm.retention import class_embeddings, image_text_recall, zero_shot_accuracy
-from ramify.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
+from hyptree.data.hierarcaps import Chain
+from hyptree.data.hyperlex import WordPair
+from hyptree.data.world import World
+from hyptree.errors import UserError
+from hyptree.geometry import lorentz
+from hyptree.tree import Tree
+from hyptree.vlm.coarse import coarse_classes, coarse_recall, words_of
+from hyptree.vlm.report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
+from hyptree.vlm.report_table import report_lines
+from hyptree.vlm.retention import class_embeddings, image_text_recall, zero_shot_accuracy
+from hyptree.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 
 def radial_encoder(directions, norm=3.0):
@@ -300,10 +300,10 @@ def test_a_collapsed_encoder_has_no_order_and_one_chain_no_spread():
 
 
 def test_real_sentence_encoder(shared_data):
-    folder = os.environ.get("RAMIFY_MINILM")
+    folder = os.environ.get("HYPTREE_MINILM")
     if not folder:
-        pytest.skip("set RAMIFY_MINILM to the folder of a MiniLM sentence encoder")
-    from ramify.vlm.encoders import load_encoder
+        pytest.skip("set HYPTREE_MINILM to the folder of a MiniLM sentence encoder")
+    from hyptree.vlm.encoders import load_encoder
 
     report = hierarchy_report(load_encoder(f"hf:{folder}"), "hierarcaps-text", data=shared_data, limit=100)
     found = report["suites"]["hierarcaps-text"]

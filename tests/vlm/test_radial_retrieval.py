@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from ramify.data.hierarcaps import read_hierarcaps, read_retrieved
-from ramify.errors import UserError
-from ramify.vlm.order import kendall_tau, length_baselines, order_of_levels, spearman
-from ramify.vlm.retrieval import (
+from hyptree.data.hierarcaps import read_hierarcaps, read_retrieved
+from hyptree.errors import UserError
+from hyptree.vlm.order import kendall_tau, length_baselines, order_of_levels, spearman
+from hyptree.vlm.retrieval import (
     hierarchical_retrieval,
     radii,
     score_chains,

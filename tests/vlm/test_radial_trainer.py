@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ramify.data.hierarcaps import Chain, read_hierarcaps, without_images_of
-from ramify.errors import UserError
-from ramify.vlm.radial import RadialLoss
-from ramify.vlm.radial_settings import RadialSettings
-from ramify.vlm.radial_trainer import CHECKPOINT, FIRST, METRICS, TRAINED, RadialTrainer, train
+from hyptree.data.hierarcaps import Chain, read_hierarcaps, without_images_of
+from hyptree.errors import UserError
+from hyptree.vlm.radial import RadialLoss
+from hyptree.vlm.radial_settings import RadialSettings
+from hyptree.vlm.radial_trainer import CHECKPOINT, FIRST, METRICS, TRAINED, RadialTrainer, train
 
 
 class TinyTower(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.vlm.tables import _main, vlm_table
+from hyptree.vlm.tables import _main, vlm_table
 
 
 def fewshot(folder: Path, base: float, full: float) -> Path:

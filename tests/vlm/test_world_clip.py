@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.data.world import CLASSES, World
-from ramify.errors import UserError
-from ramify.geometry import lorentz
-from ramify.vlm.contrast import chain_loss, contrastive_loss, entailment_loss, info_nce, similarity
-from ramify.vlm.contrast_scores import score_embeddings
-from ramify.vlm.encoders import load_encoder
-from ramify.vlm.pixels import PixelFormat
-from ramify.vlm.world_clip import MAX_SCALE, WorldClip, as_encoder, build_clip, preset
-from ramify.vlm.world_text import PROMPTS, captions_of, class_prompts, encode_table, world_tokenizer, world_words
+from hyptree.data.world import CLASSES, World
+from hyptree.errors import UserError
+from hyptree.geometry import lorentz
+from hyptree.vlm.contrast import chain_loss, contrastive_loss, entailment_loss, info_nce, similarity
+from hyptree.vlm.contrast_scores import score_embeddings
+from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.pixels import PixelFormat
+from hyptree.vlm.world_clip import MAX_SCALE, WorldClip, as_encoder, build_clip, preset
+from hyptree.vlm.world_text import PROMPTS, captions_of, class_prompts, encode_table, world_tokenizer, world_words
 
 from . import two_processes
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ramify.models import HiMapper
+from hyptree.models import HiMapper
 
 from .toy import ToyBackbone, mapper
 

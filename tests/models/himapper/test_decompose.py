@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.models.himapper.decompose import Decomposition
-from ramify.models.himapper.encode import Encoding
-from ramify.models.himapper.tree import ProbabilisticTree, TreeShape
+from hyptree.models.himapper.decompose import Decomposition
+from hyptree.models.himapper.encode import Encoding
+from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape
 
 SHAPE = TreeShape(8, 3)
 KINDS = pytest.mark.parametrize("attention", ["cosine", "scaled"])

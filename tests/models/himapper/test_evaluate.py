@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from ramify.models import HiMapper, HiMapperOutput
-from ramify.models.himapper import Features
-from ramify.models.himapper.evaluate import can_evaluate
-from ramify.ops import backend
+from hyptree.models import HiMapper, HiMapperOutput
+from hyptree.models.himapper import Features
+from hyptree.models.himapper.evaluate import can_evaluate
+from hyptree.ops import backend
 
 from .toy import ToyBackbone, mapper
 
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """A GPU, or the CPU by Triton's interpreter."""
     if request.param == "cpu" and not backend.interpreted():
         pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     torch._dynamo.reset()
     return str(request.param)
 
@@ -65,11 +65,11 @@ def test_it_is_as_exact_as_the_layers(
     """Against float64, beside the layers in the same precision."""
     model, x = made(device, **ARMS[arm]), torch.randn(3, 3, 36, 36, device=device)  # 81 tokens, one block and a bit
     exact = copy.deepcopy(model).double()
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     wanted = exact(x.double())
     with torch.autocast(device, dtype=dtype):
         layers = model(x)
-        monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+        monkeypatch.setenv("HYPTREE_BACKEND", "triton")
         assert can_evaluate(model, torch.empty(3, 81, 24, device=device))
         found, again = model(x), model(x)
     if device == "cuda":  # where autocast has norms in float32; the CPU's leaves them
@@ -84,7 +84,7 @@ def test_it_is_as_exact_as_the_layers(
 def test_half_weights_and_losses(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(device).bfloat16(), torch.randn(2, 3, 16, 16, device=device).bfloat16()
     found = model(x, compute_losses=True)
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     wanted = model(x, compute_losses=True)
     assert [t.dtype for t in tensors(found)] == [t.dtype for t in tensors(wanted)]
     assert error(found, wanted) < 0.08
@@ -135,7 +135,11 @@ def test_the_graph_has_few_products_and_two_kernels(device: str) -> None:
     model, x = made(device), torch.randn(2, 3, 16, 16, device=device)
     graph = compiled_graph(model, x)
     called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    assert [name for name in called if "ramify" in name] == ["ramify.read_tree.default", "ramify.encode_tree.default"]
+    ours = [name for name in called if "hyptree" in name]
+    assert ours == [
+        "hyptree.read_tree.default",
+        "hyptree.encode_tree.default",
+    ]
     assert sum("mm.default" in name for name in called) == 7 + 1  # and the classifier
     assert not any("attention" in name for name in called)
 
@@ -159,12 +163,12 @@ def with_prefix(device: str) -> HiMapper:
 @torch.no_grad()
 def test_tokens_in_front_go_along_and_are_not_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = with_prefix(device), torch.randn(3, 3, 36, 36, device=device)
-    monkeypatch.setenv("RAMIFY_BACKEND", "torch")
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     exact = copy.deepcopy(model).double()
     wanted = exact(x.double())
     with torch.autocast(device, dtype=torch.bfloat16):
         layers = model(x)
-        monkeypatch.setenv("RAMIFY_BACKEND", "triton")
+        monkeypatch.setenv("HYPTREE_BACKEND", "triton")
         found = model(x)
         model.backbone.prefix.mul_(-3)
         again = model(x)

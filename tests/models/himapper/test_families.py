@@ -7,8 +7,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ramify.models import HiMapper
-from ramify.models.himapper.backbone import Features, map_tokens
+from hyptree.models import HiMapper
+from hyptree.models.himapper.backbone import Features, map_tokens
 
 from .toy import ToyBackbone
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.models import HiMapper
+from hyptree.models import HiMapper
 
 from .toy import ToyBackbone
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.geometry import lorentz
-from ramify.models.himapper.space import LARGEST_RADIUS, Sign, TreeLoss, TreeSpace, to_space, tree_distances
-from ramify.models.himapper.tree import TreeShape
+from hyptree.geometry import lorentz
+from hyptree.models.himapper.space import LARGEST_RADIUS, Sign, TreeLoss, TreeSpace, to_space, tree_distances
+from hyptree.models.himapper.tree import TreeShape
 
 SHAPE = TreeShape(16, 3)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ramify.models import HiMapper
+from hyptree.models import HiMapper
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramify.models.himapper.tree import ProbabilisticTree, TreeShape, kl_to_standard
+from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape, kl_to_standard
 
 
 def tree(num_leaves: int = 8, depth: int = 3, width: int = 5, **options) -> ProbabilisticTree:

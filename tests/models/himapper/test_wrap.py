@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import ramify
-from ramify.errors import UserError
-from ramify.geometry import Euclidean, Lorentz
-from ramify.models import HiMapper, HiMapperOutput
-from ramify.models.himapper import Features
+import hyptree
+from hyptree.errors import UserError
+from hyptree.geometry import Euclidean, Lorentz
+from hyptree.models import HiMapper, HiMapperOutput
+from hyptree.models.himapper import Features
 
 from .toy import ToyBackbone, mapper
 
@@ -277,14 +277,14 @@ def test_the_tree_of_a_picture(geometry: str) -> None:
     assert model.to_tree(model(pictures())).support is None
 
 
-def test_ramify_explains_it() -> None:
+def test_hyptree_explains_it() -> None:
     model = mapper().train()
     picture = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
-    tree = ramify.explain(model, picture, size=32)
+    tree = hyptree.explain(model, picture, size=32)
     assert tree.num_nodes == 14 and tree.support.shape == (14, 8, 8) and model.training
-    assert np.array_equal(tree.embedding, ramify.explain(model, picture, size=32).embedding)
+    assert np.array_equal(tree.embedding, hyptree.explain(model, picture, size=32).embedding)
     with pytest.raises(UserError, match="one tree, head cannot be chosen"):
-        ramify.explain(model, picture, size=32, head=1)
+        hyptree.explain(model, picture, size=32, head=1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.models import HiMapper
+from hyptree.models import HiMapper
 
 
 class ToyBackbone(nn.Module):

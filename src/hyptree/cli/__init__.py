@@ -1,0 +1,235 @@
+"""The command ``hyptree``: finds the verb, reads its configuration, runs it.
+
+How to add a verb
+    1. Write ``hyptree/cli/<verb>.py`` (a dash of the verb is an underscore there). It imports no torch at the top:
+       heavy imports go inside ``run``. It defines a dataclass and one function::
+
+           @dataclass
+           class DemoConfig:
+               out: Path = Path("runs/demo")
+               '''Folder for the page.'''          # the string below a field is its help
+
+           def run(config: DemoConfig) -> int | None:
+               '''Embed a small tree and draw it.'''  # shown by `hyptree demo --help`
+               from hyptree.explore import demo      # heavy, so here
+               demo.run(config.out)
+
+       The annotation of the parameter is how the command finds the dataclass. None means success (exit code 0).
+       A positional argument is ``edges: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="EDGES")]``
+       (files in this folder may import tyro, no others).
+    2. Add a line to ``VERBS`` below.
+
+    A verb whose arguments tyro cannot read (``train``: a recipe may have free keys) gives its dataclass a class method
+    ``from_args(prog, args, yaml_path)``, which returns None after printing help; ``--print-config`` then prints the
+    field ``settings``.
+
+How to add a subverb (``hyptree tree embed``)
+    In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
+
+        SUBVERBS = {"embed": embed, "eval": evaluate}
+
+    The first line of the function's docstring is its summary in ``hyptree tree --help``. A module has ``SUBVERBS`` or
+    ``run``, not both. Nothing in this file changes.
+
+Every verb understands ``--config FILE`` (YAML that fills the dataclass, flags win over it), ``--print-config`` and
+``--traceback``; a dataclass must not use these names. A mistake of the user is raised as ``hyptree.errors.UserError``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hyptree.errors import UserError, suggest
+
+# Kept here, not read from the modules, so that `hyptree --help` imports none of them. A verb whose file is not there is
+# not offered.
+VERBS: dict[str, str] = {
+    "demo": "train a small model on built-in data and write a page on what it sees",
+    "train": "train what a recipe says: pictures, segments, objects",
+    "eval": "numbers of a trained run",
+    "generate": "text from a trained language model",
+    "compare": "train variants of a recipe alike and write the table",
+    "explain": "show what a model clustered, on a page or in numbers",
+    "reduce": "measure and draw a vision transformer with fewer tokens",
+    "models": "list the models that a recipe can name",
+    "export": "write a trained model as one file for other programs",
+    "tree": "embed a hierarchy in hyperbolic space, measure embeddings",
+    "lab": "superposition: train grids of toy models, fit how loss falls with width",
+    "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
+    "bench": "time and check the library against its rivals in one run",
+}
+
+Command = Callable[[Any], "int | None"]
+
+_GLOBAL_OPTIONS = """\
+options of every verb:
+  -h, --help       what the verb does and its flags
+  --config FILE    read settings from a YAML file; flags win over it
+  --print-config   print the resolved settings as YAML and stop
+  --traceback      show where an error comes from (also HYPTREE_DEBUG=1)"""
+
+_ADVICE = {
+    errno.EEXIST: "a file is where a folder is needed",
+    errno.ENOTDIR: "a file is where a folder is needed",
+    errno.EISDIR: "a folder is where a file is needed",
+    errno.EACCES: "give a place that you may read and write",
+    errno.EPERM: "give a place that you may read and write",
+    errno.EROFS: "give a place that can be written",
+    errno.ENOSPC: "free some space and start again; runs go on with --resume",
+    errno.EDQUOT: "free some space and start again; runs go on with --resume",
+}
+"""What to do about an error of the system, where its own words leave that open."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and gives the exit code: 0 fine, 2 user error, 130 interrupted, 141 reader went away."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()  # here, where a closed pipe is still caught
+        return code
+    except BrokenPipeError:
+        # `hyptree ... | head`: the reader has what it wanted. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        _report("interrupted", show_traceback)
+        return 130
+    except UserError as error:
+        _report(f"error: {error}", show_traceback)
+        return 2
+    except OSError as error:
+        if error.filename is None and error.errno not in _ADVICE:
+            raise
+        _report(f"error: {_in_words(error)}", show_traceback)
+        return 2
+
+
+def _in_words(error: OSError) -> str:
+    """What the system said about a file, and what it means; a file that was to be renamed goes by its final name."""
+    told = f"{error.filename}: " if error.filename is not None else ""
+    told = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", told) + str(error.strerror)
+    return f"{told}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else told
+
+
+def available_verbs() -> dict[str, str]:
+    """Verbs whose file exists, with their summaries."""
+    from importlib.util import find_spec
+
+    return {verb: summary for verb, summary in VERBS.items() if find_spec(_module_name(verb)) is not None}
+
+
+def _module_name(verb: str) -> str:
+    return f"{__name__}.{verb.replace('-', '_')}"
+
+
+def _dispatch(args: list[str]) -> int:
+    verbs = available_verbs()
+    usage = _listing("hyptree [--version]", "hierarchy in deep learning: find it, learn it, use it, show it", verbs)
+    if args and args[0] in ("-V", "--version"):
+        from hyptree import __version__
+
+        print(f"hyptree {__version__}")
+        return 0
+    verb = _choose("hyptree", args, verbs)
+    if verb is None:
+        return _print_usage(usage, asked=bool(args))
+
+    from importlib import import_module
+
+    module = import_module(_module_name(verb))
+    prog = f"hyptree {verb}"
+    subverbs: dict[str, Command] | None = getattr(module, "SUBVERBS", None)
+    if subverbs is None:
+        return _run(module.run, prog, args[1:])
+
+    args = args[1:]
+    usage = _listing(prog, VERBS[verb], {name: _summary(command) for name, command in subverbs.items()})
+    subverb = _choose(prog, args, subverbs)
+    if subverb is None:
+        return _print_usage(usage, asked=bool(args))
+    return _run(subverbs[subverb], f"{prog} {subverb}", args[1:])
+
+
+def _choose(prog: str, args: list[str], names: dict[str, Any]) -> str | None:
+    """The verb that was named; None when help was asked for or nothing was said."""
+    if not args or args[0] in ("-h", "--help"):
+        return None
+    if args[0] in names:
+        return args[0]
+    kind = "option" if args[0].startswith("-") else "verb"
+    choices = ["--help", "--version"] if kind == "option" else list(names)
+    hint = suggest(args[0], choices) or f"see {prog} --help"
+    raise UserError(f"unknown {kind} {args[0]!r} for {prog}; {hint}")
+
+
+def _print_usage(usage: str, asked: bool) -> int:
+    print(usage, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+def _listing(prog: str, about: str, names: dict[str, str]) -> str:
+    width = max((len(name) for name in names), default=0) + 2
+    rows = "\n".join(f"  {name:<{width}}{summary}" for name, summary in names.items())
+    return f"usage: {prog} VERB [options]\n\n{about}\n\nverbs:\n{rows}\n\n{_GLOBAL_OPTIONS}"
+
+
+def _summary(command: Command) -> str:
+    return (command.__doc__ or "").strip().split("\n")[0].rstrip(".")
+
+
+def _run(command: Command, prog: str, args: list[str]) -> int:
+    from hyptree.cli import config as configs
+
+    print_config = _take_flag(args, "--print-config")
+    yaml_path = _take_value(args, "--config")
+    from_args = getattr(configs.config_class(command), "from_args", None)
+    config = from_args(prog, args, yaml_path) if from_args else configs.parse(command, prog, args, yaml_path)
+    if config is None:  # help was printed
+        return 0
+    if print_config:
+        print(configs.to_yaml(config.settings if from_args else config), end="")
+        return 0
+    return int(command(config) or 0)
+
+
+def _own_part(args: list[str]) -> int:
+    """Number of leading arguments that are options: all before a bare ``--``."""
+    return args.index("--") if "--" in args else len(args)
+
+
+def _take_flag(args: list[str], flag: str) -> bool:
+    """Whether the flag is given; removes it from ``args``."""
+    found = flag in args[: _own_part(args)]
+    while flag in args[: _own_part(args)]:
+        args.remove(flag)
+    return found
+
+
+def _take_value(args: list[str], flag: str) -> str | None:
+    """The value of ``--flag VALUE`` or ``--flag=VALUE``; removes both from ``args``."""
+    for i, arg in enumerate(args[: _own_part(args)]):
+        if arg.startswith(flag + "="):
+            del args[i]
+            return arg[len(flag) + 1 :]
+        if arg == flag:
+            if i + 1 >= len(args) or args[i + 1].startswith("-"):
+                raise UserError(f"{flag} needs a file, e.g. {flag} recipe.yaml")
+            del args[i]
+            return args.pop(i)
+    return None
+
+
+def _report(message: str, show_traceback: bool) -> None:
+    if show_traceback:
+        import traceback
+
+        traceback.print_exc()
+    # One line whatever the message holds: scripts and logs read it.
+    print("hyptree: " + " ".join(message.split()), file=sys.stderr)

@@ -1,0 +1,152 @@
+"""``hyptree eval RUN``: numbers of a trained run, and of language models on multiple-choice tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+
+from hyptree.cli import config as configs
+from hyptree.cli.train import split_args
+from hyptree.errors import UserError, suggest
+from hyptree.train.recipe import Recipe
+
+Split = Literal["train", "val", "test"]
+
+
+@dataclass(kw_only=True)
+class EvalHelp:
+    """What ``hyptree eval --help`` shows."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder that hyptree train wrote. Keys of its recipe are flags, e.g. --data.root, --data.workers, --run.device."""
+    split: Split = "val"
+    """Which part of the data."""
+    json: bool = False
+    """Print the numbers as JSON, those of single classes too."""
+    tasks: str = ""
+    """For language models: multiple-choice tasks instead, e.g. arc_easy,piqa or a file of JSON lines (query, choices,
+    gold). RUN may also be a folder of transformers' save_pretrained. The flags below are for tasks."""
+    limit: int | None = None
+    """Questions of each task, spread evenly; all by default."""
+    shots: int | None = None
+    """Solved examples before each question; as customary for the task by default."""
+    task_files: Path = Path("../shared/data/lm-eval")
+    """Folder of the tasks' files; HYPTREE_DATA/lm-eval where that is set."""
+    batch_size: int = 16
+    """Rows at once."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
+
+
+@dataclass
+class TaskOptions:
+    """What ``hyptree eval --tasks`` was asked for."""
+
+    tasks: list[str]
+    root: Path | None = None
+    limit: int | None = None
+    shots: int | None = None
+    batch_size: int = 16
+    device: str = "cpu"
+
+
+@dataclass
+class EvalConfig:
+    """``hyptree eval``: a run, its recipe with overrides, a split; or a language model and tasks."""
+
+    run: Path
+    split: str
+    json: bool
+    settings: Any = field(default_factory=Recipe)
+    """The recipe, or what to do with tasks."""
+
+    @classmethod
+    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> EvalConfig | None:
+        """From ``RUN --split test --data.workers 2``; None when help was asked for and printed."""
+        if "-h" in args or "--help" in args:
+            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
+            return None
+        names, own, overrides = split_args(args, {"split": "train, val or test", "json": None} | _TASK_FLAGS, prog)
+        if len(names) != 1:
+            raise UserError(f"{prog} needs one RUN, got {' and '.join(names) or 'none'} (see {prog} --help)")
+        split = own.get("split", "val")
+        if split not in get_args(Split):
+            hint = suggest(split, get_args(Split))
+            raise UserError(f"--split must be train, val or test, got {split!r}" + (f"; {hint}" if hint else ""))
+        run = Path(names[0])
+        if chosen := _task_options(own, overrides, prog):
+            return cls(run, split, "json" in own, chosen)
+        source = run / "recipe.yaml" if yaml_path is None else yaml_path
+        if not (run / "recipe.yaml").is_file():
+            raise UserError(f"{run} is not the folder of a run: it has no recipe.yaml")
+        return cls(run, split, "json" in own, configs.load(Recipe, source, overrides))
+
+
+def run(config: EvalConfig) -> int:
+    """Numbers of a run's best weights on a split of its data."""
+    import json
+    import os
+
+    if isinstance(config.settings, TaskOptions):
+        from hyptree.evaluate.choices import run_tasks, score_lines
+
+        scores = run_tasks(config.run, **asdict(config.settings))
+        print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))
+        return 0
+
+    from hyptree.train.evaluate import evaluate_run
+    from hyptree.train.report import headline
+
+    found = evaluate_run(config.run, config.split, config.settings, writes_results=True)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    if config.json:
+        print(json.dumps(found))
+    else:
+        shown = headline(found)
+        width = max(map(len, shown)) + 2
+        for name, value in shown.items():
+            print(f"{name:<{width}}{value:.4f}" if isinstance(value, float) else f"{name:<{width}}{value}")
+    return 0
+
+
+_TASK_FLAGS: dict[str, str | None] = {
+    "tasks": "names of tasks with commas, e.g. arc_easy,piqa",
+    "task_files": "a folder",
+    "limit": "a number of questions",
+    "shots": "a number of solved examples",
+    "batch_size": "a number of rows",
+    "device": "a device, e.g. cuda",
+}
+
+
+def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> TaskOptions | None:
+    """What is to be done with tasks; None where there are none."""
+    if "tasks" not in own:
+        if stray := [name for name in _TASK_FLAGS if name in own]:
+            raise UserError(f"--{stray[0].replace('_', '-')} is for tasks; name some with --tasks arc_easy,piqa")
+        return None
+    if overrides or "split" in own:
+        name = "split" if "split" in own else overrides[0].partition("=")[0]
+        hint = suggest(name, _TASK_FLAGS)
+        raise UserError(f"--{name} does not go with --tasks; {hint or f'see {prog} --help'}")
+    numbers: dict[str, int] = {}
+    for name in ("limit", "shots", "batch_size"):
+        if name in own:
+            try:
+                numbers[name] = int(own[name])
+            except ValueError:
+                raise UserError(f"--{name.replace('_', '-')} must be a whole number, got {own[name]!r}") from None
+    tasks = [task.strip() for task in own["tasks"].split(",") if task.strip()]
+    if not tasks:
+        raise UserError(f"--tasks needs {_TASK_FLAGS['tasks']}")
+    root = Path(own["task_files"]) if "task_files" in own else None
+    return TaskOptions(tasks, root, device=own.get("device", "cpu"), **numbers)
+
+
+def _help(config: EvalHelp) -> None:
+    """Numbers of a run's best weights on a split of its data."""

@@ -1,0 +1,152 @@
+"""``hyptree explain``: a page on what a model clustered, where its queries looked or what hierarchy its text has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from hyptree.errors import UserError
+
+
+@dataclass(kw_only=True)
+class ExplainConfig:
+    """``hyptree explain``."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder that hyptree train wrote, or a name such as hcformer_nano (fresh weights), or an encoder: hf:FOLDER_OR_ID,
+    open_clip:NAME:PRETRAINED."""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
+    """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
+    out: Path | None = None
+    """Page to write; by default explain.html, or index.html in the folder of the run."""
+    size: int | None = None
+    """Pixels of the model's input; by default what it was trained with."""
+    pictures: int = 8
+    """How many validation pictures the page of a run shows."""
+    table: bool = False
+    """Print how well the clusters follow masks, beside a grid, SLIC and k-means, instead of writing a page."""
+    samples: int = 64
+    """With --table: pictures to measure."""
+    target: Literal["semantic", "parts"] = "semantic"
+    """With --table: which masks."""
+    heads: bool = False
+    """With --table: a row for every head instead of their mean."""
+    rival: str | None = None
+    """With --table: a run or a timm name whose features are clustered by k-means."""
+    json: bool = False
+    """With --table: print the rows as JSON."""
+    texts: tuple[str, ...] = ()
+    """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
+    head: Path | None = None
+    """Of an encoder: a head that train-fewshot wrote, whose tree of classes, attributes and pictures is shown."""
+    pairs: Path | None = None
+    """Of an encoder: HyperLex, its folder or one of its files."""
+    geometry: str | None = None
+    """Of an encoder: chord, geodesic or lorentz. [lorentz for a hyperbolic encoder, chord for the others]"""
+    random_init: bool = False
+    """Of an encoder: random weights, as a control."""
+
+    def __post_init__(self) -> None:
+        for name in ("pictures", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+
+
+def run(config: ExplainConfig) -> None:
+    """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
+
+    Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
+
+    hyptree explain runs/demo photo.jpg --out page.html
+    """
+    from hyptree.explore import report
+    from hyptree.explore.vlm_subject import is_encoder
+
+    if is_encoder(config.model):
+        print(_page_of_encoder(config))
+        return
+    for name in ("texts", "head", "pairs", "geometry", "random_init"):
+        if getattr(config, name):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} is for encoders, e.g. hf:runs/clip_world; {config.model} is none: leave it out")
+    subject = _subject(config.model, config.size)
+    if config.table:
+        _print_table(config, subject)
+        return
+    is_run = subject.recipe is not None
+    if is_run and subject.recipe.task == "contrast":
+        raise UserError(f"{config.model} is a run of a CLIP, an encoder; give hyptree explain hf:{config.model}")
+    if not config.images and not is_run:
+        raise UserError(f"give pictures to explain, e.g. hyptree explain {config.model} photo.jpg")
+    if config.images:
+        path = report.page_of_pictures(subject, config.images, config.out or Path("explain.html"))
+    else:
+        out = config.out or Path(config.model) / "index.html"
+        path, _ = report.page_of_run(config.model, out, num_pictures=config.pictures, subject=subject)
+    print(path)
+
+
+def _page_of_encoder(config: ExplainConfig) -> Path:
+    from hyptree.explore.vlm_subject import page_of_encoder
+
+    for name in ("table", "size"):
+        if getattr(config, name):
+            raise UserError(f"--{name} is not for encoders; leave it out (numbers: hyptree vlm eval-hierarchy)")
+    return page_of_encoder(
+        config.model,
+        config.out or Path("explain.html"),
+        images=config.images,
+        texts=config.texts,
+        head=config.head,
+        pairs=config.pairs,
+        num_pictures=config.pictures,
+        geometry=config.geometry,
+        random_init=config.random_init,
+    )
+
+
+def _subject(model: str, size: int | None) -> Any:
+    """The model that a folder or a name stands for."""
+    from hyptree.explore import report
+
+    if Path(model).is_dir():
+        subject = report.from_run(model)
+        subject.size = size or subject.size
+        return subject
+    if "/" in model or "\\" in model:
+        raise UserError(f"{model}: no such folder; give the folder of a run, or a name such as hcformer_nano")
+    return report.from_name(model, size)
+
+
+def _print_table(config: ExplainConfig, subject: Any) -> None:
+    import json
+
+    from hyptree.data.build import build_dataset
+    from hyptree.data.settings import DataSettings
+    from hyptree.evaluate.interpretability import interpretability_table, print_table
+
+    if subject.has_queries:
+        raise UserError(
+            f"--table measures clusters, and {subject.name} has a tree of queries, whose maps are no regions; leave "
+            "--table out: the page has their numbers"
+        )
+    if config.images:
+        raise UserError("--table measures on pictures with masks, the run's own data; leave the pictures out")
+    data = subject.recipe.data if subject.recipe is not None else DataSettings(size=subject.size)
+    rival = None if config.rival is None else _subject(config.rival, subject.size).model
+    rows = interpretability_table(
+        subject.model,
+        build_dataset(data, "val"),
+        rival=rival,
+        rival_name=config.rival or "",
+        num_images=config.samples,
+        target=config.target,
+        by_head=config.heads,
+        mean=subject.mean,
+        std=subject.std,
+    )
+    print(json.dumps(rows) if config.json else print_table(rows))

@@ -1,0 +1,35 @@
+"""``hyptree export RUN``: a trained model as one file for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass
+class ExportConfig:
+    """``hyptree export``."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder that hyptree train wrote."""
+    format: Literal["safetensors", "torch-export", "onnx", "hf"] = "safetensors"
+    """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;
+    hf: a folder with model and tokenizer for transformers' from_pretrained, of a language model or a CLIP."""
+    out: Path | None = None
+    """File to write; by default model.safetensors, model.pt2, model.onnx or the folder hf in the run's folder."""
+    size: int | None = None
+    """Side of the input pictures; by default that of the recipe."""
+    batch: int | None = None
+    """Fixed number of pictures per call; by default any number."""
+
+
+def run(config: ExportConfig) -> int:
+    """Write a run's best weights, or its model as a program that is checked against the original."""
+    from hyptree.train.export import export
+
+    path, difference = export(config.run, config.format, config.out, size=config.size, batch=config.batch)
+    print(path if difference is None else f"{path}  (largest difference to the model: {difference:.2g})")
+    return 0

@@ -1,0 +1,276 @@
+"""``hyptree lab``: train grids of toy models, fit their exponents, draw them, ask the theory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from hyptree.cli.lab_heads import llm_fit, overlap
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.lab.grid import Grid
+from hyptree.lab.report import print_fits, progress, say
+
+
+@dataclass
+class SweepConfig:
+    """``hyptree lab sweep``; a setting that is not given is the preset's, or the default without one."""
+
+    preset: str | None = None
+    """smoke (about 40 s of CPU), quick (4 minutes), curvature (1 minute); for a GPU: curvature-grid, paper-grid,
+    paper-density, paper-wide."""
+    n: int | None = None
+    """Features. [256]"""
+    m: tuple[int, ...] | None = None
+    """Widths. [5 8 12 18 28 44]"""
+    dist: str | None = None
+    """Shape of the feature frequencies: power, exponential or linear. [power]"""
+    alpha: tuple[float, ...] | None = None
+    """Exponents of the feature frequencies, for the shape power. [0 1 2]"""
+    gamma: tuple[float, ...] | None = None
+    """Decay of rows: positive shrinks them, negative pulls their norm to one. [-1 0.2]"""
+    density: tuple[float, ...] | None = None
+    """Expected active features per sample. [1]"""
+    curvature: tuple[float, ...] | None = None
+    """Put features into hyperbolic space of curvature minus this; 0 is flat, as in the paper. [0]"""
+    seeds: int | None = None
+    """Starts per setting. [1]"""
+    seed: int | None = None
+    """First seed. [0]"""
+    data_seed: int | None = None
+    """Seed of the samples, which all models share. [0]"""
+    batch: int | None = None
+    """Samples per step. [256]"""
+    steps: int | None = None
+    """Steps of Adam. [1600]"""
+    lr: float | None = None
+    """Learning rate at its peak. [0.02]"""
+    lr_rule: Annotated[Literal["flat", "width"] | None, tyro.conf.arg(metavar="{flat,width}")] = None
+    """flat: lr for all. width: lr (8/m)^(1/4) for weights and 2/m for biases. [flat]"""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate rises. [0.1]"""
+    bias_init: Annotated[Literal["normal", "zero"] | None, tyro.conf.arg(metavar="{normal,zero}")] = None
+    """Where biases start. [normal]"""
+    eval_samples: int | None = None
+    """Fresh samples for the final loss. [65536]"""
+    device: str = "cpu"
+    """cpu, cuda, ..."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """float64 only to check; fewer bits than float32 give other results."""
+    threads: int = 0
+    """CPU threads; 0 for one where batches are small, else torch's choice. Processes gain more than threads."""
+    chunk: int = 0
+    """Models worked on at once; 0 chooses."""
+    pad: bool = False
+    """Put all widths into one tensor, for a GPU that many small products do not fill."""
+    out: Path = Path("runs/lab")
+    """Folder for the sweep."""
+    resume: bool = False
+    """Go on from the checkpoint in the folder."""
+    overwrite: bool = False
+    """Replace a sweep that is already in the folder."""
+    checkpoint_seconds: float = 60.0
+    """Time between checkpoints."""
+    keep_weights: bool = False
+    """Also write the weights of every model."""
+    dry_run: bool = False
+    """Only say what would be trained and what it would cost."""
+    quiet: bool = False
+    """No line of progress."""
+    json: bool = False
+    """Print the fits as JSON."""
+
+    def parts(self) -> list[Grid]:
+        """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
+        from hyptree.lab.presets import preset
+
+        given = {field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None}
+        grids: Sequence[Grid] = (Grid(),)
+        if self.preset is not None:
+            grids = preset(self.preset)
+        elif self.resume:
+            from hyptree.lab.folder import stored_parts
+
+            grids = stored_parts(self.out)
+        return [replace(grid, **given) for grid in grids]
+
+
+@dataclass
+class FitConfig:
+    """``hyptree lab fit``."""
+
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    """Folder of a sweep, or its table of runs."""
+    drop_small: int = 0
+    """Leave out so many of the smallest widths; the table of fits says so."""
+    loss: Literal["eval", "train"] = "eval"
+    """Fresh samples, or the mean of the last 5 % of training."""
+    out: Path | None = None
+    """CSV to write; by default fits.csv in the folder."""
+    json: bool = False
+    """Print the fits as JSON."""
+
+
+@dataclass
+class PlotConfig:
+    """``hyptree lab plot``."""
+
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    """Folder of a sweep."""
+    which: tuple[str, ...] = ("all",)
+    """all, or some of loss, represented, exponents, weak, strong, published, density, curvature."""
+    out: Path | None = None
+    """Folder for PNG, SVG and CSV; by default figures in that of the sweep."""
+    page: bool = True
+    """Also write index.html: the figures with a table of exponents, regime checks and theory."""
+
+
+@dataclass
+class TheoryConfig:
+    """``hyptree lab theory``."""
+
+    n: int = 1000
+    """Features."""
+    m: tuple[int, ...] = (10, 15, 25, 39, 63, 100)
+    """Widths."""
+    alpha: tuple[float, ...] = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0)
+    """Exponents of the feature frequencies."""
+    density: float = 1.0
+    """Expected active features per sample."""
+    curvature: tuple[float, ...] = ()
+    """Also the loss that no width takes away in hyperbolic spaces of curvature minus these."""
+    json: bool = False
+    """Print JSON."""
+
+
+def sweep(config: SweepConfig) -> None:
+    """Train a grid of toy models at once and fit loss against width.
+
+    Ctrl-C writes a checkpoint; --resume goes on bit for bit, with the settings that are in the folder. Processes share
+    the models: torchrun --nproc-per-node 2 -m -- hyptree lab sweep (without -- torchrun takes --n and --m for its own).
+    """
+    parts = config.parts()
+    if config.threads < 0:
+        raise UserError(f"threads must be 0 (chosen) or more, got {config.threads}")
+    import torch
+
+    from hyptree.devices import find_device
+    from hyptree.lab.fits import best_curvatures, fit_runs
+    from hyptree.lab.runner import sweep as run
+
+    # Two threads that wait for each other in small products can be ten times slower than one on a busy machine.
+    if config.threads or max(grid.batch * grid.n for grid in parts) < 2**20:
+        torch.set_num_threads(config.threads or 1)
+    device, dtype = find_device(config.device), getattr(torch, config.dtype)
+    if config.dry_run:
+        from hyptree.lab.cost import cost, describe
+
+        print("\n".join(describe([cost(grid, device, dtype) for grid in parts])))
+        return
+    with progress(config.quiet) as show:
+        rows = run(
+            parts,
+            config.out,
+            device=device,
+            dtype=dtype,
+            chunk=config.chunk,
+            pad=config.pad,
+            resume=config.resume,
+            overwrite=config.overwrite,
+            checkpoint_seconds=config.checkpoint_seconds,
+            keep_weights=config.keep_weights,
+            show=show,
+            say=say,
+        )
+    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
+        return
+    print_fits(fit_runs(rows), config.json, best_curvatures(rows))
+    say(f"sweep in {config.out}")
+
+
+def fit(config: FitConfig) -> None:
+    """Fit the exponents of a sweep, with errors, the regime check and the theory beside them.
+
+    Of a sweep that was stopped, the parts that are complete.
+    """
+    from hyptree.lab.drawing import require_apart
+    from hyptree.lab.fits import best_curvatures, fit_runs
+    from hyptree.lab.table import read_runs
+    from hyptree.tables import to_csv
+
+    folder = config.runs if config.runs.is_dir() else config.runs.parent
+    out = config.out or folder / "fits.csv"
+    tables = [folder / "runs.csv", folder / "runs.parquet"] if config.runs.is_dir() else [config.runs]
+    require_apart([out], {f"the table of runs {path.name}": path for path in tables})
+    rows, loss = read_runs(config.runs, say), f"loss_{config.loss}"
+    lines = fit_runs(rows, config.drop_small, loss)
+    with full_disk_is_one_line(folder, "fit again"):
+        write_text(out, to_csv(lines))
+    print_fits(lines, config.json, best_curvatures(rows, config.drop_small, loss))
+
+
+def plot(config: PlotConfig) -> None:
+    """Draw the figures of a sweep, with the data of each as CSV beside it, and put them on a page.
+
+    Of a sweep that was stopped, the parts that are complete.
+    """
+    from hyptree.lab.drawing import plot as draw
+
+    written = draw(config.runs, config.which, config.out, say)
+    for name, files in written.items():
+        if files:
+            print("\n".join(map(str, files)))
+        else:
+            say(f"no figure {name}: the sweep has no data for it")
+    if config.page:
+        from hyptree.explore.lab_page import lab_page
+
+        pictures = {name: files[0] for name, files in written.items() if files}
+        print(lab_page(config.runs, pictures, config.out and config.out / "index.html"))
+
+
+def theory(config: TheoryConfig) -> None:
+    """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
+    from hyptree.lab.frequencies import frequencies
+    from hyptree.lab.theory import curved_floor, finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+    from hyptree.tables import show
+
+    curvature = config.curvature or (0.0,)
+    grid = Grid(n=config.n, m=config.m, alpha=config.alpha, density=(config.density,), curvature=curvature)  # checks
+    if len(grid.m) < 2 or max(grid.m) >= grid.n:
+        raise UserError(f"an exponent needs two widths below n = {grid.n}, got {' '.join(map(str, grid.m))}")
+    lines: list[dict[str, Any]] = []
+    for alpha in config.alpha:
+        p = frequencies(config.n, alpha, config.density)
+        lines.append(
+            {
+                "alpha": alpha,
+                "weak_finite": finite_exponent(p, config.m),
+                "weak": weak_exponent(alpha),
+                "strong": strong_exponent(alpha),
+                **{f"loss_{m}": float(unlearned_loss(p, m)) for m in config.m},
+                "floors": {f"{c:g}": curved_floor(p, c)[0] for c in config.curvature},
+            }
+        )
+    if config.json:
+        print(json.dumps(lines))
+        return
+    columns = {
+        "alpha": "{alpha:g}",
+        "finite-n": "{weak_finite:.3f}",
+        "weak": "{weak:.3f}",
+        "strong": "{strong:.3f}",
+    }
+    columns |= {f"loss, m={m}": f"{{loss_{m}:.4g}}" for m in config.m}
+    columns |= {f"floor, c={c:g}": f"{{floor_{i}:.2g}}" for i, c in enumerate(config.curvature)}
+    shown = [{**line, **{f"floor_{i}": v for i, v in enumerate(line["floors"].values())}} for line in lines]
+    print("\n".join(show(shown, columns)))
+
+
+SUBVERBS = {"sweep": sweep, "fit": fit, "plot": plot, "theory": theory, "overlap": overlap, "llm-fit": llm_fit}

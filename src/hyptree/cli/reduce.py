@@ -1,0 +1,28 @@
+"""``hyptree reduce``: a vision transformer with fewer tokens, measured and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from hyptree.train.settings import ReduceSettings
+
+
+@dataclass(kw_only=True)
+class ReduceConfig(ReduceSettings):
+    """``hyptree reduce``."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Name of a model that timm knows, or a folder that hyptree train wrote."""
+
+
+def run(config: ReduceConfig) -> None:
+    """Measure a vision transformer with fewer tokens: accuracy, images per second, FLOPs; a table, a plot and a page.
+
+    hyptree reduce runs/vit --keep 0.7 0.5 0.25 --method atc tome --image photo.jpg
+    """
+    from hyptree.evaluate.reduction import reduce
+
+    reduce(config)

@@ -1,0 +1,118 @@
+"""``hyptree train RECIPE``: train what a recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hyptree.cli import config as configs
+from hyptree.errors import UserError
+from hyptree.train.recipe import Recipe
+
+OWN = {"out": "a folder", "resume": None, "strict": None}
+"""Flags that are no part of the recipe, with what they want; None for nothing."""
+
+
+@dataclass(kw_only=True)
+class TrainHelp(Recipe):
+    """What ``hyptree train --help`` shows: the flags beside the recipe's own keys."""
+
+    recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    """YAML file, or the name of one of hyptree's own such as world_classify, or the folder of a run to take its recipe
+    (with --resume: to go on with it)."""
+    out: Path | None = None
+    """Folder for the run; by default runs/ and the name of the recipe."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in the folder, bit for bit."""
+    strict: bool = False
+    """Short for --data.strict true: stop at the first sample that cannot be read."""
+
+
+@dataclass
+class TrainConfig:
+    """``hyptree train``: a recipe with overrides, and where the run goes."""
+
+    settings: Recipe = field(default_factory=Recipe)
+    out: Path = Path("runs/train")
+    resume: bool = False
+
+    @classmethod
+    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> TrainConfig | None:
+        """From ``RECIPE --out DIR --optim.lr 3e-4 --model.args.depth 3``; None when help was asked for and printed.
+
+        Keys are read by ``configs.load`` and not by tyro, because ``model.args`` may have any key.
+        """
+        if "-h" in args or "--help" in args:
+            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
+            return None
+        names, own, overrides = split_args(args, OWN, prog)
+        if yaml_path is not None:
+            names.append(yaml_path)
+        if len(names) != 1:
+            raise UserError(f"{prog} needs one RECIPE, got {' and '.join(names) or 'none'} (see {prog} --help)")
+        source = Path(names[0])
+        out = Path(own["out"]) if "out" in own else Path("runs") / source.stem
+        if source.is_dir():
+            out = Path(own["out"]) if "out" in own else source
+            source = source / "recipe.yaml"
+        elif "resume" in own and not source.suffix and not source.exists() and source.parent != Path():
+            raise UserError(f"{source}: no such folder to go on in; give the one that {prog} --out wrote")
+        if "strict" in own:
+            overrides.append("data.strict=true")
+        return cls(configs.load(Recipe, source, overrides), out, "resume" in own)
+
+
+def run(config: TrainConfig) -> int:
+    """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
+    from hyptree.train.loop import fit
+    from hyptree.train.report import headline
+
+    result = fit(config.settings, config.out, resume=config.resume)
+    if result.numbers and _is_main():
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items())
+        print(f"{numbers}\n{result.folder}")
+    return 0
+
+
+def split_args(
+    args: Sequence[str], own: dict[str, str | None], prog: str
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Positional names, the verb's ``own`` flags, and everything else as overrides for ``configs.load``.
+
+    ``--optim.lr 3e-4`` and ``--optim.lr=3e-4`` become ``optim.lr=3e-4``; a flag without a value means true.
+    """
+    names: list[str] = []
+    found: dict[str, str] = {}
+    overrides: list[str] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        if not arg.startswith("--"):
+            names.append(arg)
+            continue
+        key, equals, value = arg[2:].partition("=")
+        key = key.replace("-", "_")
+        is_switch = key in own and own[key] is None
+        if not equals and not is_switch and rest and not rest[0].startswith("--"):
+            value, equals = rest.pop(0), "="
+        if key in own:
+            if own[key] is not None and not equals:
+                raise UserError(f"--{key} needs {own[key]} (see {prog} --help)")
+            found[key] = value
+        else:
+            overrides.append(f"{key}={value if equals else 'true'}")
+    return names, found, overrides
+
+
+def _help(config: TrainHelp) -> None:
+    """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
+
+
+def _is_main() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"

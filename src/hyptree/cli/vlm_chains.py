@@ -1,0 +1,125 @@
+"""``hyptree vlm build-chains``: caption hierarchies from plain captions."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line
+
+if TYPE_CHECKING:
+    from hyptree.data.caption_chains import Parts
+
+
+@dataclass
+class BuildChainsConfig:
+    """``hyptree vlm build-chains``."""
+
+    captions: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CAPTIONS")]
+    """Text file with a caption per line, or a CSV with the columns caption and, if there are pictures, image_url."""
+    wordnet: Path
+    """Folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz)."""
+    out: Path = Path("chains.csv")
+    """CSV to write, as train-radial reads it."""
+    generator: str | None = None
+    """Language model that writes more general captions: a folder of transformers or a name on the hub. [WordNet]"""
+    entailment: str | None = None
+    """Model of inference that checks them. [WordNet]"""
+    contradictor: str | None = None
+    """Language model that writes contradicting captions. [WordNet]"""
+    threshold: float = 0.5
+    """A caption counts as entailed from this probability on, and as contradicting below it."""
+    limit: int | None = None
+    """Only so many captions."""
+    seed: int = 0
+    """Of the choice of contradictions."""
+    device: str = "cpu"
+    """cpu, cuda, ... for the models."""
+    overwrite: bool = False
+    """Replace the file."""
+
+
+def build_chains(config: BuildChainsConfig) -> None:
+    """Build chains from general to specific, with contradictions, from plain captions.
+
+    Without models: noun phrases and WordNet. Each of the three parts can be a model.
+    """
+    from hyptree.data.caption_chains import build_chain, default_parts, write_chains
+    from hyptree.data.wordnet import Nouns
+
+    if config.out.exists() and not config.overwrite:
+        raise UserError(f"{config.out} is there already; name another file with --out, or give --overwrite")
+    rows = list(_captions(config.captions))[: config.limit]
+    if not rows:
+        raise UserError(f"{config.captions}: no captions in it")
+    parts = _with_models(config, default_parts(Nouns.read(config.wordnet), config.seed))
+    found = []
+    with _bar(len(rows)) as advance:
+        for caption, image in rows:
+            chain = build_chain(caption, parts, image=image)
+            if chain is not None:
+                found.append(chain)
+            advance()
+    if not found:
+        raise UserError(f"{config.captions}: no caption of {len(rows)} has four levels; are they English sentences?")
+    with full_disk_is_one_line(config.out.parent, "build again"):
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        write_chains(config.out, found)
+    print(f"{len(found):,} of {len(rows):,} captions became chains, in {config.out}")
+
+
+def _with_models(config: BuildChainsConfig, parts: Parts) -> Parts:
+    parts = replace(parts, threshold=config.threshold, reject=config.threshold)
+    if config.generator or config.contradictor or config.entailment:
+        from hyptree.data.caption_models import InferenceEntailment, TextContradictor, TextGenerator
+
+        if config.generator:
+            parts = replace(parts, generator=TextGenerator.load(config.generator, config.device))
+        if config.contradictor:
+            parts = replace(parts, contradictor=TextContradictor.load(config.contradictor, config.device))
+        if config.entailment:
+            parts = replace(parts, entailment=InferenceEntailment.load(config.entailment, config.device))
+    return parts
+
+
+def _captions(path: Path) -> Iterator[tuple[str, str]]:
+    """Caption and picture of every row."""
+    if not path.is_file():
+        raise UserError(f"cannot read {path}: no such file")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix != ".csv":
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    raise UserError(f"{path}, line {number}: the caption is empty; write it or drop the line")
+                yield line.strip(), ""
+            return
+        reader = csv.DictReader(file)
+        if "caption" not in (reader.fieldnames or ()):
+            found = ", ".join(reader.fieldnames or ()) or "nothing"
+            raise UserError(f"{path}: expected a column 'caption', found {found}")
+        for row in reader:
+            if not (row["caption"] or "").strip():
+                raise UserError(f"{path}, line {reader.line_num}: the caption is empty; write it or drop the row")
+            yield row["caption"], (row.get("image_url") or "").rsplit("/", 1)[-1]
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("captions", total=total)
+        yield lambda: progress.update(task, advance=1)

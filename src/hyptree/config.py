@@ -1,0 +1,292 @@
+"""Configurations: a dataclass filled from YAML and dotted overrides, strictly; flags are cli/config.py's.
+
+An unknown key is an error that names the full key and suggests the nearest one; a value of the wrong type is one line.
+Types understood: bool, int, float, str, Path, None, Literal, Enum (by name), unions, list, tuple, dict and dataclasses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hyptree.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+def load(cls: type[T], yaml_path: Path | str | None = None, overrides: Iterable[str] = ()) -> T:
+    """A ``cls`` filled from a YAML file and then from overrides such as ``"optim.lr=3e-4"``.
+
+    Raises:
+        UserError: unreadable file, unknown or missing key, wrong type, or a check of the dataclass that fails.
+    """
+    data = read_yaml(yaml_path) if yaml_path is not None else {}
+    for override in overrides:
+        _set_dotted(data, override)
+    return build(cls, data, "", str(yaml_path) if yaml_path is not None else "config")
+
+
+def to_yaml(config: Any) -> str:
+    """The dataclass as YAML that ``load`` reads back to an equal one, fields in their written order."""
+    import yaml
+
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def recipe_folder() -> Path | None:
+    """The recipes that come with hyptree: in the package when it was installed from a wheel, else in the checkout."""
+    package = Path(__file__).resolve().parent
+    folders = (package / "recipes", package.parents[1] / "recipes")
+    return next((folder for folder in folders if (folder / "demo.yaml").is_file()), None)
+
+
+def find_yaml(path: Path | str) -> Path:
+    """``path``; where there is no such file, the recipe of hyptree it names.
+
+    So ``recipes/world_classify.yaml``, and ``world_classify`` for short, mean the same from any folder.
+
+    Raises:
+        UserError: neither is there; with the nearest name beside it, or of a recipe.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    own = recipe_folder()
+    if own is not None and path.parent in (Path(), Path("recipes")):
+        for name in (path.name, f"{path.name}.yaml"):
+            if (own / name).is_file():
+                return own / name
+    beside = [str(file) for file in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    shipped = [f"recipes/{file.name}" for file in sorted(own.glob("*.yaml"))] if own is not None else []
+    hint = suggest(str(path), beside) or suggest(f"recipes/{path.stem}.yaml", shipped)
+    raise UserError(f"cannot read {path}: No such file or directory{hint and f'; {hint}'}")
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping, a key given twice is an error."""
+    try:
+        text = find_yaml(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8") from error
+    data = _parse_yaml(text, str(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping of keys to values, got {_show(data)}")
+    return data
+
+
+def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None) -> T:
+    """``cls`` from a mapping. With ``missing``, that object stands for required fields and ``__init__`` is not run."""
+    if data is None:  # a section whose lines are all commented out
+        data = {}
+    if not isinstance(data, Mapping):
+        raise UserError(f"{source}: {prefix or 'the file'} must be a section of keys, got {_show(data)}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            hint = suggest(str(key), fields)
+            hint = hint.replace("'", f"'{prefix}.", 1) if hint and prefix else hint
+            raise UserError(
+                f"{source}: unknown key {_join(prefix, key)!r}; {hint or 'expected one of ' + ', '.join(fields)}"
+            )
+
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _coerce(data[name], hints[name], _join(prefix, name), source, missing)
+        elif field.default is not dataclasses.MISSING:
+            values[name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            values[name] = field.default_factory()
+        elif missing is None:
+            raise UserError(f"{source}: {_join(prefix, name)!r} is required, expected {_expected(hints[name])}")
+        else:
+            values[name] = missing
+
+    if missing is not None:
+        partial = object.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(partial, name, value)  # also works on frozen dataclasses
+        return partial
+    try:
+        return cls(**values)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{source}: {prefix + ': ' if prefix else ''}{error}") from error
+
+
+def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -> Any:
+    """The value as the annotated type, or a ``UserError`` that names the key."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+
+    def wrong() -> UserError:
+        allowed = [str(choice) for choice in arguments] if origin is typing.Literal else []
+        hint = suggest(str(value), allowed)
+        return UserError(
+            f"{source}: {key} must be {_expected(kind)}, got {_show(value)}" + (f"; {hint}" if hint else "")
+        )
+
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return build(kind, value, key, source, missing)
+    if origin in (typing.Union, types.UnionType):
+        # An alternative that fits as it is goes before one that would convert: 3 stays int in `float | int`.
+        for option in sorted(arguments, key=lambda option: type(value) is not option):
+            with contextlib.suppress(UserError):
+                return _coerce(value, option, key, source, missing)
+        raise wrong()
+    if origin is typing.Literal:
+        for choice in arguments:
+            if value == choice and type(value) is type(choice):
+                return choice
+        raise wrong()
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        if isinstance(value, str) and value in kind.__members__:
+            return kind[value]
+        raise wrong()
+    if kind is None or kind is types.NoneType:
+        if value is None:
+            return None
+        raise wrong()
+    if kind is float:
+        # YAML reads 3e-4 (no dot) as text; people write it for a number all the time.
+        if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+            return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        raise wrong()
+    if kind in (bool, int, str):
+        if type(value) is kind:
+            return value
+        raise wrong()
+    if kind is Path:
+        if isinstance(value, str):
+            return Path(value)
+        raise wrong()
+    container = origin or kind
+    if container in (list, tuple) or container is Sequence:
+        if not isinstance(value, list):
+            raise wrong()
+        if container is tuple and arguments and arguments[-1] is not Ellipsis:
+            if len(value) != len(arguments):
+                raise wrong()
+            kinds = list(arguments)
+        else:
+            kinds = [arguments[0] if arguments else Any] * len(value)
+        items = [
+            _coerce(item, item_kind, f"{key}[{i}]", source, missing)
+            for i, (item, item_kind) in enumerate(zip(value, kinds, strict=True))
+        ]
+        return items if container is list else tuple(items)
+    if container in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise wrong()
+        key_kind, value_kind = arguments or (Any, Any)
+        return {
+            _coerce(name, key_kind, f"key of {key}", source): _coerce(
+                item, value_kind, f"{key}.{name}", source, missing
+            )
+            for name, item in value.items()
+        }
+    raise TypeError(f"{key}: configurations cannot hold {kind}; see the types listed in hyptree.config")
+
+
+def _expected(kind: Any) -> str:
+    """A type in words, for messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_expected(option) for option in arguments)
+    if origin is typing.Literal:
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(str(choice) for choice in arguments)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(kind.__members__)
+    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
+        return f"a list of {len(arguments)} values"
+    container = origin or kind
+    if container in (list, tuple) or container is Sequence:
+        return f"a list of {_expected(arguments[0]).removeprefix('a ')} values" if arguments else "a list"
+    words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    words |= {
+        Path: "a path",
+        None: "null",
+        types.NoneType: "null",
+        dict: "a section of keys",
+        Mapping: "a section of keys",
+    }
+    return words.get(container, f"a {getattr(kind, '__name__', kind)}")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _join(prefix: str, key: Any) -> str:
+    return f"{prefix}.{key}" if prefix else str(key)
+
+
+def _plain(value: Any) -> Any:
+    """The value with only what YAML can write: dict, list, text, numbers, null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _set_dotted(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r} must look like key=value, e.g. optim.lr=3e-4")
+    *sections, last = key.split(".")
+    for section in sections:
+        if data.get(section) is None:
+            data[section] = {}
+        data = data[section]
+        if not isinstance(data, dict):
+            raise UserError(f"override {override!r}: {section!r} is not a section of keys")
+    data[last] = _parse_yaml(text, f"override {override!r}")
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is given twice; YAML's own loader silently keeps the last."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[Any] = set()
+            for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                if isinstance(key, str) and key in seen:
+                    raise UserError(f"{source}: key {key!r} is given twice (line {key_node.start_mark.line + 1})")
+                seen.add(key if isinstance(key, str) else None)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # a SafeLoader: builds no Python objects
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise UserError(f"{source}: not valid YAML: {getattr(error, 'problem', None) or error}{at}") from error

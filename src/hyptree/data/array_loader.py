@@ -1,0 +1,96 @@
+"""Batches from pictures that lie in memory: whole arrays are augmented at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyptree.data.pictures import MAX_BYTES
+from hyptree.data.plan import Loader, Plan
+from hyptree.data.sample import BadSample
+from hyptree.data.seeding import preserved, reseed, uniforms
+from hyptree.data.steps import random_erasing
+from hyptree.data.transforms import Transform
+
+
+class ArrayLoader(Loader):
+    """Batches cut from arrays in memory: shifts, flips and erasing, seeded by (seed, epoch, index) as everywhere."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        images: np.ndarray,
+        labels: np.ndarray,
+        transform: Transform,
+        pack: Callable[[Tensor, Tensor], Any],
+        pin_memory: bool = False,
+    ):
+        super().__init__(plan)
+        self.pin_memory = pin_memory
+        self.images, self.labels = images, torch.as_tensor(labels).long()
+        self.transform, self.pack = transform, pack
+        self._eraser = random_erasing(1.0)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch
+        for indices in self.plan.batches(epoch, self.start_batch):
+            images = self.transform.normalise(torch.from_numpy(self._moved(indices, epoch)))
+            self._erase(images, indices, epoch)
+            if self.pin_memory:  # else the copy to the GPU waits until the step before it is done
+                images = images.pin_memory()
+            yield self.pack(images, self.labels[torch.from_numpy(indices)])
+
+    def _erase(self, images: Tensor, indices: np.ndarray, epoch: int) -> None:
+        """Erases a rectangle of some of the pictures, in place."""
+        augment = self.transform.augment
+        if augment is None or not augment.erasing:
+            return
+        chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < augment.erasing)
+        with preserved():
+            for i in chosen.tolist():
+                reseed(self.plan.seed, epoch, int(indices[i]))
+                self._eraser(images[i])
+
+    def _moved(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """(B, 3, S, S) uint8: the pictures, each shifted and flipped in its own way."""
+        augment = self.transform.augment
+        if augment is None or not (augment.flip or augment.translate):
+            return self.images[indices]
+        size, reach = self.images.shape[-1], augment.translate
+        chance = uniforms(self.plan.seed, epoch, indices, 3)
+        flip = (chance[:, 0] < augment.flip).tolist()
+        shift = (np.floor(chance[:, 1:] * (2 * reach + 1)).astype(int) - reach).tolist()
+        moved = np.empty((len(indices), *self.images.shape[1:]), np.uint8)
+        if reach:
+            moved[:] = np.array(self.transform.fill, np.uint8)[:, None, None]
+        # A loop of slices: indexing all pixels at once would be several times slower.
+        for out, index, flipped, (dy, dx) in zip(moved, indices.tolist(), flip, shift, strict=True):
+            image = self.images[index]
+            if flipped:
+                image = image[:, :, ::-1]
+            out[:, max(dy, 0) : size + min(dy, 0), max(dx, 0) : size + min(dx, 0)] = image[
+                :, max(-dy, 0) : size + min(-dy, 0), max(-dx, 0) : size + min(-dx, 0)
+            ]
+        return moved
+
+
+def whole_arrays(dataset: Any, transform: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None."""
+    if not isinstance(transform, Transform) or not transform.is_simple:
+        return None
+    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
+        return None
+    if transform.augment is None and transform.crop_pct != 1:
+        return None
+    size = transform.size
+    if len(dataset) * 3 * size * size > MAX_BYTES:
+        return None
+    try:
+        images, labels = np.asarray(dataset.images()), np.asarray(dataset.labels())
+    except BadSample:
+        return None  # the other loader skips and counts it
+    return (images, labels) if images.shape[1:] == (3, size, size) else None

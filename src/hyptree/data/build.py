@@ -1,0 +1,97 @@
+"""From settings to a dataset of pictures."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from hyptree.data.pictures import MemoryPictures, Pictures
+from hyptree.data.sample import PictureDataset
+from hyptree.data.settings import DataSettings
+from hyptree.errors import UserError, suggest
+
+# Imported when asked for: COCO needs an extra, and most runs need one of these only.
+_READERS = {
+    "folder": "folders:FolderPictures",
+    "arrays": "arrays:ArrayPictures",
+    "tiny-imagenet": "tiny_imagenet:TinyImageNet",
+    "camvid": "segmentation:CamVid",
+    "pets": "segmentation:Pets",
+    "ade20k": "segmentation:ADE20K",
+    "coco": "coco:Coco",
+}
+
+
+def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
+    """The pictures of a split, ``train``, ``val`` or ``test``, as the settings want them.
+
+    Raises:
+        UserError: the files are not there, not laid out as expected, or have another number of classes than told.
+    """
+    limit = settings.num_train if split == "train" else settings.num_val
+    dataset: PictureDataset
+    if settings.name == "world":
+        dataset = _build_world(settings, split, limit)
+    else:
+        assert settings.root is not None, "DataSettings asks for it"
+        module, name = _READERS[settings.name].split(":")
+        reader = cast(Callable[[Path, str], Pictures], getattr(import_module(f"hyptree.data.{module}"), name))
+        pictures = reader(settings.root.expanduser(), split)
+        pictures.limit(limit, settings.seed)
+        pictures.origin = _origin(settings, split, limit)
+        if settings.cache and isinstance(pictures, MemoryPictures):
+            from hyptree.data.world.store import default_cache
+
+            pictures.store(default_cache().with_name("pixels") if settings.cache is True else settings.cache)
+        dataset = pictures
+    if len(dataset) == 0:
+        raise UserError(f"{settings.root or settings.name}: no pictures in the split {split}")
+    found = dataset.classes or dataset.semantic_classes or dataset.box_classes
+    if settings.num_classes is not None and len(found) != settings.num_classes:
+        raise UserError(
+            f"{settings.root or settings.name} has {len(found)} classes, but num_classes is {settings.num_classes};"
+            " leave num_classes out to take what is there"
+        )
+    return dataset
+
+
+def _origin(settings: DataSettings, split: str, limit: int | None) -> tuple[object, ...] | None:
+    """Which pictures of which file these are; None for folders, whose content nothing short of reading tells."""
+    assert settings.root is not None
+    path = settings.root.expanduser()
+    if not path.is_file():
+        return None
+    about = path.stat()
+    return settings.name, path.resolve(), about.st_mtime_ns, about.st_size, split, limit, settings.seed
+
+
+def _build_world(settings: DataSettings, split: str, limit: int | None) -> PictureDataset:
+    from hyptree.data.world import World
+
+    options = {} if limit is None else {"num_images": limit}
+    world = World(split=split, size=settings.size, seed=settings.seed, cache=settings.cache, **options)
+    return cast(PictureDataset, world)
+
+
+def read_data_flag(text: str) -> tuple[Any, Path | None]:
+    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``."""
+    names = typing.get_args(typing.get_type_hints(DataSettings)["name"])
+    name, colon, root = text.partition(":")
+    if text == "world":
+        return "world", None
+    if colon and name in names and root:
+        return name, Path(root)
+    path = Path(text)
+    if path.is_dir():
+        return "folder", path
+    if path.suffix == ".npz" and path.is_file():
+        return "arrays", path
+    hint = suggest(name, names)
+    if text in names:
+        hint = f"it needs a folder, e.g. {text}:DIR"
+    raise UserError(
+        f"--data {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
+    )

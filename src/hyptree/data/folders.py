@@ -1,0 +1,72 @@
+"""Pictures in folders, one folder per class; folders inside folders make a class tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hyptree.data.pictures import Pictures, class_tree, decode_image, find_split, is_picture, list_pictures, name_some
+from hyptree.data.sample import Sample
+from hyptree.errors import UserError
+
+
+class FolderPictures(Pictures):
+    """Pictures under ``root/train/CLASS/`` and ``root/val/CLASS/`` (also valid, validation, test).
+
+    A class is a folder that holds pictures itself. With folders inside folders (``train/animal/dog/``) the class is
+    named by its path and the nesting is the tree. Both splits are numbered by the training folders.
+    """
+
+    def __init__(self, root: Path | str, split: str = "train"):
+        root = Path(root)
+        if not root.is_dir():
+            raise UserError(f"there is no folder {root}; expected one with train/CLASS/ and val/CLASS/ in it")
+        inside = sorted(path.name for path in root.iterdir() if path.is_dir())
+        train, folder = root / find_split(inside, "train", root), root / find_split(inside, split, root)
+        classes = sorted(_class_folders(train))
+        if not classes:
+            raise UserError(f"{train}: no pictures in it; expected {train.name}/CLASS/picture.jpg")
+        number = {name: i for i, name in enumerate(classes)}
+        found = classes if folder == train else sorted(_class_folders(folder))
+        if unknown := [name for name in found if name not in number]:
+            raise UserError(
+                f"{folder} has the class {name_some(unknown)}, which {train} has not;"
+                f" both must hold the same {len(classes)} classes"
+            )
+        self._root, self._files, labels = folder, [], []
+        for name in found:
+            files = list_pictures(folder / name)
+            self._files += [str(path.relative_to(folder)) for path in files]
+            labels += [number[name]] * len(files)
+        self._labels = np.array(labels, np.int64)
+        is_nested = any("/" in name for name in classes)
+        tree = class_tree([["all", *name.split("/")] for name in classes]) if is_nested else None
+        super().__init__(len(self._files), classes=classes, tree=tree)
+
+    def _read(self, i: int) -> Sample:
+        name = self._files[i]
+        id = f"{self._root.name}/{name}"
+        return Sample(decode_image(self._root / name, id), id, label=int(self._labels[i]))
+
+    def labels(self) -> np.ndarray:
+        """(n,) int64 class of every picture, without reading one."""
+        return self._labels[self._kept]
+
+
+def _class_folders(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Paths, relative to ``folder`` and with slashes, of the folders below that hold pictures themselves."""
+    with os.scandir(folder) as entries:
+        below = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    for name in below:
+        if _holds_pictures(folder / name):
+            yield prefix + name
+        yield from _class_folders(folder / name, f"{prefix}{name}/")
+
+
+def _holds_pictures(folder: Path) -> bool:
+    """Whether there is a picture in the folder itself; stops at the first, folders may hold a million."""
+    with os.scandir(folder) as entries:
+        return any(is_picture(entry.name) for entry in entries)

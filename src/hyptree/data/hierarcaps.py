@@ -1,0 +1,237 @@
+"""HierarCaps: captions of one picture in four levels, from general to specific, and contradicting ones beside them.
+
+The files are read, never packaged. A level is split from the next by ``=>``; commas, quotes and case stay as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from hyptree.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUM_LEVELS = 4
+"""Levels of every chain."""
+
+FILES = {
+    "test": ("hierarcaps_test.csv",),
+    "expanded": ("hierarcaps_test_expanded.csv.gz", "hierarcaps_test_expanded.csv"),
+    "train": ("hierarcaps_train.csv.gz", "hierarcaps_train.csv"),
+    "sample": ("hierarcaps_train_sample100.json",),
+}
+"""Names of the files of each part, in a folder."""
+
+_EXPECTED = "expected HierarCaps: a CSV with a column 'captions' or with the columns 'positive' and 'negative'"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Captions of one picture from general to specific.
+
+    Attributes:
+        captions: one per level.
+        negatives: one per level that contradicts the picture, or none at all.
+        image: file name of the picture, empty where none is known.
+    """
+
+    captions: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+    image: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All captions, then all negatives."""
+        return self.captions + self.negatives
+
+
+def split_chain(text: str, where: str, num_levels: int = NUM_LEVELS) -> tuple[str, ...]:
+    """The captions of ``general => ... => specific``.
+
+    Args:
+        where: file and line, for the message.
+
+    Raises:
+        UserError: another number of levels, or a caption without a letter.
+    """
+    captions = tuple(part.strip() for part in text.split("=>"))
+    if len(captions) != num_levels:
+        raise UserError(
+            f"{where}: a chain has {num_levels} captions joined by ' => ', got {len(captions)}: {_short(text)}"
+        )
+    for level, caption in enumerate(captions, 1):
+        if not caption:
+            raise UserError(
+                f"{where}: the caption of level {level} is empty in {_short(text)}; write it or drop the row"
+            )
+    return captions
+
+
+def read_hierarcaps(path: Path | str, part: str | None = None) -> list[Chain]:
+    """The chains of a HierarCaps file (CSV, also gzipped, or the JSON sample), or of a part of its folder.
+
+    Args:
+        path: a file, or the folder of HierarCaps.
+        part: in a folder: "test" (1000 curated chains), "expanded" (23,479 with negatives), "train" or "sample".
+
+    Raises:
+        UserError: no such file, not HierarCaps, an empty caption, or a chain of other than four levels.
+    """
+    path = _find(Path(path), part)
+    if path.suffix == ".json":
+        return _read_json(path)
+    return _guarded(path, _read_csv)
+
+
+def without_images_of(chains: Iterable[Chain], held_out: Iterable[Chain]) -> list[Chain]:
+    """The chains whose picture is not among those of ``held_out``: what may be trained on.
+
+    4,709 of the 23,479 expanded chains describe a picture of the test set; 18,770 are left.
+    """
+    seen = {chain.image for chain in held_out if chain.image}
+    return [chain for chain in chains if chain.image not in seen]
+
+
+def first_of_each_image(chains: Iterable[Chain]) -> list[Chain]:
+    """One chain per picture, the first, in order."""
+    first: dict[str, Chain] = {}
+    for chain in chains:
+        first.setdefault(chain.image, chain)
+    return list(first.values())
+
+
+def distinct_texts(chains: Iterable[Chain]) -> list[str]:
+    """Every caption and negative once, in the order of their first appearance."""
+    return list(dict.fromkeys(text for chain in chains for text in chain.texts))
+
+
+def read_retrieved(path: Path | str) -> dict[str, dict[str, list[str]]]:
+    """Chains that models retrieved for pictures: model, then file name of the picture, then captions.
+
+    Raises:
+        UserError: not such a file.
+    """
+    path = Path(path)
+    values = _guarded(path, json.load)
+    fine = isinstance(values, dict) and all(
+        isinstance(chains, dict) and all(isinstance(chain, list) for chain in chains.values())
+        for chains in values.values()
+    )
+    if not fine:
+        raise UserError(f"{path}: expected retrieved chains, {{model: {{picture: [captions]}}}}")
+    return values
+
+
+def read_images(path: Path | str, names: Sequence[str]) -> list[np.ndarray]:
+    """(H, W, 3) uint8 pictures by file name, from an .npz file (jpeg, offsets, name) or a folder of picture files."""
+    from hyptree.data.pictures import decode_image
+    from hyptree.data.sample import BadSample
+
+    sources = image_sources(path, names)
+    try:
+        return [decode_image(sources[name], name).permute(1, 2, 0).numpy() for name in names]
+    except BadSample as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | bytes]:
+    """Where each picture is, not decoded yet: a file, or its bytes.
+
+    Raises:
+        UserError: some picture is not there.
+    """
+    from hyptree.data.pictures import open_npz, take, take_packed
+
+    path = Path(path)
+    sources: dict[str, Path | bytes] = {}
+    if path.is_dir() and (path / "test_images_160.npz").is_file():
+        path = path / "test_images_160.npz"
+    if path.is_dir():
+        sources = {name: path / name for name in names if (path / name).is_file()}
+    elif not path.exists():
+        raise UserError(f"there are no pictures at {path}; expected an .npz file or a folder")
+    else:
+        with open_npz(path) as archive:
+            packed = take_packed(archive, "jpeg", "offsets", path)
+            sources = {str(name): packed[i] for i, name in enumerate(take(archive, "name", path).tolist())}
+    missing = [name for name in names if name not in sources]
+    if missing:
+        raise UserError(f"{path}: {len(missing)} of {len(names)} pictures are not there, the first is {missing[0]}")
+    return sources
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def _find(path: Path, part: str | None) -> Path:
+    if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"cannot read {path}: no such file")
+        return path
+    if part not in FILES:
+        raise UserError(f"{path} is a folder: part must be one of {', '.join(FILES)}, got {part!r}")
+    for folder in (path, path / "hierarcaps"):
+        for name in FILES[part]:
+            if (folder / name).is_file():
+                return folder / name
+    raise UserError(f"{path} has no {FILES[part][0]}; it must be the folder of HierarCaps, or the one above")
+
+
+def _guarded(path: Path, read: Callable[[IO[str]], Any]) -> Any:
+    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            return read(file)
+    except FileNotFoundError as error:
+        raise UserError(f"cannot read {path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8; {_EXPECTED}") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error.__class__.__name__}: {error}") from error
+
+
+def _read_csv(file: IO[str]) -> list[Chain]:
+    name = getattr(file, "name", "") or getattr(getattr(file, "buffer", None), "name", "")
+    reader = csv.DictReader(file)
+    columns = set(reader.fieldnames or ())
+    if "captions" not in columns and not {"positive", "negative"} <= columns:
+        found = ", ".join(map(str, reader.fieldnames or ())) or "nothing"
+        raise UserError(f"{name}: {_EXPECTED}, found {_short(found)}")
+    positive = "captions" if "captions" in columns else "positive"
+    chains = []
+    for row in reader:
+        where = f"{name}, line {reader.line_num}"
+        captions = split_chain(row[positive] or "", where)
+        negatives = split_chain(row["negative"] or "", where) if positive == "positive" else ()
+        chains.append(Chain(captions, negatives, (row.get("image_url") or "").rsplit("/", 1)[-1]))
+    if not chains:
+        raise UserError(f"{name}: no chains in it; {_EXPECTED}")
+    return chains
+
+
+def _read_json(path: Path) -> list[Chain]:
+    """Columns of a table as {"positive": {row: chain}, "negative": {row: chain}}."""
+    values = _guarded(path, json.load)
+    if not isinstance(values, dict) or not all(isinstance(values.get(key), dict) for key in ("positive", "negative")):
+        raise UserError(f"{path}: {_EXPECTED}, or JSON with 'positive' and 'negative'")
+    positive, negative = values["positive"], values["negative"]
+    if set(positive) != set(negative):
+        raise UserError(f"{path}: 'positive' and 'negative' must have the same rows")
+    return [
+        Chain(split_chain(positive[row], f"{path}, row {row}"), split_chain(negative[row], f"{path}, row {row}"))
+        for row in sorted(positive, key=lambda row: (len(row), row))
+    ]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,339 @@
+"""What the datasets of real pictures share: decoding that names what it cannot read, packed files, class trees."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyptree.data.sample import BadSample, Sample
+from hyptree.errors import UserError
+
+if TYPE_CHECKING:
+    from hyptree.tree import Tree
+
+SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"])
+"""Files that count as pictures, whatever the case."""
+
+MAX_BYTES = 2**31
+"""Pictures of a dataset that take more memory than this are not all held decoded."""
+
+
+class Pictures(ABC):
+    """A dataset of pictures; subclasses say how picture ``i`` of the files is read.
+
+    Args:
+        count: pictures in the files.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        classes: Sequence[str] = (),
+        semantic_classes: Sequence[str] = (),
+        box_classes: Sequence[str] = (),
+        tree: Tree | None = None,
+    ):
+        self.classes, self.semantic_classes = tuple(classes), tuple(semantic_classes)
+        self.box_classes, self.tree = tuple(box_classes), tree
+        self.origin: tuple[object, ...] | None = None
+        """What names the content of this split within a process, where that is known (see ``build_dataset``)."""
+        self._kept = np.arange(count)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._read(int(self._kept[index]))
+
+    def read_picture(self, index: int) -> Sample:
+        """The picture and its class; whatever else a subclass reads at extra cost may be left out."""
+        return self[index]
+
+    def limit(self, count: int | None, seed: int = 0) -> None:
+        """Keeps ``count`` of the pictures, drawn by ``seed``, in their order; None and large counts keep all."""
+        if count is not None and count < len(self):
+            self._kept = np.sort(np.random.default_rng(seed).permutation(self._kept)[:count])
+
+    @abstractmethod
+    def _read(self, i: int) -> Sample:
+        """The picture at place ``i`` of all that are there."""
+
+
+class MemoryPictures(Pictures):
+    """Pictures with one label each that are held in memory, as pixels or as packed files.
+
+    Args:
+        files: (n, 3, H, W) uint8, or the packed files.
+        labels: (n,) class of each.
+        prefix: what the ids start with; a running number follows.
+    """
+
+    def __init__(
+        self,
+        files: np.ndarray | Packed,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        *,
+        prefix: str,
+        tree: Tree | None = None,
+    ):
+        super().__init__(len(files), classes=classes, tree=tree)
+        self._files, self._labels, self._prefix = files, labels.astype(np.int64), prefix
+        self._store: Path | None = None
+
+    def _read(self, i: int) -> Sample:
+        id = f"{self._prefix}/{i}"
+        pixels = self._files[i]
+        image = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else decode_image(pixels, id)
+        return Sample(image, id, label=int(self._labels[i]))
+
+    def labels(self) -> np.ndarray:
+        """(n,) int64 class of every picture."""
+        return self._labels[self._kept]
+
+    def images(self) -> np.ndarray | None:
+        """(n, 3, H, W) uint8 of all pictures, decoded once; None when they differ in size or would fill the memory.
+
+        Raises:
+            BadSample: one of them cannot be decoded.
+        """
+        return self._decoded
+
+    def store(self, folder: Path) -> None:
+        """Keep the pixels of packed files below ``folder``, where other runs find them instead of decoding again.
+
+        Decodes now what is not there yet. Pictures that ``images`` cannot give stay files.
+        """
+        self._store = folder
+        with contextlib.suppress(BadSample):
+            self.images()
+
+    @cached_property
+    def _decoded(self) -> np.ndarray | None:
+        if isinstance(self._files, np.ndarray):
+            return self._files if len(self._kept) == len(self._files) else self._files[self._kept]
+        if len(self) == 0:
+            return None
+        shape = (len(self), *self[0].image.shape)
+        if math.prod(shape) > MAX_BYTES:
+            return None
+        try:
+            if self._store is None:
+                pixels = np.empty(shape, np.uint8)
+                for i, image in self._decode_all(shape[1:]):
+                    pixels[i] = image
+                return pixels
+            from hyptree.data.world.store import load_or_build
+
+            rows = ((i, {"image": image[None]}) for i, image in self._decode_all(shape[1:]))
+            folder = self._store / f"{self._files.fingerprint(self._kept)}-{len(self)}"
+            return load_or_build(folder, {"image": (shape, "uint8")}, lambda: rows)["image"]
+        except _Uneven:
+            return None
+
+    def _decode_all(self, shape: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
+        for i in range(len(self)):
+            image = self[i].image.numpy()
+            if image.shape != shape:
+                raise _Uneven
+            yield i, image
+
+
+class _Uneven(Exception):
+    """A picture has another size than the first one."""
+
+
+class Packed:
+    """Files one after the other in one array of bytes; file i is ``data[offsets[i]:offsets[i + 1]]``."""
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray, where: str):
+        if offsets.ndim != 1 or len(offsets) < 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(data):
+            raise UserError(f"{where}: the offsets must rise from 0 to at most {len(data)}, the bytes there are")
+        self._data, self._offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, i: int) -> bytes:
+        return self._data[self._offsets[i] : self._offsets[i + 1]].tobytes()
+
+    def fingerprint(self, kept: np.ndarray) -> str:
+        """A name that stands for the content of these files, in this order."""
+        content = hashlib.sha256(self._data.tobytes())
+        for numbers in (self._offsets, kept):
+            content.update(numbers.astype(np.int64).tobytes())
+        return content.hexdigest()[:24]
+
+
+# ------------------------------------------------------------------------------------------------------------ decoding
+
+
+def decode_image(source: Path | bytes, id: str) -> Tensor:
+    """(3, H, W) uint8 RGB of a file or its bytes; ``BadSample`` when it is missing, truncated or no picture."""
+    return torch.from_numpy(_decode(_read_bytes(source, id), id, "RGB")).permute(2, 0, 1).contiguous()
+
+
+def decode_labels(source: Path | bytes, id: str) -> Tensor:
+    """(H, W) uint8 of a label map: the stored numbers, palettes left alone."""
+    values = _decode(_read_bytes(source, id), id, None)
+    if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_) or values.max(initial=0) > 255:
+        raise BadSample(id, f"a label map has one number from 0 to 255 per pixel, found {values.dtype} {values.shape}")
+    return torch.from_numpy(values.astype(np.uint8))
+
+
+def _read_bytes(source: Path | bytes, id: str) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return source.read_bytes()
+    except FileNotFoundError as error:
+        raise BadSample(id, "no such file") from error
+    except OSError as error:
+        raise BadSample(id, error.strerror or str(error)) from error
+
+
+def _decode(data: bytes, id: str, mode: str | None) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        # PIL warns about odd EXIF data and palettes, a thousand times in some collections; what counts are the pixels.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as picture:
+                return np.array(picture if mode is None else picture.convert(mode))
+    except UnidentifiedImageError as error:
+        raise BadSample(id, "not a picture" if data else "empty file") from error
+    except (OSError, EOFError, ValueError, SyntaxError, IndexError, struct.error, zlib.error) as error:
+        # All of these are what PIL raises for damaged files of one format or another.
+        raise BadSample(id, str(error) or type(error).__name__) from error
+    except Image.DecompressionBombError as error:
+        raise BadSample(id, f"too many pixels: {error}") from error
+
+
+# -------------------------------------------------------------------------------------------------------- files, trees
+
+
+def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:
+    """The labels as int64, or a ``UserError`` when one is not the number of a class."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise UserError(f"{where} must be whole numbers, one per picture, got {labels.dtype} {labels.shape}")
+    if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
+        raise UserError(
+            f"{where} go from {labels.min()} to {labels.max()},"
+            f" expected 0 to {num_classes - 1} for the {num_classes} classes"
+        )
+    return labels.astype(np.int64)
+
+
+def check_equal(what: str, counts: Mapping[str, int]) -> None:
+    """``UserError`` unless all counts are the same."""
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise UserError(f"{what}: expected as many of each, found {found}")
+
+
+def find_npz(root: Path) -> Path | None:
+    """The .npz file that ``root`` is, or the only one in that folder; None when there is none."""
+    if not root.exists():
+        raise UserError(f"there is no {root}; root must be the folder or file of the pictures")
+    if root.is_file():
+        if root.suffix != ".npz":
+            raise UserError(f"{root} is a file of another kind; expected a folder or an .npz file")
+        return root
+    found = sorted(root.glob("*.npz"))
+    if len(found) > 1:
+        raise UserError(f"{root} holds {len(found)} .npz files ({name_some(p.name for p in found)}); name one of them")
+    return found[0] if found else None
+
+
+def open_npz(path: Path) -> Any:
+    """The archive, opened; arrays are read when they are asked for by ``take``."""
+    # numpy leaves a broken archive open, so look first. The table of contents comes last: a cut file has none.
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"cannot read {path}: no .npz archive, or cut off")
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def take(archive: Any, key: str, path: Path) -> np.ndarray:
+    """One array of an archive, or a ``UserError`` that says which keys there are."""
+    if key not in archive:
+        raise UserError(f"{path}: no array {key!r} in it, found {name_some(archive.files) or 'nothing'}")
+    try:
+        return archive[key]
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: cannot read {key!r}: {error}") from error
+
+
+def take_packed(archive: Any, data: str, offsets: str, path: Path) -> Packed:
+    """Packed files of an archive."""
+    return Packed(take(archive, data, path), take(archive, offsets, path), f"{path}, {offsets}")
+
+
+def find_split(names: Iterable[str], split: str, where: Path | str) -> str:
+    """The name under which ``split`` is there: its own, or what others call it."""
+    others = {
+        "train": ("train", "trainval", "training"),
+        "val": ("val", "valid", "validation", "test", "testing"),
+        "test": ("test", "testing", "val", "valid", "validation"),
+    }
+    if split not in others:
+        raise ValueError(f"split must be train, val or test, got {split!r}")
+    names = list(names)
+    for name in others[split]:
+        if name in names:
+            return name
+    raise UserError(f"{where}: expected {' or '.join(others[split])}, found {name_some(names) or 'nothing'}")
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file of this name counts; hidden ones (such as the ._ files of archives from a Mac) do not."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """The picture files of a folder, sorted."""
+    return sorted(path for path in folder.iterdir() if is_picture(path.name))
+
+
+def name_some(names: Iterable[str], at_most: int = 8) -> str:
+    """A list for a message: ``a, b, c and 12 more``."""
+    names = list(names)
+    shown = ", ".join(names[:at_most])
+    return f"{shown} and {len(names) - at_most} more" if len(names) > at_most else shown
+
+
+def class_tree(paths: Sequence[Sequence[str]]) -> Tree:
+    """The tree of classes given by their paths from the root, each ending in the class itself.
+
+    Two nodes are the same when their whole paths are. The classes are the first nodes, in order.
+    """
+    from hyptree.tree import Tree
+
+    number = {tuple(path): i for i, path in enumerate(paths)}
+    if len(number) < len(paths):
+        raise ValueError("two classes have the same path")
+    for path in paths:
+        for length in range(len(path) - 1, 0, -1):
+            number.setdefault(tuple(path[:length]), len(number))
+    parent = [number[node[:-1]] if len(node) > 1 else -1 for node in number]
+    return Tree(parent, label=[node[-1] for node in number])

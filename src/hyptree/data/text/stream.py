@@ -1,0 +1,194 @@
+"""The order in which blocks are seen: shuffled, shared by processes, and resumable at any block.
+
+Everything is a function of (seed, place): blocks come in one endless row, pass after pass, each pass shuffled by
+(seed, epoch). So a place in that row is the whole state. It is written as (epoch, next block of that epoch), for all
+processes together, and may be resumed by another number of processes or with another batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hyptree.data.plan import Loader, Plan
+from hyptree.data.text.packing import TextBlocks
+from hyptree.errors import UserError
+
+
+class BlockOrder:
+    """Which block comes at which place of the endless row."""
+
+    def __init__(self, num_tokens: int, block_length: int, seed: int, shuffle: bool = True):
+        self.num_tokens, self.block_length = num_tokens, block_length
+        self.seed, self.shuffle = seed, shuffle
+        self._permuted: tuple[int, np.ndarray] | None = None
+
+    def epoch_of(self, place: int) -> int:
+        """The pass over the text in which the block at this place ends."""
+        return ((place + 1) * self.block_length - 1) // self.num_tokens
+
+    def first(self, epoch: int) -> int:
+        """Place of the first block of a pass. Passes differ by at most one block in length."""
+        return epoch * self.num_tokens // self.block_length
+
+    def blocks(self, place: int, count: int) -> np.ndarray:
+        """(count,) the blocks at the places from ``place`` on; each pass has every one of its blocks once."""
+        found: list[np.ndarray] = []
+        while count > 0:
+            epoch = self.epoch_of(place)
+            inside = self._pass(epoch)[place - self.first(epoch) :][:count]
+            found.append(inside)
+            place, count = place + len(inside), count - len(inside)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _pass(self, epoch: int) -> np.ndarray:
+        """All blocks of a pass in their order; the latest is kept, since one comes after the other."""
+        if self._permuted is None or self._permuted[0] != epoch:
+            begin, end = self.first(epoch), self.first(epoch + 1)
+            order = np.arange(begin, end)
+            if self.shuffle:
+                order = begin + np.random.default_rng([self.seed, epoch]).permutation(end - begin)
+            self._permuted = epoch, order
+        return self._permuted[1]
+
+
+class BlockBatches:
+    """Blocks of each batch for this process: a ``batch_sampler`` for torch's ``DataLoader`` that can be resumed.
+
+    Training batches follow the endless row, ``len`` of them make an epoch: they do not stop where a pass over the text
+    ends, so no block is left out, and no two processes ever get the same one. What one iteration gives, the next goes
+    on from. Evaluation gives every block once, in order; its last batch may be smaller.
+    """
+
+    def __init__(
+        self,
+        dataset: TextBlocks,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
+    ):
+        """Batches of ``batch_size`` blocks over all processes together.
+
+        Args:
+            shuffle: in training; evaluation never shuffles.
+            accumulate: batches of one optimiser step; an epoch is a multiple of it, so that no batch is left over.
+
+        Raises:
+            UserError: a batch larger than the text, or one that the processes cannot share evenly.
+        """
+        self.dataset, self.batch_size, self.accumulate = dataset, batch_size, accumulate
+        self.rank, self.world_size = rank, world_size
+        self.order = BlockOrder(dataset.num_tokens, dataset.block_length, seed, shuffle and dataset.train)
+        self.place = 0
+        """Blocks that were given to any process so far."""
+        if batch_size < 1 or (batch_size % world_size and (dataset.train or batch_size < world_size)):
+            raise UserError(
+                f"batch_size {batch_size} cannot be shared evenly by {world_size} processes; "
+                f"choose a multiple of {world_size}"
+            )
+        if len(self) == 0:
+            raise UserError(
+                f"the training text has {len(dataset)} blocks of {dataset.block_length} tokens, less than one step of "
+                f"{batch_size * accumulate}; choose a smaller batch_size or block_length"
+            )
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self.dataset.train:
+            return len(self.dataset) // (self.batch_size * self.accumulate) * self.accumulate
+        return -(-len(self.dataset) // self.batch_size)
+
+    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
+        """The next iteration gives this epoch from this batch on."""
+        if not 0 <= start_batch <= len(self):
+            raise ValueError(f"start_batch must be from 0 to {len(self)}, the batches of an epoch, got {start_batch}")
+        passed = epoch * len(self) if self.dataset.train else 0
+        self.place = (passed + start_batch) * self.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        share = self._train_batches() if self.dataset.train else self._eval_batches()
+        for blocks in share:
+            mine = np.array_split(blocks, self.world_size)[self.rank]
+            if len(mine):
+                yield mine.tolist()
+
+    def _train_batches(self) -> Iterator[np.ndarray]:
+        length = len(self) * self.batch_size
+        for _ in range(-(-(length - self.place % length) // self.batch_size)):
+            blocks = self.order.blocks(self.place, self.batch_size)
+            self.place += self.batch_size  # before it is handed out: the state is what comes next
+            yield blocks
+
+    def _eval_batches(self) -> Iterator[np.ndarray]:
+        for begin in range(self.place, len(self.dataset), self.batch_size):
+            yield np.arange(begin, min(begin + self.batch_size, len(self.dataset)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is, in JSON's types; the same in every process after the same number of batches.
+
+        With workers, a ``DataLoader`` asks for batches before it gives them: count batches and use ``set_epoch`` there.
+        """
+        epoch = self.order.epoch_of(self.place)
+        return {"epoch": epoch, "next_block": self.place - self.order.first(epoch)} | self._about()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken, with any number of processes and any batch size.
+
+        Raises:
+            UserError: the state belongs to another text, tokenizer, block length or seed.
+        """
+        for name, value in self._about().items():
+            if state[name] != value:
+                raise UserError(f"cannot resume the text: {name} was {state[name]!r} and is {value!r} now")
+        self.place = self.order.first(state["epoch"]) + state["next_block"]
+
+    def _about(self) -> dict[str, Any]:
+        order = self.order
+        fingerprint = self.dataset.tokens.fingerprint
+        return {
+            "block_length": order.block_length,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "fingerprint": fingerprint,
+        }
+
+
+class TextLoader(Loader):
+    """Batches of a text as dicts of (B, L) tensors, for the training loop; see :class:`BlockBatches`.
+
+    No workers: a block is a slice of a mapped file, which takes microseconds.
+    """
+
+    def __init__(self, batches: BlockBatches, pin_memory: bool = False):
+        order = batches.order
+        train = batches.dataset.train
+        num_blocks = len(batches.dataset)
+        super().__init__(Plan(num_blocks, batches.batch_size, order.seed, train, batches.rank, batches.world_size))
+        self.batches, self.pin_memory = batches, pin_memory
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
+        super().set_epoch(epoch, start_batch)
+        self.batches.set_epoch(epoch, start_batch)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for blocks in self.batches:
+            batch = self.batches.dataset.batch(blocks)
+            yield {name: value.pin_memory() for name, value in batch.items()} if self.pin_memory else batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`BlockBatches.state_dict`."""
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`BlockBatches.load_state_dict`."""
+        self.batches.load_state_dict(state)

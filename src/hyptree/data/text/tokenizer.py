@@ -1,0 +1,226 @@
+"""Tokenizers: train a byte-level BPE, keep it as a Hugging Face folder, load any such folder, encode documents.
+
+What is trained here can write any text: every byte is a token, nothing is normalised, so decoding gives back what was
+encoded, to the last character. ``tokenizer(text)`` begins with ``<bos>``, as the documents of the training text do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree.data.text.atomic import new_folder
+from hyptree.data.text.settings import SPECIAL_TOKENS, check_vocab_size
+from hyptree.data.text.sources import TextSource
+from hyptree.errors import UserError, require
+
+_PADDING_ROWS = 1024
+"""Rows that a model's vocabulary may have beyond the tokenizer's: many are padded to a round number."""
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, name: str = "the text") -> Any:
+    """A byte-level BPE tokenizer with exactly ``vocab_size`` tokens; the same text gives the same one.
+
+    Args:
+        documents: the training text; read once.
+        name: what messages call the text.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerFast`` with <bos>, <eos> and <pad> as tokens 0, 1 and 2.
+
+    Raises:
+        UserError: no text, or a vocabulary that the text cannot fill.
+        ValueError: a vocabulary that cannot hold the bytes.
+    """
+    check_vocab_size(vocab_size)
+    require("tokenizers", "lm")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    some = _NotEmpty(documents)
+    tokenizer.train_from_iterator(some, trainer)
+    if not some.seen:
+        raise UserError(f"{name}: there is no text to train a tokenizer on")
+    size = tokenizer.get_vocab_size()
+    if size < vocab_size:
+        raise UserError(
+            f"vocab_size {vocab_size} is too large for {name}: it gives {size} tokens; "
+            "choose at most that, or more text"
+        )
+    bos = SPECIAL_TOKENS[0]
+    special = [(bos, tokenizer.token_to_id(bos))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=special
+    )
+    return _wrap(tokenizer)
+
+
+def load_tokenizer(folder: Path | str) -> Any:
+    """The tokenizer of any Hugging Face folder on this machine (nothing is downloaded, no code of others is run).
+
+    Raises:
+        UserError: no such folder, or no tokenizer in it.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"cannot read the tokenizer {folder}: no such folder")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise UserError(f"{folder} holds no tokenizer; expected a Hugging Face folder with tokenizer.json")
+    require("transformers", "lm")
+    from transformers import AutoTokenizer
+
+    if _model_type(folder) == "helm":  # transformers reads the model's config.json, too, and must know its type
+        import hyptree.lm  # noqa: F401
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises all sorts of things for damaged files
+        raise UserError(f"cannot read the tokenizer in {folder}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _model_type(folder: Path) -> str | None:
+    """What the model beside a tokenizer says it is; None where there is none, or nothing that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
+    """Write a tokenizer as a new Hugging Face folder, all of it or nothing; gives the folder.
+
+    Raises:
+        UserError: the folder already holds something, or cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} already holds something; name a new folder for the tokenizer")
+    with new_folder(folder) as work:
+        tokenizer.save_pretrained(work)
+    return folder
+
+
+def default_tokenizer(source: TextSource, vocab_size: int, folder: Path | str) -> Any:
+    """The tokenizer of this size for this text: trained once, then read from ``folder``.
+
+    Its place in the folder is named by the size and by a fingerprint of the text, so another text gets another one.
+    """
+    path = Path(folder) / f"bpe-{vocab_size}-{source.fingerprint()[:16]}"
+    if path.is_dir():
+        try:
+            return load_tokenizer(path)
+        except UserError:  # damaged: it can be made again
+            shutil.rmtree(path)
+    tokenizer = train_tokenizer(source, vocab_size, source.name)
+    with new_folder(path) as work:
+        tokenizer.save_pretrained(work)
+    return load_tokenizer(path)  # what every later run gets
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Hexadecimal digits that are equal for tokenizers that give equal tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = backend.to_str()
+    else:
+        content = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return hashlib.sha256(f"{special} {content}".encode()).hexdigest()
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the largest token, added ones included."""
+    return max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+
+
+def check_vocabulary(tokenizer: Any, config: Any) -> None:
+    """``UserError`` when a tokenizer is not the one of a model: tokens without an embedding, or far too few tokens.
+
+    Args:
+        config: anything with ``vocab_size``, e.g. the ``HelmConfig`` of a model.
+    """
+    size, rows = vocabulary_size(tokenizer), int(config.vocab_size)
+    if size > rows:
+        raise UserError(
+            f"the tokenizer has {size} tokens but the model's vocabulary only {rows}; "
+            f"set the model's vocab_size to {size}, or take the tokenizer it was trained with"
+        )
+    if rows > size + _PADDING_ROWS:
+        raise UserError(
+            f"the tokenizer has {size} tokens but the model's vocabulary {rows}: they do not belong together; "
+            f"set the model's vocab_size to {size}, or take the tokenizer it was trained with"
+        )
+
+
+class Encoder:
+    """Documents to tokens, many at once. Special tokens that a text spells out (``<eos>``) are plain text in it."""
+
+    def __init__(self, tokenizer: Any, bos: bool = True, eos: bool = True):
+        self.size = vocabulary_size(tokenizer)
+        self.before = [tokenizer.bos_token_id] if bos and tokenizer.bos_token_id is not None else []
+        self.after = [tokenizer.eos_token_id] if eos and tokenizer.eos_token_id is not None else []
+        self._slow = tokenizer
+        self._fast: Any = None
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            from tokenizers import Tokenizer
+
+            self._fast = Tokenizer.from_str(backend.to_str())  # our own, so that nobody's settings change
+            self._fast.encode_special_tokens = True
+            self._fast.no_truncation()
+            self._fast.no_padding()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest type that holds every token."""
+        return np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
+
+    def __call__(self, documents: list[str]) -> list[np.ndarray]:
+        """The tokens of each document, with its begin and end."""
+        if self._fast is not None:
+            found = [encoding.ids for encoding in self._fast.encode_batch_fast(documents, add_special_tokens=False)]
+        else:
+            options = {"add_special_tokens": False, "split_special_tokens": True, "truncation": False}
+            found = self._slow(documents, **options)["input_ids"]
+        return [np.asarray(self.before + ids + self.after, self.dtype) for ids in found]
+
+
+class _NotEmpty:
+    """Passes documents on and remembers whether there was one."""
+
+    def __init__(self, documents: Iterable[str]):
+        self._documents, self.seen = documents, False
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._documents:
+            self.seen = True
+            yield text
+
+
+def _wrap(tokenizer: Any) -> Any:
+    require("transformers", "lm")
+    from transformers import PreTrainedTokenizerFast
+
+    bos, eos, pad = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=bos,
+        eos_token=eos,
+        pad_token=pad,
+        clean_up_tokenization_spaces=False,  # decoding gives back the text, spaces before commas included
+        padding_side="left",  # generation goes on at the right end
+    )

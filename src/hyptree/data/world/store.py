@@ -1,0 +1,124 @@
+"""The pictures of a split as arrays, kept in a folder or in memory.
+
+A stored split is a folder of plain ``.npy`` files with a ``manifest.json`` of their checksums. It is written under
+another name and renamed when complete, so a reader sees all of it or nothing; of two processes that build the same
+one, the first to finish wins and the other uses its work.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hyptree.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+_MANIFEST = "manifest.json"
+_BLOCK = 1 << 24
+
+
+def default_cache() -> Path:
+    """Where ``cache=True`` keeps pictures: $HYPTREE_CACHE/world, or .cache/hyptree/world under the current folder."""
+    root = os.environ.get("HYPTREE_CACHE")
+    return Path(root) / "world" if root else Path(".cache") / "hyptree" / "world"
+
+
+def load_or_build(
+    folder: Path, layout: dict[str, tuple[tuple[int, ...], str]], build: Callable[[], Iterator[tuple[int, Arrays]]]
+) -> Arrays:
+    """The arrays in ``folder``, rendered first if it does not exist or is damaged.
+
+    Args:
+        folder: of this split; its parents are made.
+        layout: shape and dtype of every array.
+        build: gives (position of the first row, rows of every array), in any order, all rows once.
+
+    Raises:
+        UserError: the folder cannot be written or the disk is full.
+    """
+    found = _open(folder, layout)
+    if isinstance(found, str):
+        if found:
+            print(f"{folder}: {found}; rendering it again", file=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _write(folder, layout, build)
+        except OSError as error:
+            why = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+            size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+            raise UserError(
+                f"cannot write the pictures to {folder} ({size / 2**20:.0f} MiB): {why}; "
+                "free some space, or set HYPTREE_CACHE to another folder"
+            ) from error
+        found = _open(folder, layout)
+    if isinstance(found, str):
+        raise UserError(f"{folder}: {found or 'gone'} right after it was written; is the disk sound?")
+    return found
+
+
+def _open(folder: Path, layout: dict[str, tuple[tuple[int, ...], str]]) -> Arrays | str:
+    """The arrays, mapped into memory, or what is wrong with them; an empty string where there is nothing."""
+    if not folder.exists():
+        return ""
+    try:
+        sums = json.loads((folder / _MANIFEST).read_text())
+        arrays: Arrays = {}
+        for name, (shape, dtype) in layout.items():
+            # Copy on write: nobody can change the file, and torch takes the array without a complaint.
+            array = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            if array.shape != shape or array.dtype != np.dtype(dtype):
+                return f"{name}.npy holds {array.dtype} {array.shape} where {dtype} {shape} is expected"
+            if _checksum(array) != sums.get(name):
+                return f"{name}.npy is damaged (its checksum differs)"
+            arrays[name] = array.view(np.ndarray)  # memmap's own indexing is several times slower
+    except (OSError, ValueError, EOFError, AttributeError) as error:
+        return f"cannot be read ({error.__class__.__name__})"
+    return arrays
+
+
+def _write(
+    folder: Path, layout: dict[str, tuple[tuple[int, ...], str]], build: Callable[[], Iterator[tuple[int, Arrays]]]
+) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        arrays = {}
+        for name, (shape, dtype) in layout.items():
+            arrays[name] = np.lib.format.open_memmap(
+                work / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape
+            )
+            # A memory map over a full disk would end the process with a bus error: ask for the space first.
+            with open(work / f"{name}.npy", "r+b") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, max(os.fstat(file.fileno()).st_size, 1))
+        for start, rows in build():
+            for name, values in rows.items():
+                arrays[name][start : start + len(values)] = values
+        sums = {name: _checksum(array) for name, array in arrays.items()}
+        for array in arrays.values():
+            array.flush()
+        (work / _MANIFEST).write_text(json.dumps(sums))
+        try:
+            os.rename(work, folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            # Somebody else was faster; what they wrote is the same.
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _checksum(array: np.ndarray) -> int:
+    data, total = array.reshape(-1).view(np.uint8), 0
+    for start in range(0, len(data), _BLOCK):
+        total = zlib.crc32(data[start : start + _BLOCK].data, total)
+    return total

@@ -1,0 +1,198 @@
+"""Multiple choice for language models: the likeliest answer is the model's, by its log-likelihood after the question.
+
+``accuracy`` takes the answer with the largest log-likelihood, ``accuracy_norm`` the one with the largest per byte of
+the answer, which does not punish long ones. The tasks and their prompts are in :mod:`hyptree.evaluate.choices_tasks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
+
+from hyptree.errors import UserError
+from hyptree.evaluate.choices_tasks import Item, load_items
+from hyptree.evaluate.likelihood import PairEncoder, context_length, is_too_long, log_likelihoods
+
+__all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
+
+
+@dataclass(frozen=True)
+class ChoiceScore:
+    """How a model did on one task."""
+
+    task: str
+    num_items: int
+    num_shots: int
+    accuracy: float
+    """Share of the items whose right answer is the likeliest."""
+    accuracy_error: float
+    """Standard error of it."""
+    accuracy_norm: float
+    """The same with log-likelihoods per byte of the answer."""
+    accuracy_norm_error: float
+    chance: float
+    """What guessing gives."""
+    num_truncated: int = 0
+    """Questions with answer that were longer than the context and lost tokens on the left."""
+    num_spanning: int = 0
+    """Questions with answer where a token spans the boundary of the two."""
+    groups: dict[str, float] = field(default_factory=dict)
+    """Accuracy by group of items (subjects of MMLU)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types; the error of a single item is None."""
+        return {name: None if value != value else value for name, value in asdict(self).items()}
+
+
+def score_items(
+    model: Any,
+    tokenizer: Any,
+    items: Sequence[Item],
+    *,
+    name: str = "choices",
+    num_shots: int = 0,
+    context: int | None = None,
+    batch_size: int = 16,
+    advance: Callable[[int], None] | None = None,
+) -> ChoiceScore:
+    """The score of a model on these items.
+
+    Args:
+        model: any causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
+        name, num_shots: noted in the score.
+        context: tokens that the model sees at once, by default as many as it can.
+        batch_size: rows at once.
+        advance: called with the number of answers that were done.
+    """
+    if not items:
+        raise UserError(f"{name} has no items to answer")
+    context = context_length(model, context)
+    pairs = PairEncoder(tokenizer)([(item.query, text) for item in items for text in item.continuations])
+    found = log_likelihoods(model, pairs, context=context, batch_size=batch_size, advance=advance)
+    right, right_norm, start = [], [], 0
+    for item in items:
+        values = [found[start + k].value for k in range(len(item.choices))]
+        if any(math.isnan(value) for value in values):  # the first choice would win
+            raise UserError(
+                f"{name}: the model gives NaN for the answers to {item.query[-60:]!r}; its weights are broken"
+            )
+        per_byte = [v / max(1, len(text.encode())) for v, text in zip(values, item.choices, strict=True)]
+        right.append(_best(values) == item.gold)
+        right_norm.append(_best(per_byte) == item.gold)
+        start += len(values)
+    names = list(dict.fromkeys(item.group for item in items if item.group))
+    return ChoiceScore(
+        name,
+        len(items),
+        num_shots,
+        *_mean(right),
+        *_mean(right_norm),
+        chance=sum(1 / len(item.choices) for item in items) / len(items),
+        num_truncated=sum(is_too_long(pair, context) for pair in pairs),
+        num_spanning=sum(pair.spans for pair in pairs),
+        groups={
+            group: _mean([ok for ok, item in zip(right, items, strict=True) if item.group == group])[0]
+            for group in names
+        },
+    )
+
+
+def evaluate_tasks(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    *,
+    root: Path | str | None = None,
+    limit: int | None = None,
+    shots: int | None = None,
+    batch_size: int = 16,
+    context: int | None = None,
+    progress: TextIO | None = None,
+) -> list[ChoiceScore]:
+    """Scores of a model, task by task; the same for the same arguments.
+
+    Args:
+        tasks: names of :data:`hyptree.evaluate.choices_tasks.TASKS`, or files of JSON lines with ``query``, ``choices``
+            and ``gold``.
+        root: folder of the tasks' files, see :func:`hyptree.evaluate.choices_tasks.load_items`.
+        limit: at most so many items of each task, spread evenly over it.
+        shots: solved examples before each question; by default as customary for the task.
+        progress: where to show how far it is; nowhere by default.
+    """
+    loaded = [(task, *load_items(task, root=root, limit=limit, shots=shots)) for task in tasks]  # errors come at once
+    scores = []
+    for task, items, num_shots in loaded:
+        with _progress(task, sum(len(item.choices) for item in items), progress) as advance:
+            scores.append(
+                score_items(
+                    model,
+                    tokenizer,
+                    items,
+                    name=Path(task).name if task.endswith((".jsonl", ".gz")) else task,
+                    num_shots=num_shots,
+                    context=context,
+                    batch_size=batch_size,
+                    advance=advance,
+                )
+            )
+    return scores
+
+
+def score_lines(scores: Sequence[ChoiceScore]) -> list[str]:
+    """A table for a terminal."""
+    width = max(len("task"), *(len(score.task) for score in scores)) + 2
+    lines = [f"{'task':<{width}}{'items':>7}{'shots':>7}{'accuracy':>18}{'per byte':>18}{'chance':>9}"]
+    for score in scores:
+        plain = f"{score.accuracy:.4f} ± {score.accuracy_error:.4f}"
+        norm = f"{score.accuracy_norm:.4f} ± {score.accuracy_norm_error:.4f}"
+        lines.append(
+            f"{score.task:<{width}}{score.num_items:>7}{score.num_shots:>7}{plain:>18}{norm:>18}{score.chance:>9.4f}"
+        )
+        if score.num_truncated:
+            lines.append(f"  {score.num_truncated} questions were longer than the context and lost their beginning")
+    return lines
+
+
+def _best(values: Sequence[float]) -> int:
+    """The place of the largest value, the first of equals."""
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _mean(right: Sequence[bool]) -> tuple[float, float]:
+    """Share of what is right, and the standard error of it (NaN for a single item)."""
+    n = len(right)
+    share = sum(right) / n
+    return share, math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else math.nan
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int, stream: TextIO | None) -> Iterator[Callable[[int], None]]:
+    """A function that takes how many answers were done: a bar on a terminal, a line at the beginning when piped."""
+    if stream is None:
+        yield lambda count: None
+    elif not stream.isatty() or find_spec("rich") is None:
+        print(f"{name}: {total} answers", file=stream, flush=True)
+        yield lambda count: None
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            task = bar.add_task(name, total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def run_tasks(source: Path | str, tasks: Sequence[str], *, device: str = "cpu", **options: Any) -> list[ChoiceScore]:
+    """Scores of the model in a folder (a run, or one of ``save_pretrained``), progress on standard error."""
+    from hyptree.devices import find_device
+    from hyptree.train.language import load_language_model
+
+    model, tokenizer = load_language_model(source, find_device(device))
+    return evaluate_tasks(model, tokenizer, tasks, progress=sys.stderr, **options)

@@ -1,0 +1,185 @@
+"""An embedded hierarchy as a folder: what is in it, how good it is, what it looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyptree.errors import UserError
+from hyptree.evaluate.reconstruction import cone_score, reconstruction
+from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
+
+POINTS, CLOSURE, NAMES = "embedding.safetensors", "closure.safetensors", "names.txt"
+
+
+@dataclass
+class Embedding:
+    """Points (N, n) of the nodes of a hierarchy, their names and (P, 2) pairs, and the space."""
+
+    points: Tensor
+    names: list[str]
+    pairs: Tensor
+    manifold: Manifold
+    loss: str = "distance"
+
+
+def make_manifold(name: str, curvature: float) -> Manifold:
+    """The space with this name."""
+    if name == "lorentz":
+        return Lorentz(curvature)
+    if name == "poincare":
+        return Poincare(curvature)
+    if name == "euclidean":
+        return Euclidean()
+    raise ValueError(f"manifold must be lorentz, poincare or euclidean, got {name!r}")
+
+
+def load_embedding(folder: Path | str) -> Embedding:
+    """The embedding that ``hyptree tree embed`` left in a run folder."""
+    from hyptree.files import load_tensors
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"no run in {folder}: no such folder; expected what `hyptree tree embed --out {folder}` writes")
+    if not (folder / POINTS).is_file():
+        hint = (
+            "finish it with --resume" if (folder / "checkpoint.safetensors").is_file() else "is it a run of tree embed?"
+        )
+        raise UserError(f"{folder} has no {POINTS}; {hint}")
+    tensors, state = load_tensors(folder / POINTS)
+    pairs = load_tensors(folder / CLOSURE)[0]["pairs"].long()
+    try:
+        names = (folder / NAMES).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {folder / NAMES}: {error.strerror}") from error
+    points = tensors["points"]
+    if points.ndim != 2 or len(points) != len(names):
+        raise UserError(
+            f"{folder}: {tuple(points.shape)} points for {len(names)} names; the files are of different runs"
+        )
+    if not bool(points.isfinite().all()):
+        row = int((~points.isfinite().all(1)).nonzero()[0])
+        raise UserError(
+            f"{folder / POINTS}: the point of {names[row]!r} (row {row}) is not finite; lower --lr, train again"
+        )
+    manifold = make_manifold(state["manifold"], state["curvature"])
+    return Embedding(points, names, pairs, manifold, state["loss"])
+
+
+def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """All numbers that say how good an embedding is, as a plain dictionary.
+
+    Args:
+        num_samples: rank the ancestors of this many random nodes instead of all; ``is_sampled`` in the result says so.
+        seed: of the sample.
+    """
+    points, pairs, manifold = embedding.points, embedding.pairs, embedding.manifold
+    ranks = reconstruction(points, pairs, manifold, num_samples=num_samples, seed=seed)
+    radius = manifold.dist0(points)
+    result: dict[str, Any] = {
+        "map": ranks.map,
+        "mean_rank": ranks.mean_rank,
+        "num_nodes": len(points),
+        "num_pairs": len(pairs),
+        "num_ranked_nodes": ranks.num_nodes,
+        "num_ranked_pairs": ranks.num_pairs,
+        "is_sampled": ranks.is_sampled,
+    }
+    if embedding.loss == "cones":
+        by_cones = reconstruction(points, pairs, manifold, by="cones", num_samples=num_samples, seed=seed)
+        result |= {"cone_map": by_cones.map, "cone_mean_rank": by_cones.mean_rank}
+        result |= {
+            f"cone_{key}": value for key, value in cone_score(points, pairs, manifold, seed=seed)._asdict().items()
+        }
+    result |= _distortion(embedding)
+    # Depth should grow outwards; the number of ancestors stands for depth in a DAG too.
+    depth = torch.bincount(pairs[:, 0], minlength=len(points)).to(radius)
+    result |= {
+        "radius_mean": float(radius.mean()),
+        "radius_max": float(radius.max()),
+        "radius_depth_correlation": _rank_correlation(radius, depth),
+    }
+    return result
+
+
+def as_tree(embedding: Embedding) -> Any:
+    """The hierarchy as a ``Tree`` with the names as labels: of several parents the most specific one is kept."""
+    from hyptree.tree import Tree
+
+    pairs = embedding.pairs.cpu().numpy()
+    if len(np.unique(pairs)) == len(embedding.names):
+        return Tree.from_edges(pairs).relabel(embedding.names)
+    raise ValueError("every node must be in some pair")
+
+
+def _distortion(embedding: Embedding) -> dict[str, Any]:
+    """How far the distances are from the edges of the tree, up to the best common scale."""
+    tree = as_tree(embedding)
+    points = embedding.points.detach().double().cpu().numpy()
+    found = tree.distortion(
+        embedding=points,
+        manifold=embedding.manifold,
+        scale="best",
+        num_samples=None if len(points) <= 1500 else 200_000,
+    )
+    return {"distortion": found.average, "distortion_worst": found.worst, "distortion_scale": found.scale}
+
+
+def _rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's correlation, ties at their mean rank; 0 where one of the two does not vary."""
+
+    def ranks(values: Tensor) -> Tensor:
+        _, place, count = values.unique(return_inverse=True, return_counts=True)
+        return (count.cumsum(0).double() - (count - 1) / 2)[place]
+
+    a, b = ranks(x.detach()), ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float((a.square().sum() * b.square().sum()).sqrt())
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def disk_points(embedding: Embedding) -> np.ndarray:
+    """(N, 2) points of the Poincaré disk.
+
+    In more dimensions each point keeps its distance from the origin, and its direction is what two principal axes show.
+    """
+    points, manifold = embedding.points.detach().double().cpu(), embedding.manifold
+    if points.shape[1] == 2 and isinstance(manifold, Poincare):
+        return (points * manifold.c**0.5).numpy()
+    tangent = manifold.logmap0(points)
+    if isinstance(manifold, Poincare):
+        tangent = 2 * tangent  # the metric at the origin of the ball is four times the flat one
+    radius = tangent.norm(dim=1, keepdim=True)
+    if points.shape[1] > 2:
+        _, _, axes = torch.linalg.svd(tangent - tangent.mean(0), full_matrices=False)
+        flat = tangent @ axes[:2].T
+    else:
+        flat = torch.nn.functional.pad(tangent, (0, 2 - points.shape[1]))
+    direction = torch.nn.functional.normalize(flat, dim=1)
+    if isinstance(manifold, Euclidean):  # a picture only: the farthest point goes to radius 3
+        radius, s = radius * (3 / radius.max().clamp_min(1e-12)), 1.0
+    else:
+        s = float(manifold.c) ** 0.5
+    return poincare.from_lorentz(lorentz.expmap0(direction * radius * s)).numpy()
+
+
+def draw_disk(embedding: Embedding, path: Path | str, *, names: bool | int = 24, max_nodes: int = 3000) -> None:
+    """Write a picture of the embedding on the Poincaré disk, with the edges of its tree.
+
+    Of more than ``max_nodes`` nodes those with the most descendants are drawn.
+    """
+    dim, n = embedding.points.shape[1], len(embedding.names)
+    tree, points = as_tree(embedding), disk_points(embedding)
+    title = f"{n:,} nodes, {type(embedding.manifold).__name__}, {dim} dimensions"
+    if n > max_nodes:
+        keep = np.sort(np.argsort(-tree.subtree_sizes, kind="stable")[:max_nodes])
+        tree, points = tree.take(keep), points[keep]
+        title += f", the {max_nodes:,} largest"
+    if dim > 2:
+        title += ", true radius, directions projected"
+    tree.draw(path, layout=points, names=names, title=title)

@@ -1,0 +1,201 @@
+"""What a vision transformer loses and gains with fewer tokens: accuracy, images per second, FLOPs, tokens per layer.
+
+``reduce(settings)`` measures one model under several methods and keep rates, off the shelf, and writes a table, a plot
+and a page. What is measured is kept: the same call goes on after any stop. ``python -m hyptree.evaluate.reduction``
+does what ``hyptree reduce`` does where only torch, timm and accelerate are installed, with the same flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+import torch
+
+from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
+from hyptree.evaluate.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
+from hyptree.evaluate.reduction_subject import ReducedModel, load_subject
+from hyptree.train.settings import ReduceSettings
+
+if TYPE_CHECKING:
+    from hyptree.explore.reduced_pictures import Shown
+
+__all__ = ["Results", "Row", "measure", "reduce", "vit_flops"]
+
+
+def reduce(settings: ReduceSettings) -> Results:
+    """Everything that ``hyptree reduce`` does: measure what is missing, draw, write, print.
+
+    Raises:
+        UserError: something the user can repair; what was measured before is kept.
+    """
+    from hyptree.explore.picture import read_picture
+    from hyptree.explore.reduction import text_table, write_report
+    from hyptree.tokens.methods import find_method
+
+    for method in settings.method:
+        find_method(method)
+    pictures = [(path.name, read_picture(path)) for path in settings.image]
+    threads = torch.get_num_threads()
+    try:
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        subject = load_subject(settings)
+        results = _measure_all(settings, subject)
+        shown = [look(subject, name, picture, settings, results.about["layers"]) for name, picture in pictures]
+    finally:
+        torch.set_num_threads(threads)
+    page = write_report(results, shown, settings.out)
+    if settings.json:
+        print(json.dumps(asdict(results)))
+    else:
+        print("\n".join(["", text_table(results), "", *results.about["notes"], *results.machine, str(page)]))
+    return results
+
+
+def wanted_rows(settings: ReduceSettings) -> list[tuple[str, str, float]]:
+    """Method, linkage and keep of every row, the plain model first."""
+    ways = [(way, kind) for way in settings.method for kind in (settings.linkage if way == "atc" else ("",))]
+    return [(PLAIN, "", 1.0), *((way, kind, keep) for way, kind in ways for keep in settings.keep)]
+
+
+def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
+    """All rows, those of an earlier call read instead of measured; each is kept as soon as it is there."""
+    from hyptree.machine import describe
+
+    about = subject.about(settings)
+    path = settings.out / "results.json"
+    before = Results.read(path) if path.is_file() and not settings.fresh else None
+    if before is not None and before.about != about:
+        differing = [key for key in about if before.about.get(key) != about[key]]
+        key = next((key for key in differing if key not in ("weights", "notes")), "weights")  # a hash tells little
+        raise UserError(
+            f"{settings.out} holds results with another {key} ({before.about.get(key)}, now {about.get(key)}); "
+            "give another --out, or --fresh to replace them"
+        )
+    settings.out.mkdir(parents=True, exist_ok=True)
+    results = Results(about, describe(), [] if before is None else before.rows)
+    wanted = wanted_rows(settings)
+    x = None
+    with _progress(len(wanted), sys.stderr if settings.json else sys.stdout) as advance:
+        for row in wanted:
+            found = results.find(*row)
+            if found is None:
+                x = subject.timed_input(settings.batch_size or 1, settings.seed) if x is None else x
+                found = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
+                results.rows.append(found)
+                results.write(path)
+            advance(found)
+    # In the order that was asked for; rows of earlier calls come last.
+    asked = [found for row in wanted if (found := results.find(*row)) is not None]
+    results.rows = asked + [row for row in results.rows if row not in asked]
+    results.write(path)
+    return results
+
+
+def look(
+    subject: ReducedModel, name: str, picture: np.ndarray, settings: ReduceSettings, layers: Sequence[int]
+) -> Shown:
+    """What every reduction makes of one picture, and the dendrograms of atc at the keep rate nearest to a half."""
+    from hyptree.explore.dendrogram import LayerTree
+    from hyptree.explore.picture import fit
+    from hyptree.explore.reduced_pictures import Drawing, Shown
+
+    picture = fit(picture, subject.size)
+    x = subject.normalised(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None])
+    drawings, trees, trees_of = [], [], None
+    chosen = min(
+        (row for row in wanted_rows(settings) if row[0] == "atc"), key=lambda row: abs(row[2] - 0.5), default=None
+    )
+    for row in wanted_rows(settings)[1:]:
+        with patched_as(subject.model, *row, layers, trace=True, seed=settings.seed) as handle:
+            with torch.no_grad():
+                subject.model(x)
+            sources = [source[0].cpu().numpy() for source in handle.sources]
+            drawings.append(Drawing(f"{row[0]} {row[1]}".strip(), row[2], sources))
+            if row == chosen:
+                before = [np.arange(len(sources[0])), *sources[:-1]]
+                counts = [len(np.unique(source)) for source in (before[0], *sources)]
+                trees = [
+                    LayerTree(layer, np.asarray(handle.dendrogram(layer).linkage(0)), leaf, count)
+                    for layer, leaf, (came, count) in zip(layers, before, itertools.pairwise(counts), strict=True)
+                    if count < came
+                ]
+                trees_of = drawings[-1] if trees else None
+    side = math.isqrt(drawings[0].sources[0].size)  # the picture was cut to a square
+    return Shown(name, picture, (side, side), tuple(layers), drawings, trees, trees_of)
+
+
+@contextlib.contextmanager
+def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
+    """A function that takes each row when it is there: a bar on a terminal, plain lines when piped."""
+
+    def said(row: Row) -> str:
+        top1 = "" if row.top1 is None else f", top-1 {row.top1:.2%}"
+        return (
+            f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.cost} GFLOPs, "
+            f"{row.images_per_second:,.1f} images/s ({row.speedup:.2f}x){top1}"
+        )
+
+    done = itertools.count(1)
+    if not stream.isatty() or find_spec("rich") is None:
+        yield lambda row: print(f"[{next(done)}/{total}] {said(row)}", file=stream, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda row: bar.update(task, completed=next(done), description=said(row))
+
+
+# ----------------------------------------------------------------------------------------------------- without the CLI
+
+
+def _main(argv: Sequence[str] | None = None) -> int:
+    """The flags of ``ReduceSettings`` by argparse, because tyro may not be there."""
+    parser = one_line_parser("python -m hyptree.evaluate.reduction", reduce.__doc__)
+    parser.add_argument("model", metavar="MODEL")
+    for name, kind in typing.get_type_hints(ReduceSettings).items():
+        flag, inner = f"--{name.replace('_', '-')}", typing.get_args(kind)
+        if name == "model":
+            continue
+        if kind is bool:
+            parser.add_argument(flag, action="store_true")
+        elif typing.get_origin(kind) is tuple:
+            item = inner[0]
+            parser.add_argument(
+                flag, nargs="+", type=item if item in (int, float, Path) else str, choices=typing.get_args(item) or None
+            )
+        elif typing.get_origin(kind) is typing.Literal:
+            parser.add_argument(flag, choices=inner)
+        else:
+            parser.add_argument(flag, type=inner[0] if inner else kind)
+
+    def command() -> int:
+        given: dict[str, typing.Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in vars(parser.parse_args(argv)).items()
+            if value is not None and value is not False
+        }
+        with as_user_error():
+            settings = ReduceSettings(**given)
+        reduce(settings)
+        return 0
+
+    return exit_code(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

@@ -1,0 +1,238 @@
+"""The model that ``hyptree reduce`` measures and the pictures it is measured on: a run's own, or as the flags say."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hyptree.data.build import read_data_flag
+from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings
+from hyptree.errors import UserError, as_user_error
+from hyptree.train.distributed import Processes
+from hyptree.train.recipe import ModelSettings, Recipe
+from hyptree.train.settings import ReduceSettings
+from hyptree.train.task import Task
+from hyptree.train.tasks import build_task
+
+KEPT_IN_MEMORY = 2 * 2**30
+"""Bytes: a set of pictures up to this size is read once instead of once for every row."""
+
+
+@dataclass
+class ReducedModel:
+    """A classifier in eval mode on its device, and what it is measured on."""
+
+    model: nn.Module
+    name: str
+    recipe: Recipe
+    task: Task
+    processes: Processes
+    batches: Batches | None = None
+    """None: accuracy is left out."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return self.processes.device
+
+    @property
+    def size(self) -> int:
+        return self.recipe.data.size
+
+    def accuracy(self) -> dict[str, float]:
+        """top1 and top5 over the pictures, as ``hyptree eval`` measures them; empty without pictures."""
+        from hyptree.train.loop import evaluate
+
+        if self.batches is None:
+            return {}
+        found = evaluate(self.task, self.model, self.batches, self.processes, self.recipe)
+        return {name: found[name] for name in ("top1", "top5")}
+
+    def timed_input(self, num: int, seed: int) -> Tensor:
+        """(num, 3, S, S) pictures to be timed on: of the data, else of the built-in world, repeated as needed.
+
+        Not noise: how many rounds a clustering takes depends on how alike the patches of a picture are.
+        """
+        if self.batches is not None:
+            x = next(iter(self.batches))["image"]
+        else:
+            from hyptree.data.world import World
+            from hyptree.explore.picture import fit
+
+            world = World(split="val", size=min(max(self.size, 32), 512), seed=seed, num_images=16)
+            pictures = [fit(world[k].image.permute(1, 2, 0).numpy(), self.size) for k in range(16)]
+            x = self.normalised(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
+        return x.repeat(-(-num // len(x)), 1, 1, 1)[:num].to(self.device)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """(B, 3, S, S) uint8 as the model wants them."""
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.recipe.data.mean, self.recipe.data.std))
+        return ((images.float() / 255 - mean) / std).to(self.device)
+
+    def autocast(self) -> Any:
+        """The precision of ``--precision``."""
+        from hyptree.train.loop import autocast
+
+        return autocast(self.recipe, self.device)
+
+    def about(self, settings: ReduceSettings) -> dict[str, Any]:
+        """What all rows of a table share; numbers of another model, data or machine are not mixed with these."""
+        from hyptree.tokens.patch import find_adapter
+        from hyptree.tokens.schedule import check_layers, default_layers
+
+        depth = len(find_adapter(self.model).blocks)
+        data = None
+        if self.batches is not None:
+            where = self.recipe.data.root or self.recipe.data.name
+            data = f"{self.batches.num_samples:,} pictures of {where}, {settings.split}"
+        device = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+        if self.device.type == "cuda":
+            device = torch.cuda.get_device_name()
+        return {
+            "model": self.name,
+            "weights": self.fingerprint(),
+            "data": data,
+            "size": self.size,
+            "layers": list(check_layers(settings.layers or default_layers(depth), depth)),
+            "batch_size": settings.batch_size,
+            "precision": settings.precision,
+            "device": device,
+            "seed": settings.seed,
+            "notes": self.notes,
+        }
+
+    def fingerprint(self) -> str:
+        """Sixteen letters that change when a weight does."""
+        digest = hashlib.sha256()
+        for name, value in self.model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())  # of any dtype
+        return digest.hexdigest()[:16]
+
+
+class Batches:
+    """The batches of a loader, again and again; a small set is read only once."""
+
+    def __init__(self, loader: Any, num_samples: int, size: int):
+        self.loader, self.num_samples = loader, num_samples
+        self._kept: list[Any] | None = [] if num_samples * 3 * size**2 * 4 <= KEPT_IN_MEMORY else None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._kept is None:
+            return iter(self.loader)
+        if not self._kept:
+            self._kept = list(self.loader)
+            self.loader.close()
+        return iter(self._kept)
+
+
+def load_subject(settings: ReduceSettings) -> ReducedModel:
+    """The model and the pictures that the flags name.
+
+    Raises:
+        UserError: unknown model or data, a run of another task, classes that are not the model's.
+    """
+    processes = Processes(settings.device)
+    on_gpu = processes.device.type == "cuda"
+    if settings.batch_size is None:
+        settings.batch_size = 256 if on_gpu else 8
+    if settings.repeats is None:
+        settings.repeats = 9 if on_gpu else 3
+    is_run = Path(settings.model).is_dir()
+    if not is_run and ("/" in settings.model or "\\" in settings.model):
+        raise UserError(f"{settings.model}: no such folder; give the folder of a run, or a name that timm knows")
+    subject = _from_run(settings, processes) if is_run else _from_name(settings, processes)
+    subject.model.to(processes.device).eval()
+    return subject
+
+
+def _from_run(settings: ReduceSettings, processes: Processes) -> ReducedModel:
+    from hyptree.train.folder import RunFolder, best_weights
+    from hyptree.train.state import fill_tensors
+
+    if settings.pretrained or settings.weights is not None or settings.size is not None:
+        raise UserError("a run brings its weights and its size: leave out --pretrained, --weights and --size")
+    run = Path(settings.model)
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    if recipe.task != "classify":
+        raise UserError(f"{run} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
+    recipe.tokens.keep = 1.0  # whatever it was trained with, here the plain model is reduced
+    recipe.model.pretrained, recipe.model.weights = False, None
+    model = build_task(recipe).build_model(folder.dataset())
+    fill_tensors(model.state_dict(), best_weights(run), str(run))
+    if settings.data is not None and settings.data != "none":
+        name, root = read_data_flag(settings.data)
+        recipe.data = dataclasses.replace(recipe.data, name=name, root=root, num_classes=None)
+    subject = ReducedModel(model, recipe.model.name, _with_flags(recipe, settings), build_task(recipe), processes)
+    if settings.data != "none":
+        _add_batches(subject, settings.split)
+    return subject
+
+
+def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
+    import timm
+
+    from hyptree.explore.picture import default_size
+    from hyptree.train.determinism import seed_all
+    from hyptree.train.model import create_model, load_weights
+
+    chosen = ModelSettings(settings.model, pretrained=settings.pretrained)
+    if settings.size is not None:
+        chosen.args["img_size"] = settings.size
+    data = None if settings.data in (None, "none") else read_data_flag(settings.data or "")
+    seed_all(settings.seed)
+    options: dict[str, Any] = {}
+    about = timm.get_pretrained_cfg(settings.model) if timm.is_model(settings.model) else None
+    mean, std = (getattr(about, "mean", IMAGENET_MEAN), getattr(about, "std", IMAGENET_STD))
+    with as_user_error("--size"):
+        look = DataSettings(size=settings.size or 224, mean=mean, std=std, crop_pct=getattr(about, "crop_pct", 1.0))
+    recipe = Recipe(data=look, model=chosen)
+    if data is not None:
+        look.name, look.root = data[0], data[1]
+        if not settings.pretrained:  # fresh weights, or those of a file: the classes are those of the data
+            options["num_classes"] = len(
+                build_task(_with_flags(recipe, settings)).build_dataset(settings.split).classes
+            )
+    model = create_model(chosen, **options)
+    look.size = settings.size or default_size(model)
+    if settings.weights is not None:
+        fresh = load_weights(model, settings.weights)
+        if fresh:
+            raise UserError(f"{settings.weights} lacks {fresh[0]} of {settings.model}; give weights of the same model")
+    subject = ReducedModel(model, settings.model, _with_flags(recipe, settings), build_task(recipe), processes)
+    if not settings.pretrained and settings.weights is None:
+        subject.notes.append("fresh weights: speed and FLOPs count, accuracy and clusters mean nothing")
+    if data is not None:
+        _add_batches(subject, settings.split)
+    return subject
+
+
+def _with_flags(recipe: Recipe, settings: ReduceSettings) -> Recipe:
+    recipe.data.num_val = settings.num_val or recipe.data.num_val
+    recipe.data.workers = settings.workers
+    recipe.data.eval_batch_size = settings.batch_size
+    recipe.run.precision = settings.precision
+    return recipe
+
+
+def _add_batches(subject: ReducedModel, split: str) -> None:
+    dataset = subject.task.build_dataset(split)
+    count = getattr(subject.model, "num_classes", len(dataset.classes))
+    if len(dataset.classes) != count:
+        raise UserError(
+            f"{subject.name} knows {count} classes, the data has {len(dataset.classes)}: accuracy would mean nothing; "
+            "give a run that was trained on them, or --data none"
+        )
+    subject.batches = Batches(subject.task.build_loader(dataset, False), len(dataset), subject.size)

@@ -1,0 +1,360 @@
+"""Where a language model keeps its tokens: their distance from the origin, against frequency and depth in WordNet.
+
+In a tree that is embedded into hyperbolic space, what is general lies near the origin and what is special far out.
+Here is whether that holds for the tokens of a model, as rank correlations with intervals, for its table of embeddings
+and for the points in the stream after each layer. How far the distances of the embeddings are from those of any tree is
+Gromov's delta, beside that of random directions at the same distances from the origin, which shows what is not due to
+learning. Euclidean models are measured alike, by norms.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyptree.errors import UserError
+from hyptree.tree.measure import gromov_delta
+
+MIN_COUNT = 5
+"""A token that the text has fewer times says little about frequency."""
+MIN_SEEN = 3
+"""A token counts for the stream where it was met so many times in the blocks that went through the model."""
+MIN_LETTERS = 3
+"""Shorter words are symbols of units and elements in WordNet, and something else in text."""
+NUM_BLOCKS = 256
+"""Blocks of text that go through a model, for the points in its stream."""
+NUM_POINTS = 300
+"""Embeddings whose mutual distances are taken, the most frequent ones."""
+
+
+def space_of(model: Any) -> Any:
+    """The manifold that a model's points lie on: Lorentz for a HELM, Euclidean for others."""
+    from hyptree.geometry import Euclidean, Lorentz
+
+    return Lorentz(model.config.curvature) if model.config.model_type == "helm" else Euclidean()
+
+
+def embedding_radii(model: Any) -> np.ndarray:
+    """(V,) distance of each token's embedding from the origin."""
+    return _radii(space_of(model), model.get_input_embeddings().weight)
+
+
+@torch.no_grad()
+def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean distance from the origin of each token's points after each layer.
+
+    Args:
+        model: a causal language model of transformers' kind, in eval mode.
+        batches: ``input_ids`` (B, N), perhaps ``position_ids`` and ``labels``; where those are -100 nothing counts.
+
+    Returns:
+        (L, V) means, NaN for tokens that were not met, and (V,) how often each was.
+    """
+    space, size, layers = space_of(model), model.get_input_embeddings().weight.shape[0], model.base_model.layers
+    device = next(model.parameters()).device
+    sums = torch.zeros(len(layers), size, dtype=torch.float64, device=device)
+    seen = torch.zeros(size, dtype=torch.float64, device=device)
+    points: dict[int, Tensor] = {}
+
+    def keep(place: int) -> Any:
+        def hook(module: Any, given: Any, output: Any) -> None:
+            points[place] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    handles = [layer.register_forward_hook(keep(k)) for k, layer in enumerate(layers)]
+    try:
+        for batch in batches:
+            inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+            model.base_model(**inputs, use_cache=False)
+            ids = inputs["input_ids"].reshape(-1)
+            weight = torch.ones_like(ids, dtype=torch.float64)
+            if "labels" in batch:
+                weight = (batch["labels"].reshape(-1).to(device) != -100).double()
+            seen.index_add_(0, ids, weight)
+            for k in range(len(layers)):
+                radius = space.dist0(points[k].double()).reshape(-1)
+                sums[k].index_add_(0, ids, radius * weight)
+    finally:
+        for handle in handles:
+            handle.remove()
+    means = torch.where(seen > 0, sums / seen.clamp_min(1), math.nan)
+    return means.cpu().numpy(), seen.cpu().numpy().astype(np.int64)
+
+
+def _radii(space: Any, points: Tensor) -> np.ndarray:
+    found: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- correlations
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation with its 95 % interval, over ``count`` tokens."""
+
+    r: float
+    low: float
+    high: float
+    count: int
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """In JSON's types; what cannot be had is None."""
+        numbers = {"r": self.r, "low": self.low, "high": self.high}
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()} | {
+            "count": self.count
+        }
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> Correlation:
+    """Spearman's correlation of x and y (n,), with ``given`` the partial one: what is left once that is known.
+
+    The interval is Fisher's, with the variance of Bonett and Wright (2000) for ranks, ``(1 + r^2/2)/(n - 3)``.
+    """
+    r = _pearson(_ranks(x), _ranks(y))
+    if given is not None:
+        rx, ry = _pearson(_ranks(x), _ranks(given)), _pearson(_ranks(y), _ranks(given))
+        rest = (1 - rx * rx) * (1 - ry * ry)
+        r = (r - rx * ry) / math.sqrt(rest) if rest > 1e-12 else math.nan
+    free = len(x) - 3 - (given is not None)
+    if free < 1 or not abs(r) < 1:
+        return Correlation(r, math.nan, math.nan, len(x))
+    middle, half = math.atanh(r), 1.96 * math.sqrt((1 + r * r / 2) / free)
+    return Correlation(r, math.tanh(middle - half), math.tanh(middle + half), len(x))
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    """Places in order, equal values sharing their mean place."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean: np.ndarray = last - (counts - 1) / 2
+    return mean[inverse]
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    if len(x) < 2:
+        return math.nan
+    x, y = x - x.mean(), y - y.mean()
+    scale = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / scale if scale > 0 else math.nan
+
+
+# -------------------------------------------------------------------------------------------------------------- WordNet
+
+
+@dataclass(frozen=True)
+class Nouns:
+    """Nouns that are one token: their token, word and depth in WordNet (steps up to ``entity``)."""
+
+    index: np.ndarray
+    words: list[str]
+    depth: np.ndarray
+
+
+def read_depths(folder: Path | str) -> dict[str, int]:
+    """Depth of every noun by its first sense, from noun_synsets.tsv.gz and noun_hypernyms.tsv.gz in ``folder``.
+
+    The first sense of ``dog`` is the synset that WordNet names ``dog.n.01``; words whose first sense is named by
+    another word are left out. Depth is the length of the shortest way to the root over hypernyms, instances left out.
+    """
+    folder = Path(folder)
+    names = {row[0]: row[1] for row in _table(folder / "noun_synsets.tsv.gz")}
+    below: dict[str, list[str]] = {}
+    children = set()
+    for child, parent, kind in _table(folder / "noun_hypernyms.tsv.gz"):
+        if kind == "h":
+            below.setdefault(parent, []).append(child)
+            children.add(child)
+    level = [node for node in below if node not in children]
+    depth: dict[str, int] = {}
+    at = 0
+    while level:
+        depth |= dict.fromkeys(level, at)
+        following = (child for node in level for child in below.get(node, ()) if child not in depth)
+        level, at = list(dict.fromkeys(following)), at + 1
+    return {names[node].removesuffix(".n.01"): at for node, at in depth.items() if names[node].endswith(".n.01")}
+
+
+def _table(path: Path) -> Iterable[list[str]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            next(file)  # names of the columns
+            for line in file:
+                yield line.rstrip("\n").split("\t")
+    except (OSError, EOFError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def single_token_nouns(tokenizer: Any, depths: Mapping[str, int]) -> Nouns:
+    """Tokens that are a space and a noun of WordNet in lower case: words, or beginnings of words."""
+    found = []
+    for token, index in tokenizer.get_vocab().items():
+        word = token[1:]
+        is_word = token[:1] in ("\u0120", "\u2581") and len(word) >= MIN_LETTERS and word.isascii() and word.isalpha()
+        if is_word and word.islower() and word in depths:
+            found.append((index, word, depths[word]))
+    found.sort()
+    index, words, depth = zip(*found, strict=True) if found else ((), (), ())
+    return Nouns(np.array(index, np.int64), list(words), np.array(depth, np.int64))
+
+
+# ---------------------------------------------------------------------------------------------------------- all of them
+
+
+def measure_tokens(
+    model: Any,
+    tokenizer: Any,
+    counts: np.ndarray,
+    batches: Iterable[Mapping[str, Tensor]],
+    depths: Mapping[str, int] | None = None,
+    *,
+    num_points: int = NUM_POINTS,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """All numbers about a model's tokens, in JSON's types.
+
+    Args:
+        model: a causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
+        counts: (V,) how often the training text has each token.
+        batches: text for the points in the stream, see :func:`stream_radii`.
+        depths: of words in WordNet, see :func:`read_depths`.
+        num_points: embeddings whose mutual distances are taken.
+        seed: of the random directions that delta is compared with.
+    """
+    special = np.isin(np.arange(len(counts)), tokenizer.all_special_ids)
+    counts = np.where(special, 0, counts)
+    radii = embedding_radii(model)[: len(counts)]
+    means, seen = stream_radii(model, batches)
+    means, seen = means[:, : len(counts)], np.where(special, 0, seen[: len(counts)])
+    nouns = single_token_nouns(tokenizer, depths or {})
+    frequent = np.flatnonzero(counts >= MIN_COUNT)
+    if len(frequent) < 4:
+        raise UserError(f"the text has {len(frequent)} tokens that occur {MIN_COUNT} times or more; give more text")
+    is_met = (counts >= MIN_COUNT) & (seen >= MIN_SEEN)
+    rows = [_row("embedding", radii, counts, counts >= MIN_COUNT, nouns)]
+    rows += [_row(f"layer {k}", mean, counts, is_met, nouns) for k, mean in enumerate(means)]
+    order = frequent[np.argsort(-counts[frequent], kind="stable")]
+    kept = nouns.index[counts[nouns.index] >= MIN_COUNT] if len(nouns.index) else nouns.index
+    word = dict(zip(nouns.index.tolist(), zip(nouns.words, nouns.depth.tolist(), strict=True), strict=True))
+    return {
+        "space": _said(model),
+        "num_tokens": int(counts.sum()),
+        "min_count": MIN_COUNT,
+        "radius": rows,
+        "gromov": _gromov(model, order[:num_points], seed),
+        "points": {
+            "log_count": np.log10(counts[order]).round(4).tolist(),
+            "embedding": radii[order].round(5).tolist(),
+            "last_layer": [None if math.isnan(v) else round(v, 5) for v in means[-1][order].tolist()],
+        },
+        "nouns": [
+            {"word": word[i][0], "depth": word[i][1], "count": int(counts[i]), "radius": round(float(radii[i]), 5)}
+            for i in kept[np.argsort(radii[kept], kind="stable")].tolist()
+        ],
+    }
+
+
+def _said(model: Any) -> str:
+    return f"Lorentz(c={model.config.curvature:g})" if model.config.model_type == "helm" else "Euclidean"
+
+
+def _row(where: str, radii: np.ndarray, counts: np.ndarray, use: np.ndarray, nouns: Nouns) -> dict[str, Any]:
+    """Correlations of one set of radii (V,), over the tokens in ``use``."""
+    chosen = use[nouns.index] if len(nouns.index) else np.zeros(0, bool)
+    at, depth = nouns.index[chosen], nouns.depth[chosen]
+    values = radii[use]
+    quartiles = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if len(values) else [math.nan] * 3
+    return {
+        "where": where,
+        "quartiles": [value if math.isfinite(value) else None for value in quartiles],
+        "frequency": rank_correlation(values, counts[use]).as_dict(),
+        "depth": rank_correlation(radii[at], depth).as_dict(),
+        "depth_given_frequency": rank_correlation(radii[at], depth, counts[at]).as_dict(),
+    }
+
+
+def _gromov(model: Any, tokens: np.ndarray, seed: int) -> dict[str, Any]:
+    """Delta of the embeddings of these tokens, and of random directions at the same distances from the origin."""
+    space = space_of(model)
+    weight = model.get_input_embeddings().weight.detach().cpu()
+    points = weight[torch.from_numpy(tokens)].double()
+    found = gromov_delta(space.pairwise_dist(points, points))
+    generator = torch.Generator().manual_seed(seed)
+    control = []
+    for _ in range(3):
+        drawn = torch.randn(points.shape, dtype=torch.float64, generator=generator)
+        drawn *= points.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
+        control.append(gromov_delta(space.pairwise_dist(drawn, drawn)).relative)
+    return {
+        "num_points": len(points),
+        "delta": found.delta,
+        "diameter": found.diameter,
+        "relative": found.relative,
+        "random_relative": float(np.mean(control)),
+        "method": found.method,
+    }
+
+
+def curvatures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Curvature K of each expert over training, from a run's metrics: ``{"01.3": {"step": [...], "value": [...]}}``."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith("curvature/") and isinstance(value, int | float):
+                line = found.setdefault(key.removeprefix("curvature/"), {"step": [], "value": []})
+                line["step"].append(row["step"])
+                line["value"].append(value)
+    return found
+
+
+def measure_run(
+    run: Path | str,
+    *,
+    wordnet: Path | str | None = None,
+    split: str = "val",
+    num_blocks: int = NUM_BLOCKS,
+    device: str | torch.device = "cpu",
+) -> dict[str, Any]:
+    """The numbers of :func:`measure_tokens` for a run that ``hyptree train`` wrote.
+
+    Counts are those of the training text; ``num_blocks`` blocks of ``split``, spread over it, go through the model.
+
+    Args:
+        wordnet: folder with noun_synsets.tsv.gz and noun_hypernyms.tsv.gz; without it depths are left out.
+
+    Raises:
+        UserError: not a run of a language model, or its text is not there any more.
+    """
+    from hyptree.data.text import build_text
+    from hyptree.train.folder import RunFolder
+    from hyptree.train.language import load_language_model
+
+    folder = RunFolder(run)
+    model, tokenizer = load_language_model(folder.path, device)
+    if not folder.holds_run:
+        raise UserError(f"{run} is not the folder of a run, which says what text the model was trained on")
+    recipe = folder.recipe()
+    training = build_text(recipe.text, "train", tokenizer)
+    counts = count_tokens(training.tokens.tokens, model.config.vocab_size)
+    blocks = build_text(recipe.text, split, tokenizer)
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(num_blocks, len(blocks))).astype(int))
+    batches = (blocks.batch(chosen[k : k + 8]) for k in range(0, len(chosen), 8))
+    depths = read_depths(wordnet) if wordnet is not None else None
+    return {"model": recipe.model.name} | measure_tokens(model, tokenizer, counts, batches, depths)
+
+
+def count_tokens(tokens: np.ndarray, size: int) -> np.ndarray:
+    """(size,) how often each token is there; ``tokens`` may be a mapped file that is larger than the memory."""
+    counts = np.zeros(size, np.int64)
+    for start in range(0, len(tokens), 1 << 24):
+        counts += np.bincount(tokens[start : start + (1 << 24)], minlength=size)
+    return counts

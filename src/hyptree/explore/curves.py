@@ -1,0 +1,248 @@
+"""Curves of a run, a confusion matrix and bars as plain SVG: no plotting library, colours by the page's style."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree.errors import UserError
+from hyptree.tree import Tree
+
+__all__ = ["Line", "line_chart", "read_metrics", "run_curves", "svg_confusion"]
+
+WIDTH, HEIGHT = 440, 250
+LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
+"""Room around the axes: numbers on the left and below, names of the lines on the right."""
+
+MAX_POINTS = 240
+"""A line is thinned to about this many points: more cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl; a last line that a kill cut short is left out."""
+    path = Path(path)
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; is its folder a run that hyptree train wrote?") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} is not JSON") from error
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line], str]]:
+    """Charts worth drawing from a run's metrics: title, lines and the format of the numbers.
+
+    The loss of training and validation share a chart, and so do all shares of the validation (between 0 and 1).
+    """
+    charts = []
+    losses = [_series(rows, split, "loss", name) for split, name in (("train", "training"), ("val", "validation"))]
+    if kept := [line for line in losses if line is not None]:
+        charts.append(("Loss", kept, ".2f"))
+    shares = [
+        line
+        for key in _numeric_keys(rows, "val")
+        if not key.startswith("loss")
+        and (line := _series(rows, "val", key, _said(key)))
+        and max(line.y) <= 1
+        and min(line.y) >= 0
+    ]
+    if shares:
+        charts.append(("Validation accuracy", shares[:4], ".0%"))
+    rate = _series(rows, "train", "lr", "learning rate")
+    if rate is not None:
+        charts.append(("Learning rate", [rate], ".1e"))
+    return charts
+
+
+def _said(key: str) -> str:
+    """The name of a number as people read it: top1_up2 counts what is right two levels up the class tree."""
+    known = {"top1": "top-1", "top5": "top-5", "top1_up1": "one level up", "top1_up2": "two levels up"}
+    return known.get(key, key.replace("_", " "))
+
+
+def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
+    known = ("step", "epoch", "time", "lr", "split")
+    found: dict[str, None] = {}
+    for row in rows:
+        if row.get("split") == split:
+            found |= {
+                key: None
+                for key, value in row.items()
+                if key not in known and isinstance(value, (int, float)) and not isinstance(value, bool)
+            }
+    return list(found)
+
+
+def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str, name: str) -> Line | None:
+    points = [
+        (float(row.get("epoch", row.get("step", 0))), float(row[key]))
+        for row in rows
+        if row.get("split") == split and isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
+    ]
+    if not points:
+        return None
+    if len(points) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
+        groups = np.array_split(np.array(points), MAX_POINTS)
+        points = [tuple(group.mean(0)) for group in groups]
+    return Line(name, [p[0] for p in points], [p[1] for p in points])
+
+
+def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: str = "epoch") -> str:
+    """An ``<svg>`` with labelled axes and the name and last value at the end of each line."""
+    every_x, every_y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
+    x0, x1 = float(every_x.min()), float(every_x.max())
+    ticks = _ticks(min(0.0, float(every_y.min())), float(every_y.max()))
+    y0, y1 = ticks[0], ticks[-1]
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def px(x: float) -> float:
+        return LEFT + (x - x0) / ((x1 - x0) or 1) * (right - LEFT)
+
+    def py(y: float) -> float:
+        return bottom - (y - y0) / ((y1 - y0) or 1) * (bottom - TOP)
+
+    said = ", ".join(f"{line.name} ends at {line.y[-1]:{number}}" for line in lines)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(said)}">'
+    ]
+    for tick in ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{_short(tick, number)}</text>'
+        )
+    for tick in _ticks(x0, x1):
+        if x0 <= tick <= x1:
+            parts.append(
+                f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick:.3g}</text>'
+            )
+    parts.append(f'<text class="tick" x="{right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
+    # Beside the end of a line: its value, and of several lines the name above. Below the axis are the numbers of x.
+    down = 14 if len(lines) > 1 else 0
+    ends = _spread([py(line.y[-1]) + 4 - down / 2 for line in lines], 30.0, bottom + 4.0 - down)
+    for k, (line, end) in enumerate(zip(lines, ends, strict=True)):
+        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
+        parts.append(f'<polyline class="line series{k}" points="{path}"/>')
+        parts.append(
+            f'<circle class="end series{k}" cx="{px(line.x[-1]):.1f}" cy="{py(line.y[-1]):.1f}" r="3.5"/>'
+            f'<text class="name series{k}" x="{right + 9}" y="{end:.1f}">{escape(line.name if len(lines) > 1 else "")}'
+            f'<tspan class="last" x="{right + 9}" y="{end + down:.1f}">{_last(line.y[-1], number)}</tspan></text>'
+        )
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _short(tick: float, number: str) -> str:
+    """A tick in few characters: 40%, 2.5, 5e-4."""
+    if number.endswith("%"):
+        return f"{tick:.0%}"
+    if number.endswith("e") and tick:
+        mantissa, _, exponent = f"{tick:.1e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{tick:.3g}"
+
+
+def _last(value: float, number: str) -> str:
+    """The value at the end of a line, written as the ticks are where those have powers of ten."""
+    return _short(value, number) if number.endswith("e") else f"{value:{number}}"
+
+
+def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Round numbers that enclose [low, high]."""
+    if not high > low:
+        high = low + (abs(low) or 1.0)
+    raw = (high - low) / wanted
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def _spread(places: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """The places moved apart until neighbours are ``gap`` away, none below ``lowest`` or above the chart."""
+    order = np.argsort(places)
+    moved = np.maximum(places, TOP)
+    for a, b in itertools.pairwise(order):
+        moved[b] = max(moved[b], moved[a] + gap)
+    for place in order[::-1]:  # and up again, as far as the lowest ones push
+        moved[place] = min(moved[place], lowest)
+        lowest = moved[place] - gap
+    return list(np.maximum(moved, TOP))  # more than there is room for: rather one over the other than outside
+
+
+def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -> str:
+    """The confusion matrix (true classes down, predicted ones across) in the order of the class tree.
+
+    Squares outline the groups of the tree: mistakes inside a square stay in the family.
+
+    Args:
+        counts: (C, C) pictures of each true class given each answer.
+        tree: its first C nodes are the classes.
+        names: of the C classes.
+    """
+    n = len(names)
+    order = list(range(n))
+    if tree is not None:
+        order = [int(node) for node in tree.order("preorder") if node < n]
+    cell, room = 22 if n <= 40 else max(6, 880 // n), 108
+    size = room + n * cell + 36  # names lean over the last column
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    right = float(np.trace(counts) / max(counts.sum(), 1))
+    parts = [
+        f'<svg class="confusion" viewBox="0 0 {size} {size}" role="img" '
+        f'aria-label="Confusion of {n} classes, {right:.0%} on the diagonal">'
+    ]
+    for row, true in enumerate(order):
+        y = room + row * cell
+        parts.append(f'<text x="{room - 6}" y="{y + cell * 0.7:.1f}" text-anchor="end">{escape(names[true])}</text>')
+        parts.append(
+            f'<text transform="translate({room + row * cell + cell * 0.7:.1f} {room - 6}) rotate(-60)">'
+            f"{escape(names[true])}</text>"
+        )
+        for column, said in enumerate(order):
+            if counts[true, said]:
+                kind = "right" if true == said else "wrong"
+                parts.append(
+                    f'<rect class="{kind}" x="{room + column * cell + 1}" y="{y + 1}" width="{cell - 2}" '
+                    f'height="{cell - 2}" rx="2" opacity="{0.12 + 0.88 * math.sqrt(share[true, said]):.2f}"><title>'
+                    f"{escape(names[true])} called {escape(names[said])}: {int(counts[true, said])} of "
+                    f"{int(counts[true].sum())}</title></rect>"
+                )
+    if tree is not None:
+        place = {node: k for k, node in enumerate(order)}
+        for depth in range(1, int(tree.depth.max())):
+            for group in np.flatnonzero((tree.depth == depth) & ~tree.is_leaf):
+                inside = [place[int(leaf)] for leaf in tree.leaves(int(group)) if int(leaf) in place]
+                if len(inside) > 1:
+                    first, last = min(inside), max(inside) + 1
+                    parts.append(
+                        f'<rect class="family" x="{room + first * cell}" y="{room + first * cell}" '
+                        f'width="{(last - first) * cell}" height="{(last - first) * cell}" rx="3"/>'
+                    )
+    parts.append("</svg>")
+    return "".join(parts)

@@ -1,0 +1,95 @@
+"""``hyptree demo``: train an HCFormer on the built-in world, measure it, and write a page on what it clustered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from hyptree.errors import UserError
+from hyptree.files import write_text
+
+__all__ = ["demo_recipe", "run"]
+
+LEAD = (
+    "A small vision model, trained a moment ago on pictures that this machine drew. It works by clustering: here is "
+    "every cluster it made of pictures it had not seen, the tree they form, and where they lie in hyperbolic space."
+)
+
+# What a run, this demo and earlier forms of it leave in the folder; nothing else is ever removed.
+_OWN = ("recipe.yaml", "dataset.json", "metrics.jsonl", "log.txt", "index.html", "numbers.json", "disk.png")
+_OWN_FOLDERS = ("checkpoints", "tensorboard")
+
+
+def demo_recipe() -> Path:
+    """The demo's recipe, wherever hyptree is run from."""
+    from hyptree.config import recipe_folder
+
+    folder = recipe_folder()
+    if folder is None:
+        raise UserError("recipes/demo.yaml is missing; run the demo from a checkout, or install hyptree again")
+    return folder / "demo.yaml"
+
+
+def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
+    """Trains, measures, explains; prints the numbers and ends with the path of ``index.html``.
+
+    Args:
+        out: folder of the run, made when absent; an earlier demo in it is replaced.
+        seed: of the weights, the order of the pictures and the pictures themselves.
+        recipe: another recipe than the demo's own.
+    """
+    from hyptree.config import load
+    from hyptree.explore.report import clock, from_run, page_of_run
+    from hyptree.train import Recipe, fit
+
+    began = time.perf_counter()
+    out = Path(out)
+    settings = load(Recipe, recipe or demo_recipe())
+    settings.run.seed = settings.data.seed = seed
+    if settings.data.cache is None:
+        settings.data.cache = True  # drawn once: for training, for the page, for the next demo
+    _clear(out)
+    if settings.data.name == "world":
+        _say("drawing the pictures of the built-in world (kept for the next time) ...")
+    fit(settings, out)
+    trained = time.perf_counter()
+    _say("looking into the model ...")
+    subject = from_run(out)
+    footer = (
+        f"Written by hyptree demo --seed {seed}. Recipe, metrics and weights lie beside this page; "
+        f"hyptree explain {out} writes it again."
+    )
+    path, numbers = page_of_run(
+        out, out / "index.html", title="What an HCFormer sees", lead=LEAD, footer=footer, subject=subject
+    )
+    done = time.perf_counter()
+    numbers |= {"training seconds": round(trained - began, 1), "page seconds": round(done - trained, 1)}
+    write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
+    _say("")
+    for name, value in numbers.items():
+        if name.endswith("accuracy"):
+            _say(f"{name:<16} {value:6.1%}")
+    _say(f"{'time':<16} {clock(done - began)}  (training {clock(trained - began)}, page {clock(done - trained)})")
+    _say("")
+    _say("Open this page:")
+    _say(str(path))
+
+
+def _clear(out: Path) -> None:
+    """Makes the folder ready for a new run: what an earlier demo left is removed, anything else stays."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file, expected a folder")
+    if out.is_dir():
+        for name in _OWN:
+            (out / name).unlink(missing_ok=True)
+        for name in _OWN_FOLDERS:
+            shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+    sys.stdout.flush()

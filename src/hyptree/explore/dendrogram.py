@@ -1,0 +1,153 @@
+"""The merges of one layer as a dendrogram beside its picture: plain SVG; the patches below a link can be lit up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from hyptree.explore.picture import data_url
+from hyptree.tokens.draw import cluster_colours
+
+__all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
+
+WIDTH, HEIGHT = 760, 240
+LEFT, TOP, BOTTOM = 44, 8, 14
+"""Room for the heights on the left, and for the patches' own colours below."""
+
+STYLE = """
+.merge { display: grid; grid-template-columns: 15rem 1fr; gap: 1.2rem; align-items: center; margin: 1rem 0; }
+.merge .seen { position: relative; } .merge .seen img, .merge .seen svg { display: block; width: 100%; }
+.merge .seen svg { position: absolute; inset: 0; height: 100%; }
+.merge .seen rect { fill: transparent; shape-rendering: crispEdges; }
+.merge .seen.lit rect { fill: color-mix(in srgb, var(--ground) 78%, transparent); }
+.merge .seen.lit rect.on { fill: transparent; }
+.merge figcaption { grid-column: 1 / -1; }
+svg.dendrogram { width: 100%; height: auto; } svg.dendrogram path { fill: none; stroke-width: 1.1; }
+svg.dendrogram path.hit { stroke: transparent; stroke-width: 7; cursor: pointer; }
+svg.dendrogram g.on path { stroke: var(--ink); stroke-width: 2; } svg.dendrogram g.on path.hit { stroke: transparent; }
+svg.dendrogram text { font-size: 10px; fill: var(--soft); }
+svg.dendrogram .cut { stroke: var(--bad); stroke-dasharray: 5 4; }
+@media (max-width: 46rem) { .merge { grid-template-columns: 1fr; } }
+"""
+
+# Each link knows which stretch of leaves lies below it, each patch at which leaf it is: that is all the pointer needs.
+SCRIPT = """
+document.querySelectorAll('.merge').forEach(figure => {
+  const seen = figure.querySelector('.seen'), svg = seen.querySelector('svg');
+  const leaf = seen.dataset.leaf.split(',').map(Number), columns = Number(seen.dataset.columns);
+  const patches = leaf.map((at, k) => {
+    const rect = document.createElementNS('http://www.w3.org/2000/svg', 'rect');
+    rect.setAttribute('x', k % columns); rect.setAttribute('y', Math.floor(k / columns));
+    rect.setAttribute('width', 1); rect.setAttribute('height', 1);
+    return svg.appendChild(rect);
+  });
+  figure.querySelectorAll('g[data-from]').forEach(link => {
+    const from = Number(link.dataset.from), to = Number(link.dataset.to);
+    link.addEventListener('pointerenter', () => {
+      link.classList.add('on'); seen.classList.add('lit');
+      patches.forEach((rect, k) => rect.classList.toggle('on', leaf[k] >= from && leaf[k] < to));
+    });
+    link.addEventListener('pointerleave', () => { link.classList.remove('on'); seen.classList.remove('lit'); });
+  });
+});
+"""
+
+
+@dataclass(frozen=True)
+class LayerTree:
+    """All merges that one layer could make on one picture, and how many of them it made."""
+
+    layer: int
+    links: np.ndarray
+    """(n - 1, 4) as scipy writes them: two nodes, height, leaves below; the leaves are the tokens that came in."""
+    leaf: np.ndarray
+    """(P,) the token that holds each patch of the picture, 0 to n - 1; -1 for a patch dropped before."""
+    num_clusters: int
+    """Tokens that the layer gave on."""
+
+
+def leaf_order(links: np.ndarray) -> np.ndarray:
+    """(n,) place of every leaf from left to right, such that what is merged stands side by side."""
+    num = len(links) + 1
+    place = np.zeros(num, np.int64)
+    stack, done = [2 * num - 2], 0
+    while stack:
+        node = stack.pop()
+        if node < num:
+            place[node] = done
+            done += 1
+        else:
+            stack += [int(links[node - num, 1]), int(links[node - num, 0])]
+    return place
+
+
+def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
+    """The links as brackets at their heights, those that were made in the colour of their cluster.
+
+    Args:
+        colours: (n, 3) uint8 of the leaves, alike within a cluster.
+    """
+    links, num = tree.links, len(tree.links) + 1
+    place = leaf_order(links)
+    made = num - tree.num_clusters
+    top = float(links[:, 2].max(initial=0.0)) or 1.0
+    step = (WIDTH - LEFT - 6) / num
+
+    def y_of(height: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - height / top)
+
+    x = np.concatenate([LEFT + (place + 0.5) * step, np.zeros(len(links))])
+    y = np.concatenate([np.full(num, y_of(0.0)), np.zeros(len(links))])
+    first = np.concatenate([place, np.zeros(len(links), np.int64)])
+    last = first + 1
+    some = np.concatenate([np.arange(num), np.zeros(len(links), np.int64)])  # a leaf below each node
+    alt = f"dendrogram of layer {tree.layer}"
+    parts = [f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
+    for share in (0.0, 0.5, 1.0):
+        parts.append(f'<text x="{LEFT - 6}" y="{y_of(share * top) + 3:.1f}" text-anchor="end">{share * top:.2f}</text>')
+    for k, (a, b, height, _) in enumerate(links):
+        left, right, node = int(a), int(b), num + k
+        x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
+        first[node], last[node] = min(first[left], first[right]), max(last[left], last[right])
+        some[node] = some[left]
+        stroke = "#{:02x}{:02x}{:02x}".format(*colours[some[node]]) if k < made else "#b9bfcc"
+        way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
+        parts.append(
+            f'<g data-from="{first[node]}" data-to="{last[node]}"><path d="{way}" stroke="{stroke}"/>'
+            f'<path class="hit" d="{way}"/><title>{last[node] - first[node]} tokens, distance {height:.3f}</title></g>'
+        )
+    if 0 < made < len(links):
+        at = y_of(float(links[made - 1, 2] + links[made, 2]) / 2)
+        parts.append(f'<line class="cut" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
+    for leaf in range(num):
+        fill = "#{:02x}{:02x}{:02x}".format(*colours[leaf])
+        parts.append(
+            f'<rect x="{LEFT + place[leaf] * step:.1f}" y="{HEIGHT - BOTTOM + 4}" width="{step:.2f}" height="8" '
+            f'fill="{fill}"/>'
+        )
+    return "".join(parts) + "</svg>"
+
+
+def merge_figure(picture: np.ndarray, grid: tuple[int, int], tree: LayerTree, source: np.ndarray) -> str:
+    """The picture and the dendrogram of one layer, side by side; pointing at a link shows the patches below it.
+
+    Args:
+        picture: (H, W, 3) uint8. source: (P,) the cluster of every patch after the layer, for the colours.
+    """
+    num = len(tree.links) + 1
+    colours = np.full((num, 3), 160, np.uint8)
+    there = tree.leaf >= 0
+    colours[tree.leaf[there]] = cluster_colours(source)[there]
+    place = np.append(leaf_order(tree.links), -1)[tree.leaf] if num > 1 else np.where(there, 0, -1)
+    caption = (
+        f"Layer {tree.layer}: {num} tokens become {tree.num_clusters}. Links below the dashed line were made; the row "
+        "of colours shows the clusters. Point at a link to see its patches."
+    )
+    return (
+        f'<figure class="merge"><div class="seen" data-columns="{grid[1]}" data-leaf="{",".join(map(str, place))}">'
+        f'<img alt="the picture" src="{data_url(picture)}"><svg viewBox="0 0 {grid[1]} {grid[0]}" '
+        f'preserveAspectRatio="none"></svg></div>{svg_dendrogram(tree, colours) if num > 1 else ""}'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )

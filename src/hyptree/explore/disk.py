@@ -1,0 +1,288 @@
+"""Pictures of a tree on the Poincaré disk, made for reading: one colour per branch, every name where it can be read.
+
+What goes where is decided once, in :func:`_labels`; the SVG and the PNG show the same thing. ``move.js`` decides it
+again in the browser, where the disk can be moved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree.errors import require
+from hyptree.tree import Tree
+from hyptree.tree.layout import geodesic
+
+__all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
+
+# Distinct hues of similar weight on white, also for most readers who see red and green alike.
+PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
+NEUTRAL = "#4a5160"
+INK, RIM, INSIDE = "#1c2030", "#c3c8d4", "#f7f8fb"
+
+SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
+SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
+
+
+@dataclass(frozen=True)
+class _Label:
+    node: int
+    text: str
+    x: float
+    y: float
+    turn: float  # degrees, counter-clockwise
+    anchor: str  # start, middle or end
+    size: float  # in pixels of the SVG
+    bold: bool
+    below: bool  # hangs below its place instead of standing on it
+
+
+def branch_colors(tree: Tree) -> list[str]:
+    """A colour for each node: that of its branch, the child of a root it descends from; roots are grey."""
+    top = np.arange(tree.num_nodes)
+    while (deep := tree.depth[top] > 1).any():
+        top = np.where(deep, tree.parent[top], top)
+    branches = {int(node): PALETTE[k % len(PALETTE)] for k, node in enumerate(np.flatnonzero(tree.depth == 1))}
+    return [branches.get(int(node), NEUTRAL) for node in top]
+
+
+def _checked(tree: Tree, points: Any, flat: bool) -> np.ndarray:
+    """(n, 2) float64 points inside the unit disk; those of the flat plane are scaled into it."""
+    found = np.asarray(points, np.float64)
+    if found.shape != (tree.num_nodes, 2):
+        raise ValueError(f"points have shape {found.shape}, expected ({tree.num_nodes}, 2), one row per node")
+    if not np.isfinite(found).all():
+        raise ValueError(f"the point of node {np.flatnonzero(~np.isfinite(found).all(1))[0]} is not finite")
+    length = np.linalg.norm(found, axis=1)
+    if flat:
+        return found * (0.94 / max(length.max(), 1e-300))
+    if (length >= 1).any():
+        raise ValueError(f"node {np.flatnonzero(length >= 1)[0]} lies outside the unit disk; map points into it first")
+    return found
+
+
+def _dot(tree: Tree, node: int) -> float:
+    """Radius of a node's dot, in pixels of the SVG."""
+    if tree.depth[node] == 0:
+        return 8.0
+    return 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
+
+
+def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
+    """Names of inner nodes above their dots, names of leaves outward along the radius, smaller towards the rim.
+
+    Where the children of a node go upwards its name goes below it: above, it would lie across theirs.
+    """
+    if tree.label is None:
+        return []
+    child = np.flatnonzero(tree.parent >= 0)
+    way = np.zeros((tree.num_nodes, 2))  # from each node to its children, added up
+    np.add.at(way, tree.parent[child], points[child] - points[tree.parent[child]])
+    below = (way[:, 1] > 0.5 * np.abs(way[:, 0])) & (tree.depth > 0)
+    found = []
+    for node, text in enumerate(tree.label):
+        x, y = points[node]
+        distance = math.hypot(x, y)
+        room = 1.0 if flat else min(1.0, (1 - distance * distance) / 0.05)
+        gap = (_dot(tree, node) + 5) / RADIUS
+        if tree.is_leaf[node] and distance > 0.2:
+            turn, left = math.degrees(math.atan2(y, x)), x < 0
+            push = 1 + gap / distance
+            place = (x * push, y * push, turn + 180 if left else turn, "end" if left else "start")
+        else:
+            place = (x, y - gap if below[node] else y + gap, 0.0, "middle")
+        size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * room
+        found.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
+    return found
+
+
+def _arc(p: np.ndarray, q: np.ndarray, flat: bool) -> str:
+    """The SVG path of the geodesic from p to q: part of the circle through both that meets the rim at right angles."""
+    (x1, y1), (x2, y2) = p, q
+    start, end = f"M{_px(x1)} {_py(y1)}", f"{_px(x2)} {_py(y2)}"
+    det = x1 * y2 - x2 * y1
+    if flat or abs(det) < 1e-6:  # on a diameter, or as good as
+        return f"{start}L{end}"
+    a, b = (1 + x1 * x1 + y1 * y1) / 2, (1 + x2 * x2 + y2 * y2) / 2
+    cx, cy = (a * y2 - b * y1) / det, (b * x1 - a * x2) / det
+    r = math.sqrt(max(cx * cx + cy * cy - 1, 0.0)) * RADIUS
+    # In the upside-down coordinates of SVG an arc around a centre on the left of the way turns counter-clockwise.
+    sweep = int((x2 - x1) * (cy - y1) - (y2 - y1) * (cx - x1) < 0)
+    return f"{start}A{r:.2f} {r:.2f} 0 0 {sweep} {end}"
+
+
+def _px(x: float) -> str:
+    return f"{SIZE / 2 + RADIUS * x:.2f}"
+
+
+def _py(y: float) -> str:
+    return f"{SIZE / 2 - RADIUS * y:.2f}"
+
+
+def svg_disk(
+    tree: Tree,
+    points: Any,
+    *,
+    colors: list[str] | None = None,
+    flat: bool = False,
+    names: bool = True,
+    move: bool = False,
+) -> str:
+    """The picture as one ``<svg>`` element; pointing at a node names it and the way to it from its root.
+
+    Args:
+        points: (n, 2) points of the unit disk (curvature -1).
+        colors: one per node, as CSS writes them; by branch if None.
+        flat: the points are of the ordinary plane instead: edges are straight and there is no rim.
+        names: write the labels; without them the disk fills the picture.
+        move: a click on a node brings it to the centre, by an isometry. Needs :func:`move_script` once in the page.
+    """
+    points = _checked(tree, points, flat)
+    colors = branch_colors(tree) if colors is None else colors
+    share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
+    spare = 0 if names else SIZE // 2 - RADIUS - 10  # room for names
+    side = SIZE - 2 * spare
+    parts = [
+        f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
+        f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
+        + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+    ]
+    if not flat:
+        middle = SIZE / 2
+        parts.append(
+            f'<circle class="rim" cx="{middle}" cy="{middle}" r="{RADIUS}" fill="{INSIDE}" '
+            f'stroke="{RIM}" stroke-width="1.5"/>'
+        )
+    parts.append('<g fill="none" stroke-linecap="round">')
+    for node in np.flatnonzero(tree.parent >= 0).tolist():
+        parts.append(
+            f'<path class="edge" data-node="{node}" d="{_arc(points[tree.parent[node]], points[node], flat)}" '
+            f'stroke="{colors[node]}" stroke-width="{1.4 + 4.2 * share[node]:.2f}"/>'
+        )
+    parts.append("</g><g>")
+    for node in range(tree.num_nodes):
+        way = [*tree.ancestors(node)[::-1].tolist(), node]
+        title = " › ".join(tree.label[step] if tree.label else str(step) for step in way)
+        parts.append(
+            f'<circle class="node" data-node="{node}" cx="{_px(points[node, 0])}" cy="{_py(points[node, 1])}" '
+            f'r="{_dot(tree, node):.1f}" fill="{colors[node]}" stroke="white" stroke-width="1.2">'
+            f"<title>{escape(title)}</title></circle>"
+        )
+    parts.append("</g>")
+    if names:
+        parts.append(_svg_names(_labels(tree, points, flat)))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _down(label: _Label) -> str:
+    """How far the baseline of a name lies below its place."""
+    if label.anchor != "middle":
+        return "0.34em"
+    return "0.73em" if label.below else "0"
+
+
+def _svg_names(labels: list[_Label]) -> str:
+    rows = []
+    for label in labels:
+        weight = ' font-weight="600"' if label.bold else ""
+        hidden = ' display="none"' if label.size < SMALLEST else ""
+        rows.append(
+            f'<text data-node="{label.node}" '
+            f'transform="translate({_px(label.x)} {_py(label.y)}) rotate({-label.turn:.1f})" '
+            f'text-anchor="{label.anchor}" dy="{_down(label)}" '
+            f'font-size="{label.size:.1f}"{weight}{hidden}>{escape(label.text)}</text>'
+        )
+    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
+    return f'<g class="names" fill="{INK}" {halo} pointer-events="none">{"".join(rows)}</g>'
+
+
+def move_script() -> str:
+    """The JavaScript that lets readers move the disks of a page."""
+    return (Path(__file__).parent / "move.js").read_text(encoding="utf-8")
+
+
+def _moving_data(tree: Tree, points: np.ndarray) -> str:
+    return json.dumps(
+        {
+            "parent": tree.parent.tolist(),
+            "leaf": tree.is_leaf.astype(int).tolist(),
+            "depth": tree.depth.tolist(),
+            "points": np.round(points, 8).tolist(),
+            "size": SIZE,
+            "radius": RADIUS,
+            "smallest": SMALLEST,
+        },
+        separators=(",", ":"),
+    )
+
+
+def draw_disk(
+    tree: Tree,
+    points: Any,
+    path: Path | str,
+    *,
+    colors: list[str] | None = None,
+    title: str | None = None,
+    dpi: int = 140,
+) -> None:
+    """Writes the picture as a file (.png, .pdf), the same as :func:`svg_disk` shows.
+
+    Args:
+        points: (n, 2) points of the unit disk (curvature -1).
+        title: above the disk.
+        dpi: dots per inch of a square of 8 inches.
+    """
+    require("matplotlib", "plot")
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Circle
+    from matplotlib.patheffects import withStroke
+
+    points = _checked(tree, points, flat=False)
+    colors = branch_colors(tree) if colors is None else colors
+    inches, points_per_pixel = 8.0, 8.0 * 72 / SIZE
+    figure = Figure(figsize=(inches, inches), facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1))
+    room = SIZE / 2 / RADIUS
+    ax.set(xlim=(-room, room), ylim=(-room, room), aspect="equal")
+    ax.set_axis_off()
+    ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.5 * points_per_pixel))
+    child = np.flatnonzero(tree.parent >= 0)
+    share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
+    if len(child):
+        arcs = geodesic(points[tree.parent[child]], points[child], 32)
+        width = (1.4 + 4.2 * share[child]) * points_per_pixel
+        edge_colors = [colors[node] for node in child]
+        ax.add_collection(LineCollection(list(arcs), colors=edge_colors, linewidths=width, capstyle="round", zorder=2))
+    area = [(2 * _dot(tree, node) * points_per_pixel) ** 2 for node in range(tree.num_nodes)]
+    ax.scatter(
+        points[:, 0], points[:, 1], s=area, c=colors, edgecolors="white", linewidths=1.2 * points_per_pixel, zorder=3
+    )
+    for label in _labels(tree, points, flat=False):
+        if label.size < SMALLEST:
+            continue
+        ax.text(
+            label.x,
+            label.y,
+            label.text,
+            rotation=label.turn,
+            rotation_mode="anchor",
+            ha={"start": "left", "end": "right", "middle": "center"}[label.anchor],
+            va="center_baseline" if label.anchor != "middle" else "top" if label.below else "baseline",
+            fontsize=label.size * points_per_pixel,
+            fontweight="bold" if label.bold else "normal",
+            color=INK,
+            zorder=4,
+            path_effects=[withStroke(linewidth=3.5 * points_per_pixel, foreground="white")],
+        )
+    if title:
+        figure.text(0.5, 0.975, title, ha="center", va="top", fontsize=11, color=INK)
+    figure.savefig(path, dpi=dpi, metadata={"Software": None} if str(path).endswith(".png") else None)

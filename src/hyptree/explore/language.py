@@ -1,0 +1,342 @@
+"""The page of a language model's tokens: how far from the origin they lie, against frequency and depth in WordNet.
+
+One HTML file that needs nothing else, and the numbers beside it as JSON. :func:`language_sections` gives its parts, for
+pages that show more. Also without the command line's dependencies:
+
+python -m hyptree.explore.language runs/helm_wiki --twin runs/llama_wiki
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree import __version__
+from hyptree.errors import UserError, exit_code, one_line_parser
+from hyptree.explore.curvatures import curvature_section
+from hyptree.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks, read_metrics
+from hyptree.explore.page import Section, page, table
+from hyptree.files import full_disk_is_one_line, write_atomic, write_text
+
+__all__ = ["language_sections", "report", "scatter"]
+
+Numbers = Mapping[str, Any]
+
+MAX_DOTS = 1500
+NUM_WORDS = 18
+_VALIDATION = ("perplexity", "bits_per_byte")
+_STYLE = """
+.dot { fill: var(--series0); opacity: .28; } .twin .dot { fill: var(--series1); }
+.middle { fill: none; stroke: var(--ink); stroke-width: 2; }
+.series4 { stroke: #0e8a8a; --tone: #0e8a8a; } .series5 { stroke: #b03060; --tone: #b03060; }
+.series6 { stroke: #808000; --tone: #808000; } .series7 { stroke: #7a6a5a; --tone: #7a6a5a; }
+.words { columns: 3; padding-left: 1.1rem; }
+.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1.1rem; margin: 1rem 0; }
+section > h3 { margin-top: 1.4rem; }
+tbody tr:not(.rival) td { border-top: 0; }
+"""
+
+
+def report(
+    run: Path | str,
+    twin: Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    wordnet: Path | str | None = None,
+    num_blocks: int | None = None,
+    device: str = "cpu",
+) -> Path:
+    """Writes the page of a run's tokens, and gives its path.
+
+    Args:
+        run: folder that ``hyptree train`` wrote, of the task ``language``; its text must still be there.
+        twin: another run to put beside it, e.g. of the Euclidean twin.
+        out: by default ``tokens.html`` in the run; the numbers go beside it, to the same name with ``.json``.
+        wordnet: folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz); by default ``wordnet`` in
+            HYPTREE_DATA or in ``../shared/data`` where there is one. Without, depths are left out.
+        num_blocks: blocks of validation text that go through the models.
+        device: cpu, cuda, ...
+
+    Raises:
+        UserError: not a run of a language model, text that is gone, a disk that is full.
+    """
+    from hyptree.evaluate.tokens_geometry import NUM_BLOCKS, curvatures, measure_run
+    from hyptree.train.folder import RunFolder
+
+    wordnet = _find_wordnet(wordnet)
+    path = Path(out) if out is not None else Path(run) / "tokens.html"
+    found = []
+    for source in [run] if twin is None else [run, twin]:
+        numbers = measure_run(source, wordnet=wordnet, num_blocks=num_blocks or NUM_BLOCKS, device=device)
+        metrics = read_metrics(RunFolder(source).metrics)
+        numbers["curvatures"] = curvatures(metrics)
+        numbers["val"] = _last_validation(metrics)
+        found.append(numbers)
+    with full_disk_is_one_line(path.parent, "write the page again"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path.with_suffix(".json"), json.dumps(found, allow_nan=False) + "\n")
+        css = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8") + _STYLE
+        title, lead, footer = _title(found), _lead(found), f"hyptree {__version__}. Numbers: {path.stem}.json."
+        sections = language_sections(*found)
+        write_atomic(path, lambda temporary: _write(temporary, title, lead, sections, css, footer))
+    return path
+
+
+def _write(path: Path, title: str, lead: str, sections: Sequence[Section], css: str, footer: str) -> None:
+    page(path, title, lead, sections, style=css, footer=footer)
+
+
+def language_sections(*models: Numbers) -> list[Section]:
+    """The parts of the page from the numbers of one model, or of a model and its twin.
+
+    Args:
+        models: what :func:`hyptree.evaluate.tokens_geometry.measure_run` gives, and ``curvatures`` with it.
+    """
+    sections = [
+        Section("", _cards(models[0])),
+        Section("Models", _models(models)),
+        Section("Radius and frequency", _frequency(models)),
+        Section("Radius and depth in WordNet", _depth(models)),
+        Section("How tree-like are the embeddings?", _gromov(models)),
+    ]
+    if models[0].get("curvatures"):
+        sections.append(Section("Curvature of experts over training", curvature_section(models[0]["curvatures"])))
+    return sections
+
+
+def _find_wordnet(given: Path | str | None) -> Path | None:
+    if given is not None:
+        if not Path(given).is_dir():
+            raise UserError(f"no WordNet at {given}: no such folder; leave it out to do without depths")
+        return Path(given)
+    place = Path(os.environ.get("HYPTREE_DATA", "../shared/data")) / "wordnet"
+    return place if place.is_dir() else None
+
+
+def _last_validation(metrics: Sequence[Numbers]) -> dict[str, float]:
+    rows = [row for row in metrics if row.get("split") == "val"]
+    return {name: rows[-1][name] for name in _VALIDATION if rows and name in rows[-1]}
+
+
+# --------------------------------------------------------------------------------------------------------------- texts
+
+
+def _title(models: Sequence[Numbers]) -> str:
+    return f"Where {models[0]['model']} keeps its tokens"
+
+
+def _lead(models: Sequence[Numbers]) -> str:
+    beside = f" Beside it, {models[1]['model']}." if len(models) > 1 else ""
+    return (
+        "In a tree that is laid into hyperbolic space, what is general lies near the origin and what is special far "
+        "out. Here is whether the tokens of this model do so. The text it was trained on has "
+        f"{models[0]['num_tokens']:,} tokens.{beside}"
+    )
+
+
+def _models(models: Sequence[Numbers]) -> str:
+    head = ["", "space", "validation perplexity", "bits per byte"]
+    lines = [
+        [numbers["model"], numbers["space"], *(_said(numbers.get("val", {}).get(name)) for name in _VALIDATION)]
+        for numbers in models
+    ]
+    return f'<div class="card">{table(head, lines)}</div>'
+
+
+def _said(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _cards(numbers: Numbers) -> str:
+    first, last = numbers["radius"][0], numbers["radius"][-1]
+    shown = {
+        "radius and frequency, embedding": _signed(first["frequency"]["r"]),
+        "radius and frequency, last layer": _signed(last["frequency"]["r"]),
+        "radius and depth, embedding": _signed(first["depth"]["r"]),
+        "relative delta of embeddings": f"{numbers['gromov']['relative']:.3f}",
+    }
+    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shown.items())
+    return f'<dl class="numbers">{cards}</dl>'
+
+
+def _frequency(models: Sequence[Numbers]) -> str:
+    charts = []
+    for k, numbers in enumerate(models):
+        points = numbers["points"]
+        for key, where in (("embedding", "embedding"), ("last_layer", "last layer")):
+            x, y = _pairs(points["log_count"], points[key])
+            charts.append(_card(f"{numbers['model']}, {where}", scatter(where, x, y, "log10 of count", bins=12), k))
+    return (
+        "<p>Radius is the distance from the origin: hyperbolic for a HELM, the norm for a Euclidean model. Every dot "
+        f"is a token that the training text has {models[0]['min_count']} times or more; the line joins medians. On the "
+        "left the table of embeddings, on the right the mean over validation text of the points after the last layer."
+        f'</p><div class="pairs">{"".join(charts)}</div>{_correlations(models)}'
+        '<p class="note">Spearman\'s rank correlation with its 95 % interval: -1 where frequent tokens lie nearest to '
+        "the origin in order, 0 where frequency says nothing.</p>"
+    )
+
+
+def _correlations(models: Sequence[Numbers], key: str = "frequency") -> str:
+    head = ["", "radius: quartiles", "correlation", "95 %", "tokens"]
+    lines = [
+        [f"{numbers['model']}, {row['where']}", *_cells(row, key)] for numbers in models for row in numbers["radius"]
+    ]
+    return f'<div class="card">{table(head, lines)}</div>'
+
+
+def _cells(row: Numbers, key: str) -> list[str]:
+    found = row[key]
+    between = "–" if found["low"] is None else f"{_signed(found['low'])} to {_signed(found['high'])}"
+    radii = "–" if row["quartiles"][0] is None else " / ".join(f"{value:.3g}" for value in row["quartiles"])
+    return [radii, _signed(found["r"]), between, str(found["count"])]
+
+
+def _depth(models: Sequence[Numbers]) -> str:
+    if not any(numbers["nouns"] for numbers in models):
+        return (
+            "<p>Left out: there is no WordNet here, or none of its nouns is a token. Its tables are "
+            "noun_synsets.tsv.gz and noun_hypernyms.tsv.gz; say where they are by <code>wordnet=</code>.</p>"
+        )
+    charts, lists = [], []
+    for k, numbers in enumerate(models):
+        nouns = numbers["nouns"]
+        x, y = [noun["depth"] for noun in nouns], [noun["radius"] for noun in nouns]
+        charts.append(_card(f"{numbers['model']}, embedding", scatter("depth", x, y, "depth in WordNet"), k))
+        lists += [
+            f'<div class="card"><h3>{escape(numbers["model"])}: {title}</h3><ul class="words note">'
+            + "".join(f"<li>{escape(noun['word'])} ({noun['depth']})</li>" for noun in chosen)
+            + "</ul></div>"
+            for title, chosen in (("nearest nouns", nouns[:NUM_WORDS]), ("farthest", nouns[: -NUM_WORDS - 1 : -1]))
+        ]
+    return (
+        "<p>Nouns that are a single token, by their first sense: entity has depth 0, animal 6, dog 8. Rare words are "
+        "deeper, so the second table shows what is left of the correlation once frequency is known.</p>"
+        f'<div class="pairs">{"".join(charts)}</div><h3>Depth</h3>{_correlations(models, "depth")}'
+        f"<h3>Depth, frequency known</h3>{_correlations(models, 'depth_given_frequency')}"
+        f'<div class="pairs">{"".join(lists)}</div>'
+        '<p class="note">In brackets the depth. The first sense is not always what the text means, and a token may be '
+        "the beginning of a longer word; both weaken what there is.</p>"
+    )
+
+
+def _gromov(models: Sequence[Numbers]) -> str:
+    head = ["", "space", "tokens", "delta", "diameter", "relative delta", "random directions"]
+    lines = [
+        [
+            numbers["model"],
+            numbers["space"],
+            str(found["num_points"]),
+            f"{found['delta']:.3f}",
+            f"{found['diameter']:.3f}",
+            f"{found['relative']:.3f}",
+            f"{found['random_relative']:.3f}",
+        ]
+        for numbers in models
+        for found in [numbers["gromov"]]
+    ]
+    return (
+        "<p>Gromov's delta of the distances between the most frequent tokens: 0 for the distances of a tree. Relative "
+        "to the diameter it is between 0 and 1 and can be compared between spaces. The last column has random "
+        "directions at the same distances from the origin: what differs from it is due to learned directions.</p>"
+        f'<div class="card">{table(head, lines)}</div>'
+    )
+
+
+def _card(title: str, svg: str, place: int) -> str:
+    return f'<figure class="card{" twin" if place else ""}"><h3>{escape(title)}</h3>{svg}</figure>'
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{round(value, 2) + 0:+.2f}"  # no -0.00
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def _pairs(x: Sequence[float], y: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    kept = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
+    return [a for a, _ in kept], [b for _, b in kept]
+
+
+def scatter(title: str, x: Sequence[float], y: Sequence[float], x_name: str, bins: int | None = None) -> str:
+    """An ``<svg>`` of dots with a line through medians.
+
+    Args:
+        bins: medians of so many groups of equal size along x; without it of every value of x, whose dots are spread.
+    """
+    if not len(x):
+        return '<p class="note">No token is common enough.</p>'
+    every_x, every_y = np.asarray(x, float), np.asarray(y, float)
+    middle_x, middle_y = _medians(every_x, every_y, bins)
+    step = max(1, math.ceil(len(every_x) / MAX_DOTS))
+    shown_x, shown_y = every_x[::step], every_y[::step]
+    if bins is None:  # spread by the golden ratio, the same every time
+        shown_x = shown_x + 0.7 * ((np.arange(len(shown_x)) * 0.618034) % 1 - 0.5)
+    x_ticks, y_ticks = (_ticks(float(v.min()), float(v.max())) for v in (every_x, every_y))
+    x0, x1 = float(min(shown_x.min(), x_ticks[0])), float(max(shown_x.max(), x_ticks[-1]))
+    y0, y1, right, bottom = y_ticks[0], y_ticks[-1], WIDTH - 12, HEIGHT - BOTTOM
+
+    def px(value: float) -> float:
+        return LEFT + (value - x0) / ((x1 - x0) or 1) * (right - LEFT)
+
+    def py(value: float) -> float:
+        return bottom - (value - y0) / ((y1 - y0) or 1) * (bottom - TOP)
+
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}: radius of {len(every_x)} tokens against {escape(x_name)}">'
+    ]
+    for tick in y_ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
+    for tick in x_ticks:
+        parts.append(f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:.3g}</text>')
+    parts.append(f'<text class="tick" x="{right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
+    parts += [
+        f'<circle class="dot" cx="{px(a):.1f}" cy="{py(b):.1f}" r="2"/>' for a, b in zip(shown_x, shown_y, strict=True)
+    ]
+    path = " ".join(f"{px(a):.1f},{py(b):.1f}" for a, b in zip(middle_x, middle_y, strict=True))
+    parts.append(f'<polyline class="middle" points="{path}"/></svg>')
+    return "".join(parts)
+
+
+def _medians(x: np.ndarray, y: np.ndarray, bins: int | None) -> tuple[list[float], list[float]]:
+    if bins is None:
+        groups = [np.flatnonzero(x == value) for value in np.unique(x)]
+        groups = [group for group in groups if len(group) >= 3]
+    else:
+        groups = [group for group in np.array_split(np.argsort(x, kind="stable"), bins) if len(group)]
+    return [float(np.median(x[g])) for g in groups], [float(np.median(y[g])) for g in groups]
+
+
+# ----------------------------------------------------------------------------------------------------- without the CLI
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = one_line_parser("python -m hyptree.explore.language", "Write the page of a language model's tokens.")
+    parser.add_argument("run", help="folder of a run of the task language")
+    parser.add_argument("--twin", help="another run to put beside it")
+    parser.add_argument("--out", help="HTML file; by default tokens.html in the run")
+    parser.add_argument("--wordnet", help="folder of WordNet's tables")
+    parser.add_argument("--num-blocks", type=int, help="blocks of validation text for the points in the stream")
+    parser.add_argument("--device", default="cpu")
+    given = vars(parser.parse_args(list(argv)))
+    print(report(given.pop("run"), **given))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; a mistake of the user is one line and exit code 2."""
+    return exit_code(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

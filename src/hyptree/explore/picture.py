@@ -1,0 +1,100 @@
+"""Pictures on their way into a model and into a page: reading, fitting to a size, normalising, writing as data."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyptree.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["data_url", "fit", "model_input", "read_picture"]
+
+
+def read_picture(image: Any) -> np.ndarray:
+    """(H, W, 3) uint8 RGB from a path, a PIL image, or a uint8 array or tensor, channels first or last."""
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(image, (str, Path)):
+        try:
+            with Image.open(image) as opened:
+                return np.asarray(opened.convert("RGB"))
+        except FileNotFoundError as error:
+            raise UserError(f"{image}: no such picture") from error
+        except (UnidentifiedImageError, OSError) as error:
+            raise UserError(f"{image}: not a picture that can be read; expected PNG, JPEG, WebP, ...") from error
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"))
+    given = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    if given.ndim == 3 and given.shape[0] == 3 and given.shape[2] != 3:
+        given = given.transpose(1, 2, 0)
+    if given.ndim != 3 or given.shape[2] != 3 or given.dtype != np.uint8:
+        raise ValueError(
+            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {given.shape} of {given.dtype}"
+        )
+    return given
+
+
+def fit(picture: np.ndarray, size: int | tuple[int, int]) -> np.ndarray:
+    """The picture at (height, width) pixels: resized to cover it, then the centre is cut out."""
+    from PIL import Image
+
+    height, width = (size, size) if isinstance(size, int) else size
+    h, w = picture.shape[:2]
+    if (h, w) == (height, width):
+        return picture
+    scale = max(height / h, width / w)
+    new = max(width, round(w * scale)), max(height, round(h * scale))
+    resized = Image.fromarray(picture).resize(new, Image.Resampling.BICUBIC)
+    left, top = (new[0] - width) // 2, (new[1] - height) // 2
+    return np.asarray(resized.crop((left, top, left + width, top + height)))
+
+
+def model_input(
+    model: Any,
+    pictures: Sequence[np.ndarray],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Tensor:
+    """(B, 3, H, W) normalised as the model was trained, on its device; pictures are (H, W, 3) uint8 of one size.
+
+    Args:
+        mean, std: of red, green, blue in [0, 1]; by default those of ``model.pretrained_cfg``, else ImageNet's.
+    """
+    import torch
+
+    from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD
+
+    config = getattr(model, "pretrained_cfg", None) or {}
+    mean = mean or config.get("mean") or IMAGENET_MEAN
+    std = std or config.get("std") or IMAGENET_STD
+    first = next(model.parameters(), None)
+    x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+    x = (x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    return x if first is None else x.to(first.device, first.dtype)
+
+
+def default_size(model: Any) -> int:
+    """Height of the pictures the model is made for, from ``pretrained_cfg``; 224 if it does not say."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    return int((config.get("input_size") or (3, 224, 224))[-1])
+
+
+def data_url(picture: np.ndarray, quality: int = 90) -> str:
+    """The picture inside a text: PNG where that is smaller (few colours), else JPEG."""
+    from PIL import Image
+
+    found = []
+    for kind, options in (("png", {}), ("jpeg", {"quality": quality})):
+        held = io.BytesIO()
+        Image.fromarray(picture).save(held, kind, **options)
+        found.append((len(held.getvalue()), kind, held.getvalue()))
+    _, kind, data = min(found)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,0 +1,196 @@
+"""What ``hyptree reduce`` found, for people: the table, the plot of speed against accuracy, the page with pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyptree.errors import require
+from hyptree.explore import dendrogram, reduced_pictures
+from hyptree.explore.page import STYLE, Section, image, page, table
+from hyptree.explore.reduced_pictures import Shown, picture_html, strip
+from hyptree.files import write_text
+
+if TYPE_CHECKING:
+    from hyptree.evaluate.reduction_rows import Results, Row
+
+__all__ = ["front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
+
+NOTE = (
+    "Tokens: patches that are left after each of the layers. GFLOPs: of one picture, two per multiply-add (papers "
+    "often give half of this), without the choice of clusters, whose cost shows in images/s. Images/s: median, the "
+    "plain model timed in the same rounds. Below keep 0.5 tome repeats its matching: one can only halve the tokens."
+)
+
+# --------------------------------------------------------------------------------------------------------------- table
+
+
+def table_rows(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Heading and cells of the table; columns without numbers are left out."""
+    head = ["method", "keep", "tokens", "GFLOPs", "images/s", "speed-up"]
+    has_accuracy = any(row.top1 is not None for row in results.rows)
+    if has_accuracy:
+        head += ["top-1", "top-5"]
+    cells = []
+    for row in results.rows:
+        line = [row.name, f"{row.keep:g}", " ".join(map(str, row.tokens)), row.cost]
+        line += [f"{row.images_per_second:,.1f}", f"{row.speedup:.2f}x"]
+        if has_accuracy:
+            line += ["" if value is None else f"{value:.2%}" for value in (row.top1, row.top5)]
+        cells.append(line)
+    return head, cells
+
+
+def text_table(results: Results) -> str:
+    """The table as aligned lines, names on the left and numbers on the right."""
+    head, cells = table_rows(results)
+    widths = [max(len(line[k]) for line in [head, *cells]) for k in range(len(head))]
+    lines = []
+    for line in [head, ["-" * width for width in widths], *cells]:
+        first, *rest = zip(line, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def to_csv(results: Results) -> str:
+    """The rows for other programs; the tokens of the layers with spaces between them."""
+    held = io.StringIO()
+    rows = [asdict(row) | {"tokens": " ".join(map(str, row.tokens))} for row in results.rows]
+    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return held.getvalue()
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The rows that no other row beats in both speed and accuracy, fastest first; empty without accuracy."""
+    best: list[Row] = []
+    measured = [row for row in rows if row.top1 is not None]
+    for row in sorted(measured, key=lambda row: (-row.images_per_second, -(row.top1 or 0.0))):
+        if not best or (row.top1 or 0.0) > (best[-1].top1 or 0.0):
+            best.append(row)
+    return best
+
+
+# ---------------------------------------------------------------------------------------------------------------- plot
+
+
+def write_plot(results: Results, path: Path) -> Path:
+    """A PNG: accuracy against speed and against FLOPs, one line per method, and the Pareto front.
+
+    Without accuracy: the speed-up against FLOPs.
+    """
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    plain = [row for row in results.rows if row.method == "none"]
+    names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
+    groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
+    best = front(results.rows)
+    panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "times as fast", _gflops, _speedup)]
+    if best:
+        panels = [("images/s", "top-1", _speed, _top1), ("GFLOPs per picture", "top-1", _gflops, _top1)]
+    figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained", facecolor="white")
+    for at, (x_name, y_name, x_of, y_of) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), at + 1)
+        if at == 0 and len(best) > 1:
+            axes.plot([x_of(r) for r in best], [y_of(r) for r in best], color="#d5dae5", linewidth=9, zorder=1,
+                      solid_capstyle="round", solid_joinstyle="round", label="Pareto front")  # fmt: skip
+        for k, (name, rows) in enumerate(groups.items()):
+            colour = f"C{k % 10}"
+            axes.plot([x_of(r) for r in rows], [y_of(r) for r in rows], "o-", color=colour, markersize=4.5, label=name)
+        for row in plain:
+            axes.plot(x_of(row), y_of(row), "k*", markersize=13, label="all tokens", zorder=4)
+        for row in next(iter(groups.values()), []):
+            axes.annotate(
+                f"{row.keep:g}", (x_of(row), y_of(row)), textcoords="offset points", xytext=(5, 5), fontsize=8
+            )
+        axes.set(xlabel=x_name, ylabel=y_name)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#eceff5", linewidth=0.8)
+        axes.set_axisbelow(True)
+        if y_name == "top-1":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    figure.suptitle(f"{results.about['model']}, {results.about['device']}", fontsize=11)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    return path
+
+
+def _speed(row: Row) -> float:
+    return row.images_per_second
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup
+
+
+def _gflops(row: Row) -> float:
+    return row.gflops
+
+
+def _top1(row: Row) -> float:
+    return float("nan") if row.top1 is None else row.top1
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def write_report(results: Results, shown: Sequence[Shown], out: Path) -> Path:
+    """Writes results.csv, pareto.png, a PNG for each picture, and index.html; gives the page."""
+    write_text(out / "results.csv", to_csv(results))
+    for k, one in enumerate(shown, 1):
+        strip(one).save(out / f"picture{k}.png")
+    plot = None
+    if find_spec("matplotlib") is None:
+        print("no pareto.png: this needs matplotlib: pip install hyptree[plot]", file=sys.stderr)
+    else:
+        plot = write_plot(results, out / "pareto.png")
+    return write_page(out / "index.html", results, shown, plot)
+
+
+def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: Path | None = None) -> Path:
+    """One HTML file with the table, the plot, the merged patches of every layer and the dendrograms."""
+    head, cells = table_rows(results)
+    about = results.about
+    best = _best_row(results)
+    lines = [*about["notes"], NOTE]
+    if best is not None:
+        lines.append("In bold: the most accurate row that is at least 1.5 times as fast as the plain model.")
+    sections = [
+        Section(
+            "Numbers",
+            table(head, cells, best=best) + "".join(f'<p class="note">{escape(s)}</p>' for s in lines),
+        )
+    ]
+    if plot is not None:
+        alt = "accuracy against speed" if any(row.top1 is not None for row in results.rows) else "speed against FLOPs"
+        sections.append(Section("Trade-off", f"<figure>{image(plot, alt)}</figure>"))
+    sections += [Section(one.name, picture_html(one)) for one in shown]
+    lead = (
+        f"{about['model']} with fewer tokens: reduced in blocks {', '.join(map(str, about['layers']))}, "
+        f"{about['size']} px, {'no data' if about['data'] is None else about['data']}, on {about['device']}."
+    )
+    return page(
+        path,
+        "Fewer tokens",
+        lead,
+        sections,
+        script=dendrogram.SCRIPT if any(one.trees for one in shown) else "",
+        style=STYLE + reduced_pictures.STYLE + dendrogram.STYLE,
+        footer=" ".join(results.machine) + " Written by hyptree reduce.",
+    )
+
+
+def _best_row(results: Results) -> int | None:
+    """The most accurate row that is at least 1.5 times as fast as the plain model."""
+    fast = [row for row in results.rows if row.top1 is not None and row.speedup >= 1.5]
+    return results.rows.index(max(fast, key=lambda row: row.top1 or 0.0)) if fast else None

@@ -1,0 +1,184 @@
+"""The page of a run: explorer of its clusters, its numbers and curves, its rivals, its right and wrong answers.
+
+One HTML file that needs nothing else. Built from plain records, so that it can be made from any run, or without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree.explore.curves import line_chart, run_curves, svg_confusion
+from hyptree.explore.page import Section, page
+from hyptree.explore.picture import data_url
+from hyptree.explore.scenes import Answer, Scene, explorer_html
+from hyptree.tree import Tree
+
+__all__ = ["Answers", "PageRecord", "run_page"]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a classifier said about a whole set of pictures."""
+
+    confusion: np.ndarray
+    """(C, C) counts, true classes down, answers across."""
+    classes: Sequence[str]
+    tree: Tree | None
+    """Its first C nodes are the classes."""
+    shots: list[tuple[np.ndarray, Answer]] = field(default_factory=list)
+    """Some pictures (H, W, 3) with their answers; wrong ones are shown first."""
+
+    def accuracy(self, depth: int | None = None) -> float:
+        """Share of right answers; at a depth of the tree, share of answers under the right node of that depth."""
+        if depth is None or self.tree is None:
+            same = np.eye(len(self.classes), dtype=bool)
+        else:
+            above = np.array([self._at_depth(node, depth) for node in range(len(self.classes))])
+            same = above[:, None] == above[None, :]
+        return float(self.confusion[same].sum() / max(self.confusion.sum(), 1))
+
+    def _at_depth(self, node: int, depth: int) -> int:
+        assert self.tree is not None
+        while self.tree.depth[node] > depth:
+            node = int(self.tree.parent[node])
+        return node
+
+
+@dataclass(frozen=True)
+class PageRecord:
+    """All that a page of a run shows; what is empty is left out."""
+
+    title: str
+    lead: str
+    scenes: Sequence[Scene]
+    region_names: Sequence[str] = ()
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Shown large at the top."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """Rows of metrics.jsonl."""
+    clusters: Sequence[Mapping[str, Any]] = ()
+    """Rows of ``hyptree.evaluate.interpretability.interpretability_table``."""
+    answers: Answers | None = None
+    footer: str = ""
+    sections: Sequence[Section] = ()
+    """What a model of another kind shows of itself, where it has no clusters to explore."""
+    style: str = ""
+    """CSS that these sections need."""
+
+
+def run_page(path: Path | str, record: PageRecord) -> Path:
+    """Writes the page and gives its path."""
+    here = Path(__file__).parent
+    sections = [Section("", _numbers(record.numbers))] if record.numbers else []
+    if record.scenes or not record.sections:
+        sections.append(
+            Section(
+                "What it clustered",
+                "<p>The model mixes the patches of a picture by gathering them around centres and handing back what "
+                "was gathered. What belongs together in its eyes can be read off, layer by layer and head by head.</p>"
+                + explorer_html(record.scenes, record.region_names),
+            )
+        )
+    sections += record.sections
+    if record.clusters:
+        sections.append(Section("Do clusters follow things?", _cluster_section(record.clusters)))
+    if record.metrics:
+        charts = "".join(
+            f'<figure class="card"><h3>{escape(title)}</h3>{line_chart(title, lines, number)}</figure>'
+            for title, lines, number in run_curves(record.metrics)
+        )
+        sections.append(Section("How it learned", f'<div class="charts">{charts}</div>'))
+    if record.answers is not None:
+        sections.append(Section("Where it is right and wrong", _answers_section(record.answers)))
+    return page(
+        path,
+        record.title,
+        record.lead,
+        sections,
+        script=(here / "explorer.js").read_text(encoding="utf-8"),
+        style=(here / "explorer.css").read_text(encoding="utf-8") + record.style,
+        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
+        footer=record.footer,
+    )
+
+
+def _numbers(numbers: Mapping[str, str]) -> str:
+    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in numbers.items())
+    return f'<dl class="numbers">{cards}</dl>'
+
+
+def _cluster_section(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = (
+        ("asa", "achievable accuracy", True),
+        ("boundary_recall", "boundary recall", True),
+        ("undersegmentation", "under-segmentation", False),
+        ("purity", "purity", True),
+    )
+    head = "".join(f"<th>{name}</th>" for name in ("", "clusters", *(title for _, title, _ in columns)))
+    body = []
+    for row in rows:
+        cells = [f"<td>{escape(str(row['method']))}</td>", f"<td>{row['num_clusters']:.1f}</td>"]
+        for key, _, shares in columns:
+            bar = (
+                f'<span class="bar" style="width:{4.5 * max(0.0, min(1.0, row[key])):.2f}em"></span>' if shares else ""
+            )
+            cells.append(f"<td>{bar}{row[key]:.1%}</td>" if row[key] == row[key] else "<td>–</td>")
+        body.append(f'<tr class="{"rival" if row.get("rival") else ""}">{"".join(cells)}</tr>')
+    return (
+        "<p>The pictures come with masks of what they show. A cluster is good when it keeps to one region and when its "
+        "border lies where a region ends. A grid of equal squares and SLIC superpixels, at the same number of "
+        "clusters, show what can be had without learning.</p>"
+        f'<div class="card wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        '<ul class="note"><li><b>Achievable accuracy</b>: pixels that are right if each cluster takes its commonest '
+        "region.</li><li><b>Boundary recall</b>: borders of regions with a cluster border within two pixels.</li>"
+        "<li><b>Under-segmentation</b>: how much clusters leak over borders (Neubert and Protzel); less is better.</li>"
+        "<li><b>Purity</b>: share of the commonest region in a cluster, every cluster counting the same.</li></ul>"
+    )
+
+
+def _answers_section(answers: Answers) -> str:
+    wrong = [shot for shot in answers.shots if shot[1].is_right is False]
+    right = [shot for shot in answers.shots if shot[1].is_right]
+    parts = []
+    total, mistakes = int(answers.confusion.sum()), int(answers.confusion.sum() - np.trace(answers.confusion))
+    if answers.tree is not None and mistakes:
+        levels = []
+        for depth in range(1, int(answers.tree.depth.max())):
+            inside = round(total * answers.accuracy(depth)) - (total - mistakes)
+            nodes = np.flatnonzero((answers.tree.depth == depth) & ~answers.tree.is_leaf)
+            names = ", ".join(answers.tree.label[node] for node in nodes[:3]) if answers.tree.label else ""
+            levels.append(f"{inside / mistakes:.0%} stay within the right one of {len(nodes)} ({escape(names)}, …)")
+        parts.append(f"<p>Of {mistakes} mistakes in {total} pictures, {', '.join(levels)}.</p>")
+    for title, shots in (("Wrong", wrong), ("Right", right)):
+        if shots:
+            parts.append(f'<h3>{title}</h3><div class="shots">{"".join(map(_shot, shots))}</div>')
+    parts.append(
+        "<h3>Which class is taken for which</h3><p class='note'>True classes down, answers across, in the order of the "
+        "class tree; squares outline its families and groups. Point at a cell for its number.</p>"
+        f'<figure class="card">{svg_confusion(answers.confusion, answers.tree, answers.classes)}</figure>'
+    )
+    return "".join(parts)
+
+
+def _shot(shot: tuple[np.ndarray, Answer]) -> str:
+    picture, answer = shot
+    said, truth = answer.paths[0], answer.truth or answer.paths[0]
+    # Names common to both paths are said once: what differs is what matters.
+    text = f"<b>{escape(said[-1])} {answer.scores[0]:.0%}</b>"
+    if answer.is_right is False:
+        text += f"<span>is: {escape(truth[-1])}</span>"
+        shared = [a for a, b in zip(said, truth, strict=False) if a == b]
+        text += (
+            f"<span>{'both ' + escape(shared[-1]) if shared else escape(truth[0]) + ', not ' + escape(said[0])}</span>"
+        )
+    else:
+        text += f"<span>{escape(' › '.join(said[:-1]))}</span>"
+    kind = "wrong" if answer.is_right is False else "right"
+    alt = f"{truth[-1]}, called {said[-1]}"
+    return f'<div class="shot {kind}"><img alt="{escape(alt, quote=True)}" src="{data_url(picture, 85)}">{text}</div>'

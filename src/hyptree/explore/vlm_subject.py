@@ -1,0 +1,214 @@
+"""From what people give on the command line to the page of an encoder: texts, pictures, a head, or the world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyptree.data.hierarcaps import Chain, read_hierarcaps
+from hyptree.errors import UserError, as_user_error
+from hyptree.explore.vlm import same_levels
+from hyptree.explore.vlm_page import Looked, write
+from hyptree.explore.vlm_tree import LatentTree
+
+__all__ = ["is_encoder", "page_of_encoder", "read_texts", "world_latent", "world_looked"]
+
+NUM_TREE = 40
+"""Pictures of the world in its tree."""
+SHOTS = 4
+SHOWN_PIXELS = 128
+
+
+def is_encoder(model: str) -> bool:
+    """Whether the name is that of an encoder: ``hf:...`` or ``open_clip:...``."""
+    from hyptree.vlm.encoders import KINDS
+
+    return model.partition(":")[0] in KINDS and ":" in model
+
+
+def page_of_encoder(
+    model: str,
+    out: Path | str,
+    *,
+    images: Sequence[Path] = (),
+    texts: Sequence[str] = (),
+    head: Path | None = None,
+    pairs: Path | None = None,
+    num_pictures: int = 8,
+    geometry: str | None = None,
+    random_init: bool = False,
+    device: str = "cpu",
+) -> Path:
+    """The page of an encoder by its name, see ``hyptree explain --help``."""
+    from hyptree.data.hyperlex import read_hyperlex
+    from hyptree.explore.picture import read_picture
+    from hyptree.train.embedder import find_device
+    from hyptree.vlm.encoders import load_encoder
+
+    chains = read_texts(texts) if texts else None
+    word_pairs = read_hyperlex(pairs) if pairs is not None else []
+    looked = [Looked(read_picture(path), path.name) for path in images]
+    encoder = load_encoder(model, random_init=random_init, device=find_device(device))
+    sees = encoder.image_tower is not None
+    if not sees and (images or head):
+        raise UserError(f"{model} reads text alone; leave {'the pictures' if images else '--head'} out")
+    if sees and not images and not texts:
+        looked = world_looked(num_pictures)
+    latent = None
+    if head is not None:
+        latent = head_latent(encoder, head, looked if images else world_looked(NUM_TREE))
+    elif sees and not images and not texts:
+        latent = world_latent(encoder)
+    says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
+    if not texts and images:
+        says = "Captions are those of the built-in world."
+    return write(
+        *(encoder, out),
+        chains=chains,
+        pictures=looked,
+        pairs=word_pairs,
+        latent=latent,
+        geometry=geometry,
+        says=says,
+        random_init=random_init,
+    )
+
+
+def read_texts(given: Sequence[str]) -> list[Chain]:
+    """Chains from what ``--texts`` was given: files, folders of HierarCaps, or chains as they are.
+
+    A file is HierarCaps (CSV, JSON), or has one chain in each line: ``an animal => a dog => a black dog``.
+
+    Raises:
+        UserError: neither a file nor a chain, an empty caption, or chains of different lengths.
+    """
+    chains: list[Chain] = []
+    for value in given:
+        path = Path(value)
+        if "=>" in value:
+            chains.append(_chain(value, f"--texts {value!r}"))
+        elif path.is_dir():
+            chains += read_hierarcaps(path, "test")
+        elif not path.is_file():
+            raise UserError(
+                f"--texts {value!r}: no such file; give one, or a chain 'an animal => a dog => a black dog'"
+            )
+        elif path.suffix == ".txt":
+            with as_user_error(str(path)):
+                lines = path.read_text(encoding="utf-8").splitlines()
+            chains += [_chain(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        else:
+            chains += read_hierarcaps(path)
+    with as_user_error("--texts"):
+        same_levels([chain.captions for chain in chains])
+    return chains
+
+
+def _chain(text: str, where: str) -> Chain:
+    captions = tuple(part.strip() for part in text.split("=>"))
+    if not all(captions):
+        raise UserError(f"{where}: caption {captions.index('') + 1} is empty; write it or drop the chain")
+    return Chain(captions)
+
+
+# ---- the built-in world ----------------------------------------------------------------------------------------------
+
+
+def world_looked(count: int) -> list[Looked]:
+    """Validation pictures of the built-in world, with the captions that are true of them."""
+    from hyptree.data.world import World
+    from hyptree.vlm.world_text import captions_of
+
+    world = World("val", num_images=count, size=SHOWN_PIXELS)
+    words = [captions for captions, _ in captions_of(world)]
+    return [
+        Looked(picture, captions[2], frozenset(captions))
+        for picture, captions in zip(_drawn(world, range(count)), words, strict=True)
+    ]
+
+
+def _drawn(world: Any, index: Any) -> list[np.ndarray]:
+    """(H, W, 3) uint8 pictures at these places alone; the dataset would draw their neighbours too."""
+    from hyptree.data.world.render import render
+    from hyptree.data.world.scene import picture_keys, sample_scenes
+
+    scenes = sample_scenes(picture_keys(world.seed, world.split, np.asarray(index)))
+    return list(np.ascontiguousarray(render(scenes, world.size).image.transpose(0, 2, 3, 1)))
+
+
+def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: int = 0) -> LatentTree:
+    """The tree of a head that learns here, in seconds, from a few pictures per class of the built-in world."""
+    import torch
+
+    from hyptree.data.world import World
+    from hyptree.vlm import fewshot
+    from hyptree.vlm.features import FeatureSet
+    from hyptree.vlm.fewshot_settings import PARTS, FewShotSettings
+    from hyptree.vlm.prompts import Host
+    from hyptree.vlm.world_text import captions_of
+
+    world = World("train", num_images=1500, size=SHOWN_PIXELS, seed=seed)
+    classes = list(range(len(world.classes)))
+    labels = torch.as_tensor(np.asarray(world.labels())).long()
+    index = fewshot.sample_shots(labels, shots, seed, classes, world.classes)
+    settings = FewShotSettings()
+    host = Host(encoder.encode_text, settings.template)
+    with torch.no_grad():
+        rows = encoder.encode_images(_drawn(world, index)).float()
+    features = FeatureSet(rows, labels[index], world.classes)
+    head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, PARTS, seed)
+    everything = torch.arange(len(index))
+    with torch.enable_grad():
+        fewshot.train(head, host, features, everything, classes, world.classes, settings, seed)
+    says = (
+        f"A head with {head.num_attributes} attributes learned here from {shots} pictures of each of {len(classes)} "
+        "classes of the built-in world; the encoder stayed as it is."
+    )
+    val = World("val", num_images=count, size=SHOWN_PIXELS)
+    names = [captions[2] for captions, _ in captions_of(val)]
+    return _latent(encoder, head, host, world.classes, _drawn(val, range(count)), names, val.labels().tolist(), says)
+
+
+def head_latent(encoder: Any, path: Path, looked: Sequence[Looked]) -> LatentTree:
+    """The tree of a head that ``hyptree vlm train-fewshot`` wrote, with these pictures in it."""
+    from hyptree.vlm.fewshot_settings import FewShotSettings
+    from hyptree.vlm.head_file import load_head
+    from hyptree.vlm.prompts import Host
+
+    head, learned, about = load_head(path)
+    classes = about.get("classes")
+    if learned or not classes:
+        why = "was trained with learned prompts" if learned else "names no classes"
+        raise UserError(f"{path}: the head {why}; explain shows heads of the frozen host (train-fewshot --host frozen)")
+    if head.d != encoder.width:
+        raise UserError(f"{path} is for features of {head.d} numbers, {encoder.name} gives {encoder.width}")
+    results = Path(path).parent.parent / "results.json"
+    template = FewShotSettings.template
+    if results.is_file():
+        with as_user_error(str(results)):
+            template = json.loads(results.read_text(encoding="utf-8"))["settings"].get("template", template)
+    says = f"The head of {Path(path).name}, {about.get('shots', '?')} shots per class."
+    pictures, names = [one.picture for one in looked], [one.name for one in looked]
+    return _latent(encoder, head, Host(encoder.encode_text, template), classes, pictures, names, (), says)
+
+
+def _latent(
+    encoder: Any,
+    head: Any,
+    host: Any,
+    classes: Sequence[str],
+    pictures: Sequence[np.ndarray],
+    names: Sequence[str],
+    labels: Sequence[int],
+    says: str,
+) -> LatentTree:
+    import torch
+
+    with torch.no_grad():
+        images = encoder.encode_images(list(pictures)).float()
+        tree = head.to_tree(host.text_features(classes).float(), images, list(classes), list(names))
+    return LatentTree(tree, list(pictures), labels, says)

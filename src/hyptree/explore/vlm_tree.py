@@ -1,0 +1,296 @@
+"""The tree class > attribute > image of a ``LatentHierarchyHead``: on the Poincaré disk, and as a dendrogram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from hyptree.explore.disk import INK, PALETTE, RADIUS, SIZE, svg_disk
+from hyptree.explore.picture import data_url, fit
+from hyptree.explore.scenes import disk_points
+from hyptree.tree import Tree
+
+__all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
+
+WIDTH, THUMB, GAP = 1000, 46, 4
+CLASS_END, ATTRIBUTE_END = 170, 320
+"""Where names of classes and of attributes end, in pixels of the SVG; pictures follow."""
+SOFT, GOOD, PLAIN = "#5a6172", "#18794e", "#c3c8d4"
+ROOT = "all classes"
+
+
+@dataclass(frozen=True)
+class LatentTree:
+    """What ``LatentHierarchyHead.to_tree`` gave, and the pictures in it.
+
+    Attributes:
+        tree: classes have height 2, attributes 1, pictures 0.
+        thumbnails: (H, W, 3) uint8, one per picture, or none at all.
+        labels: class of each picture as a node of the tree, where it is known, or none at all.
+        says: where the head comes from, one sentence.
+    """
+
+    tree: Tree
+    thumbnails: Sequence[np.ndarray] = ()
+    labels: Sequence[int | None] = field(default=())
+    says: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.pictures)
+        for name in ("thumbnails", "labels"):
+            if len(getattr(self, name)) not in (0, count):
+                raise ValueError(f"the tree has {count} pictures, got {len(getattr(self, name))} {name}")
+
+    @property
+    def classes(self) -> np.ndarray:
+        """Nodes of the classes."""
+        return np.flatnonzero(self.tree.height == 2)
+
+    @property
+    def attributes(self) -> np.ndarray:
+        """Nodes of the attributes."""
+        return np.flatnonzero(self.tree.height == 1)
+
+    @property
+    def pictures(self) -> np.ndarray:
+        """Nodes of the pictures."""
+        return np.flatnonzero(self.tree.height == 0)
+
+    def is_right(self, picture: int) -> bool | None:
+        """Whether picture number ``picture`` hangs under its own class; None where that is not known."""
+        if not len(self.labels) or self.labels[picture] is None:
+            return None
+        return int(self.tree.ancestors(int(self.pictures[picture]))[-1]) == self.labels[picture]
+
+    @property
+    def right(self) -> tuple[int, int]:
+        """Pictures under their own class, and pictures whose class is known."""
+        known = [self.is_right(i) for i in range(len(self.pictures))]
+        return known.count(True), len(known) - known.count(None)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One row of the dendrogram: an attribute (None where pictures hang under the class itself) and its pictures."""
+
+    node: int
+    attribute: int | None
+    pictures: list[int]  # numbers of pictures, not nodes
+
+
+def branches(latent: LatentTree) -> list[Branch]:
+    """Rows of the dendrogram, class by class; classes with nothing below have none."""
+    number = {int(node): i for i, node in enumerate(latent.pictures)}
+    found = []
+    for node in latent.classes.tolist():
+        children = latent.tree.children(node).tolist()
+        own = [number[child] for child in children if child in number]
+        if own:
+            found.append(Branch(node, None, own))
+        for child in children:
+            if child not in number:
+                below = [number[leaf] for leaf in latent.tree.children(child).tolist()]
+                found.append(Branch(node, child, below))
+    return found
+
+
+# ---- on the disk -----------------------------------------------------------------------------------------------------
+
+
+def disk_of(latent: LatentTree) -> tuple[Tree, np.ndarray, float]:
+    """The tree under one root in the middle of its classes, (n, 2) points of the disk, and how much longer they lie.
+
+    Classes with nothing below are left out. The root is put in by the picture: the head knows none.
+    """
+    import torch
+
+    from hyptree.geometry import Lorentz, lorentz, poincare
+
+    tree = latent.tree
+    keep = np.flatnonzero((tree.depth > 0) | (tree.num_children > 0))
+    if not len(keep):
+        keep = np.arange(tree.num_nodes)
+    new = np.full(tree.num_nodes + 1, 0)  # a root of the forest hangs under node 0
+    new[keep] = 1 + np.arange(len(keep))
+    manifold: Any = tree.manifold
+    c = float(manifold.c)
+    points = poincare.to_lorentz(torch.as_tensor(np.array(tree.embedding)[keep], dtype=torch.float64), c)
+    kinds = tree.height[keep]
+    middle = lorentz.centroid(points[torch.as_tensor(kinds == 2)], c=c)
+    names = [tree.label[i] if tree.label else str(i) for i in keep.tolist()]
+    whole = Tree(
+        np.concatenate([[-1], np.where(tree.parent[keep] < 0, 0, new[tree.parent[keep]])]),
+        np.concatenate([[3], kinds]),
+        embedding=torch.cat([middle[None], points]).numpy(),
+        manifold=Lorentz(c),
+        label=[ROOT, *names],
+    )
+    return whole, *disk_points(whole)
+
+
+def svg_tree_disk(latent: LatentTree) -> tuple[str, str]:
+    """The disk as an ``<svg>``, and what is true in it in words."""
+    tree, points, zoom = disk_of(latent)
+    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke" pointer-events="none"'
+    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {halo}>']
+    for node, x, y, size in names_on(tree, points):
+        bold = ' font-weight="600"' if tree.height[node] == 2 else ""
+        place = f'x="{SIZE / 2 + RADIUS * x:.1f}" y="{SIZE / 2 - RADIUS * y:.1f}"'
+        parts.append(f'<text {place} font-size="{size:.1f}"{bold}>{escape((tree.label or [])[node])}</text>')
+    names = "".join(parts) + "</g>"
+    longer = f", {zoom:.1f} times as long as they are" if zoom > 1.05 else ""
+    says = (
+        "The larger, the higher: classes, attributes, pictures; one colour per class. Points are moved by an isometry "
+        f"until the mean of the classes is in the middle. Distances from there are true{longer}; the angle is that of "
+        "the two main axes of all directions. Point at a node for its name."
+    )
+    return svg_disk(tree, points, names=False).replace("</svg>", f"{names}</svg>"), says
+
+
+def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, float]]:
+    """Names that find room, classes first: node, the middle of its baseline on the disk, and size in pixels.
+
+    Pictures have no names on the disk: they are told when one points at them.
+    """
+    taken: list[tuple[float, float, float, float]] = []
+    found = []
+    order = [node for kind in (2, 1) for node in np.flatnonzero(tree.height == kind).tolist()]
+    for node in order:
+        size = 19.0 if tree.height[node] == 2 else 14.0
+        width, high = 0.58 * size * len((tree.label or [])[node]) / RADIUS, size / RADIUS
+        x, y = float(points[node, 0]), float(points[node, 1]) + 12 / RADIUS
+        for base in (y, y - high - 24 / RADIUS):  # above the dot, else below
+            box = (x - width / 2, base, x + width / 2, base + high)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                taken.append(box)
+                found.append((node, x, base, size))
+                break
+    return found
+
+
+# ---- as a dendrogram -------------------------------------------------------------------------------------------------
+
+
+def rows_of(latent: LatentTree) -> list[tuple[Branch, float, float]]:
+    """Every row with its upper edge and its height, in pixels."""
+    per_line = pictures_per_line()
+    found, top = [], 6.0
+    last = -1
+    for branch in branches(latent):
+        top += 10 if branch.node != last and last >= 0 else 0
+        last = branch.node
+        height = max(1, -(-len(branch.pictures) // per_line)) * (THUMB + GAP) if branch.pictures else 24.0
+        found.append((branch, top, height))
+        top += height
+    return found
+
+
+def pictures_per_line() -> int:
+    """How many thumbnails stand side by side."""
+    return (WIDTH - ATTRIBUTE_END - 30) // (THUMB + GAP)
+
+
+def class_colours(latent: LatentTree) -> dict[int, str]:
+    """A colour for each class that has something below it, in the order of the disk."""
+    used = [node for node in latent.classes.tolist() if latent.tree.num_children[node]]
+    return {node: PALETTE[k % len(PALETTE)] for k, node in enumerate(used)}
+
+
+def thumbnail(latent: LatentTree, picture: int, pixels: int = 2 * THUMB) -> np.ndarray | None:
+    """(pixels, pixels, 3) of a picture; None where there are none."""
+    return fit(latent.thumbnails[picture], pixels) if len(latent.thumbnails) else None
+
+
+def svg_dendrogram(latent: LatentTree) -> str:
+    """Classes on the left, their attributes, their pictures; frames are green where the class is the picture's own."""
+    rows, colours = rows_of(latent), class_colours(latent)
+    names: Any = latent.tree.label or [str(i) for i in range(latent.tree.num_nodes)]
+    bottom = max((top + height for _, top, height in rows), default=20.0) + 6
+    parts = [
+        f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {bottom:.0f}" role="img" aria-label="{len(latent.classes)} '
+        f'classes, {len(latent.attributes)} attributes, {len(latent.pictures)} pictures" font-size="14" '
+        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
+    ]
+    for node, colour in colours.items():
+        own = [(branch, top + height / 2) for branch, top, height in rows if branch.node == node]
+        middle = (own[0][1] + own[-1][1]) / 2
+        parts.append(
+            f'<text class="tone" x="{CLASS_END - 8}" y="{middle:.1f}" dy=".34em" text-anchor="end" font-weight="600" '
+            f'fill="{colour}">{escape(shortened(names[node], 20))}</text>'
+        )
+        for branch, y in own:
+            end = ATTRIBUTE_END - 105 if branch.attribute is not None else ATTRIBUTE_END
+            way = f"M{CLASS_END} {middle:.1f}H{CLASS_END + 20}V{y:.1f}H{end}"
+            parts.append(f'<path class="tone" d="{way}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            if branch.attribute is not None:
+                parts.append(
+                    f'<text class="ink" x="{end + 6}" y="{y:.1f}" dy=".34em" fill="{INK}">'
+                    f"{escape(shortened(names[branch.attribute], 15))}</text>"
+                )
+    for branch, top, height in rows:
+        if not branch.pictures:
+            parts.append(
+                f'<text class="soft" x="{ATTRIBUTE_END + 10}" y="{top + height / 2:.1f}" dy=".34em" '
+                f'fill="{SOFT}">no picture</text>'
+            )
+        for k, picture in enumerate(branch.pictures):
+            x, y = place_of(k, top)
+            said = escape(names[latent.pictures[picture]])
+            shown = thumbnail(latent, picture)
+            inside = (
+                f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
+                if shown is None
+                else f'<image x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" href="{data_url(shown, 82)}"/>'
+            )
+            frame = frame_colour(latent, picture)
+            parts.append(
+                f"<g>{inside}<rect x='{x}' y='{y:.1f}' width='{THUMB}' height='{THUMB}' fill='none' stroke='{frame}' "
+                f"stroke-width='2.5' rx='3'/><title>{said}</title></g>"
+            )
+    return "".join(parts) + "</svg>"
+
+
+def place_of(k: int, top: float) -> tuple[float, float]:
+    """Upper left corner of picture ``k`` of a row."""
+    line, column = divmod(k, pictures_per_line())
+    return ATTRIBUTE_END + 10 + column * (THUMB + GAP), top + GAP / 2 + line * (THUMB + GAP)
+
+
+def frame_colour(latent: LatentTree, picture: int) -> str:
+    """Green for a picture under its own class, grey for all others."""
+    return GOOD if latent.is_right(picture) else PLAIN
+
+
+def dendrogram_says(latent: LatentTree) -> str:
+    """What there is to see, with its numbers."""
+    empty = [node for node in latent.classes.tolist() if not latent.tree.num_children[node]]
+    unused = sum(not branch.pictures for branch in branches(latent))
+    right, known = latent.right
+    parts = [
+        f"{len(latent.classes)} classes, {len(latent.attributes)} learned attributes, {len(latent.pictures)} pictures; "
+        "an attribute hangs under its nearest class, a picture under its nearest attribute, by hyperbolic distance."
+    ]
+    if known:
+        could = sum(label is not None and label not in empty for label in latent.labels)
+        parts.append(
+            f"{right} of {known} pictures hang under their own class (green frame); {could} could, the classes of the "
+            "others have no attribute."
+            if could < known
+            else f"{right} of {known} pictures hang under their own class (green frame)."
+        )
+    if unused:
+        parts.append(f"{unused} attributes have no picture.")
+    if empty:
+        names = [latent.tree.label[node] if latent.tree.label else str(node) for node in empty]
+        rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        parts.append(f"Nothing hangs under {', '.join(names[:8])}{rest}.")
+    return " ".join(parts)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, cut where it is too long."""
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

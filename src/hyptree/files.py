@@ -1,0 +1,129 @@
+"""Files that are whole or not there: written beside their place, synced, renamed. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyptree.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
+    """Call ``write`` on a temporary path beside ``path``, sync what it wrote, and rename it into place.
+
+    A kill at any moment leaves the old file or the new one.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask allows; some writers (safetensors 0.8) shut others out
+        write(temporary)
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)  # the rename itself is safe once the folder is on disk
+
+
+def sync_folder(path: Path) -> None:
+    """Bring renames inside a folder to disk."""
+    if os.name == "posix":
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file atomically, UTF-8."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_log(path: Path, key: str) -> list[dict[str, Any]]:
+    """The lines of a log of JSON objects with ``key`` in them, up to one that a kill cut short; none without a file."""
+    lines: list[dict[str, Any]] = []
+    if path.is_file():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(line, dict) or key not in line:
+                break
+            lines.append(line)
+    return lines
+
+
+def cut_log(path: Path, key: str, last: int) -> None:
+    """Drop the lines beyond ``last``, which the checkpoint does not have: what they tell of will be run again."""
+    if path.is_file():
+        write_text(path, "".join(json.dumps(line) + "\n" for line in read_log(path, key) if line[key] <= last))
+
+
+def save_tensors(path: Path | str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> None:
+    """Write tensors and a JSON-able state into one safetensors file, atomically.
+
+    One file, so that tensors and counters can never come from different moments. The state lies in the header under
+    the key ``state``.
+    """
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"state": json.dumps(state)} if state is not None else None
+    write_atomic(path, lambda temporary: save_file(plain, temporary, metadata))
+
+
+def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`save_tensors` wrote; the state is empty where none was written."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"cannot read {path}: no such file")
+    try:
+        with safe_open(path, "pt") as file:
+            state = json.loads((file.metadata() or {}).get("state", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+@contextmanager
+def full_disk_is_one_line(folder: Path, then: str = "go on with --resume") -> Iterator[None]:
+    """Turns "no space left" into a ``UserError``, whoever met it: Python, or safetensors in its own words.
+
+    Args:
+        then: what to do once there is space.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = isinstance(error, OSError) and error.errno in codes
+        if not full and any(f"(os error {code})" in str(error) for code in codes):
+            full = type(error).__name__ == "SafetensorError"
+        if not full:
+            raise
+        why = "; ".join(str(error).split("\n")[:1])
+        raise UserError(
+            f"the disk of {folder} is full or its quota is used up ({why}); what was saved before is whole: "
+            f"free some space and {then}"
+        ) from error

@@ -1,0 +1,61 @@
+"""Superposition lab: why loss falls as one over width. Toy-model sweeps, metrics, theory and fits.
+
+``sweep("smoke", "runs/lab")`` trains a grid and writes its tables, ``fit`` gives the exponents, ``plot`` the figures,
+``overlap`` the statistics of a real head, :mod:`hyptree.lab.theory` what to expect. Nothing heavy is imported before
+it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyptree.lazy import lazy
+
+if TYPE_CHECKING:
+    from hyptree.lab.drawing import plot
+    from hyptree.lab.engine import Engine
+    from hyptree.lab.fits import fit, fit_power
+    from hyptree.lab.frequencies import frequencies
+    from hyptree.lab.grid import Grid, Model
+    from hyptree.lab.head_overlap import overlap
+    from hyptree.lab.metrics import measure
+    from hyptree.lab.presets import PRESETS, preset
+    from hyptree.lab.runner import sweep
+    from hyptree.lab.shared_exponent import fit_shared
+    from hyptree.lab.table import read_runs
+
+_HOMES = {
+    "Engine": "engine",
+    "Grid": "grid",
+    "Model": "grid",
+    "PRESETS": "presets",
+    "fit": "fits",
+    "fit_power": "fits",
+    "fit_shared": "shared_exponent",
+    "frequencies": "frequencies",
+    "measure": "metrics",
+    "overlap": "head_overlap",
+    "plot": "drawing",
+    "preset": "presets",
+    "read_runs": "table",
+    "sweep": "runner",
+}
+
+__all__ = [
+    "PRESETS",
+    "Engine",
+    "Grid",
+    "Model",
+    "fit",
+    "fit_power",
+    "fit_shared",
+    "frequencies",
+    "measure",
+    "overlap",
+    "plot",
+    "preset",
+    "read_runs",
+    "sweep",
+]
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)

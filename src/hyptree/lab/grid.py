@@ -1,0 +1,152 @@
+"""What a sweep trains: the grid, its models, their learning rates and the schedule. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from hyptree.errors import UserError
+from hyptree.lab.frequencies import frequencies
+
+
+@dataclass(frozen=True, order=True)
+class Model:
+    """One toy model: all that its numbers depend on beside the grid's training settings."""
+
+    n: int
+    m: int
+    dist: str
+    alpha: float
+    density: float
+    gamma: float
+    seed: int
+    curvature: float = 0.0
+
+    @property
+    def init_seed(self) -> int:
+        """64 bits from this model's own settings, so that its start does not depend on its neighbours.
+
+        Curvature plays no part: models that differ in nothing else start alike, so that they can be compared in pairs.
+        """
+        names = [field.name for field in fields(self) if field.name != "curvature"]
+        text = json.dumps([getattr(self, name) for name in names])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Models that train on the same stream: every width, exponent, decay, density, curvature and seed of the lists."""
+
+    name: str = "grid"
+    """Names the part in tables and files."""
+    n: int = 256
+    """Features."""
+    m: tuple[int, ...] = (5, 8, 12, 18, 28, 44)
+    """Widths."""
+    dist: Literal["power", "exponential", "linear"] = "power"
+    """Shape of the feature frequencies; alpha counts for power only."""
+    alpha: tuple[float, ...] = (0.0, 1.0, 2.0)
+    """Exponents of the feature frequencies."""
+    gamma: tuple[float, ...] = (-1.0, 0.2)
+    """Decay of rows: positive shrinks them, negative pulls their norm to one."""
+    density: tuple[float, ...] = (1.0,)
+    """Expected active features per sample."""
+    curvature: tuple[float, ...] = (0.0,)
+    """Features live in hyperbolic space of curvature minus this; 0 is the flat model of the paper."""
+    seeds: int = 1
+    """Starts per setting."""
+    seed: int = 0
+    """First seed."""
+    data_seed: int = 0
+    """Seed of the stream that all models see."""
+    batch: int = 256
+    """Samples per step."""
+    steps: int = 1600
+    """Steps of Adam."""
+    lr: float = 0.02
+    """Learning rate at its peak."""
+    lr_rule: Literal["flat", "width"] = "flat"
+    """flat: lr for all. width: lr (8/m)^(1/4) for weights and 2/m for biases."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    bias_init: Literal["normal", "zero"] = "normal"
+    """Where biases start."""
+    eval_samples: int = 65536
+    """Fresh samples for the final loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("m", "alpha", "gamma", "density", "curvature"):
+            values = getattr(self, name)
+            if not values:
+                raise UserError(f"{name} is empty; give at least one value")
+            if len(set(values)) != len(values):
+                raise UserError(f"{name} names a value twice: {' '.join(map(str, values))}")
+            if not all(math.isfinite(value) for value in values):
+                raise UserError(f"{name} must be finite numbers, got {' '.join(map(str, values))}")
+        for name in ("n", "seeds", "batch", "steps", "eval_samples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if min(self.m) < 1 or max(self.m) > self.n:
+            raise UserError(f"m must be between 1 and n = {self.n}, got {' '.join(map(str, self.m))}")
+        if not self.lr > 0 or not math.isfinite(self.lr):
+            raise UserError(f"lr must be positive, got {self.lr}")
+        if not 0 <= self.warmup < 1:
+            raise UserError(f"warmup is a share of the steps, expected 0 up to below 1, got {self.warmup}")
+        if min(self.density) <= 0:
+            raise UserError(f"density must be positive, got {min(self.density):g}")
+        if min(self.curvature) < 0:
+            raise UserError(
+                f"curvature must be 0 (flat) or more, got {min(self.curvature):g}; 1 means a space of curvature -1"
+            )
+        for name, choices in (("lr_rule", ("flat", "width")), ("bias_init", ("normal", "zero"))):
+            if getattr(self, name) not in choices:
+                raise UserError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for alpha, density in self.groups():
+            frequencies(self.n, alpha, density, self.dist)  # raises where a chance is above 1
+
+    def groups(self) -> list[tuple[float, float]]:
+        """The distinct (alpha, density): models of one group see the same samples."""
+        alphas = self.alpha if self.dist == "power" else (0.0,)
+        return list(itertools.product(alphas, self.density))
+
+    def models(self) -> list[Model]:
+        """Every model of the grid: by width, then group, then decay, then curvature, then seed."""
+        return [
+            Model(self.n, m, self.dist, alpha, density, gamma, seed, curvature)
+            for m in self.m
+            for alpha, density in self.groups()
+            for gamma in self.gamma
+            for curvature in self.curvature
+            for seed in range(self.seed, self.seed + self.seeds)
+        ]
+
+    def learning_rates(self, m: int) -> tuple[float, float]:
+        """Peak learning rates of weights and biases for a width."""
+        return (self.lr * (8 / m) ** 0.25, 2 / m) if self.lr_rule == "width" else (self.lr, self.lr)
+
+    @property
+    def tail(self) -> int:
+        """How many last steps the training loss is the mean of: 5 %."""
+        return max(1, round(0.05 * self.steps))
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Grid:
+        """What :meth:`as_dict` gave."""
+        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**given)
+
+
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """Factor on the learning rate at a step counted from 0: linear rise, then half a cosine down to 5 %."""
+    s, warm = step + 1, round(warmup * steps)
+    if s < warm:
+        return s / warm
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (s - warm) / max(1, steps - warm)))

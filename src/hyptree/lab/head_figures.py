@@ -1,0 +1,71 @@
+"""Figures of real models as data: overlaps of their heads against width, and their losses against width. numpy alone.
+
+Panels of :mod:`hyptree.lab.panels`, so that the CSV beside a picture cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyptree.lab.panels import Panel, Series
+
+if TYPE_CHECKING:
+    from hyptree.lab.fits import PowerFit
+    from hyptree.lab.head_overlap import HeadOverlap
+    from hyptree.lab.shared_exponent import SharedFit
+
+_ENOUGH = 400
+"""Rows that fill the bins of a histogram."""
+
+
+def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
+    """Mean squared overlap against 1/m, raw and centred, beside what random directions have; norms of the rows.
+
+    Args:
+        names: how each head is called in the picture.
+        fits: ``raw`` and ``centred`` power laws over the heads; empty where they have one width.
+    """
+    panel = Panel("mean squared overlap of rows", "1 / m", "overlap²", log="xy")
+    x = [1 / one.m for one in found]
+    values = {"raw": [one.mso for one in found], "centred": [one.mso_centred for one in found]}
+    for k, (name, y) in enumerate(values.items()):
+        panel.series.append(Series(name, x, y, labels=names if k == 0 else None))
+    ends = [min(x), max(x)] if len(set(x)) > 1 else [x[0] / 2, x[0] * 2]
+    panel.series.append(Series("random, 1 / m", ends, ends, "dashed"))
+    for name, fit in fits.items():
+        y = [fit.scale * end**fit.exponent for end in ends]
+        panel.series.append(Series(f"{name}: m^{-fit.exponent:+.2f}", ends, y, "dashed"))
+    norms = Panel("norms of rows", "norm / mean norm", "density")
+    for one, name in zip(found, names, strict=True):
+        if one.num < _ENOUGH:
+            continue
+        edges = np.array(one.norm_edges) / one.norm_mean
+        density = np.array(one.norm_counts) / one.num / np.diff(edges)
+        middle = (edges[1:] + edges[:-1]) / 2
+        norms.series.append(Series(f"{name}, m = {one.m}", middle.tolist(), density.tolist(), "steps"))
+    return [panel, norms] if norms.series else [panel]
+
+
+def model_losses(points: Sequence[Mapping[str, Any]], fit: SharedFit) -> list[Panel]:
+    """Losses of language models against width with the shared fit, and again with their offsets taken away."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for point in sorted(points, key=lambda point: float(point["m"])):
+        groups.setdefault((point["family"], point["dataset"]), []).append(point)
+    plain = Panel("loss against width", "m", "loss", log="x")
+    above = Panel("loss above the offset of its family and dataset", "m", "loss - offset", log="xy")
+    for group, some in sorted(groups.items()):
+        m, loss = ([float(point[name]) for point in some] for name in ("m", "loss"))
+        name = ", ".join(group)
+        plain.series.append(Series(name, m, loss, "line"))
+        rest = [(width, value - fit.offsets[group]) for width, value in zip(m, loss, strict=True)]
+        # A point below its offset has no place on a logarithmic axis; the left panel shows it.
+        rest = [(width, value) for width, value in rest if value > 0]
+        above.series.append(Series(name, [width for width, _ in rest], [value for _, value in rest]))
+    widths = np.geomspace(min(float(p["m"]) for p in points), max(float(p["m"]) for p in points), 30)
+    curve = fit.scale * widths**-fit.exponent
+    said = f"{fit.scale:.3g} m^-{fit.exponent:.3f}"
+    above.series.append(Series(said, widths.tolist(), curve.tolist(), "dashed"))
+    return [plain, above]

@@ -1,0 +1,287 @@
+"""Finds the output head (or the embedding it is tied to) in a checkpoint, and reads it some rows at a time.
+
+Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyptree.errors import UserError, suggest
+from hyptree.lab.gguf import read_gguf
+from hyptree.lab.hub import HubModel, is_repo
+from hyptree.lab.rows import FirstColumns, LoadedRows, Rows, read_safetensors
+
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Ends of the names of output heads."""
+
+CANDIDATES = (
+    *HEADS,
+    "wte.weight",
+    "embed_tokens.weight",
+    "text_model.embeddings.token_embedding.weight",
+    "token_embedding.weight",
+    "word_embeddings.weight",
+    "shared.weight",
+)
+"""Ends of names in the order in which they are looked for: output heads, then embeddings of words."""
+
+CLASSIFIERS = ("head.fc.weight", "head.weight", "classifier.weight", "fc.weight")
+"""Names of the last layer of models that tell classes apart, looked for after :data:`CANDIDATES`; whole names."""
+
+GGUF_CANDIDATES = ("output.weight", "token_embd.weight")
+"""The same in GGUF files, which have names of their own."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_INDEX = "*.safetensors.index.json"
+_RUN_FILES = ("best/model", "last/ema", "last/model", "previous/ema", "previous/model")
+"""What to measure of a run of ``hyptree train``: the weights that ``hyptree eval`` would take."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A matrix on disk, one row per word or class."""
+
+    path: Path
+    """File that holds it."""
+    name: str
+    num_rows: int
+    width: int
+    tied: str
+    """Whether it is a head of its own or an embedding that serves as one, in words."""
+    source: Rows = field(repr=False, compare=False)
+    time: Tensor | None = field(default=None, repr=False, compare=False)
+    """(num_rows) what a head on the hyperboloid keeps beside each row: see :attr:`time_kind`."""
+    time_kind: str = ""
+    """``weight`` of the time component of its input, or the ``offset`` of a hyperplane from the origin."""
+
+    def rows(self, block: int) -> Iterator[Tensor]:
+        """All rows in order, at most ``block`` at a time, float32."""
+        for start in range(0, self.num_rows, block):
+            yield self.source.rows(start, min(start + block, self.num_rows))
+
+
+def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = False) -> Head:
+    """The head in a checkpoint.
+
+    Args:
+        path: a safetensors file, a folder with one, a folder with shards and their index, a GGUF file, a run of
+            ``hyptree train``, or the name ``org/name`` of a model on the Hub.
+        tensor: its name, or an end of it that no other name has; by default the first of :data:`CANDIDATES` and
+            :data:`CLASSIFIERS` that is there.
+        allow_pickle: also read torch's older files, by ``weights_only``.
+
+    Raises:
+        UserError: nothing to read, a pickle, a damaged file, or no such tensor.
+    """
+    text, path = str(path), Path(path)
+    if not path.exists():
+        # A misspelt folder beside others must not be looked for on the network.
+        if is_repo(text) and not path.parent.exists():
+            return _hub_head(HubModel(text), tensor)
+        raise UserError(f"cannot read {path}: no such file or folder")
+    if path.is_dir() and (path / "recipe.yaml").is_file():
+        path = _of_run(path)
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and len(found := sorted(path.glob("*.gguf"))) == 1:
+        path = found[0]
+    if path.is_file() and path.suffix == ".gguf":
+        return _gguf_head(path, tensor)
+    if path.is_file() and path.suffix in _PICKLES:
+        tensors = {name: LoadedRows(value) for name, value in _unpickle(path, allow_pickle).items()}
+        return _head(dict.fromkeys(tensors, path), tensor, path, lambda _: tensors, path.parent)
+    return _head(_tensors(path), tensor, path, read_safetensors, path if path.is_dir() else path.parent)
+
+
+def _head(
+    where: Mapping[str, Path],
+    tensor: str | None,
+    path: Path | str,
+    read: Callable[[Path], Mapping[str, Rows]],
+    settings: Path,
+) -> Head:
+    """The chosen tensor with what lies beside it."""
+    name = _choose(where, tensor, path)
+    sources = read(where[name])
+    if name not in sources:
+        raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
+    rows, width = _checked(sources[name].shape, name, path)
+    found = Head(where[name], name, rows, width, _tied(name, settings), sources[name])
+    for kind, end in (("weight", "weight_time"), ("offset", "offset")):
+        beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
+        if beside in where:
+            time = read(where[beside])[beside]
+            if time.shape in ((rows,), (rows, 1)):
+                return replace(found, time=time.rows(0, rows).reshape(rows), time_kind=kind)
+    # Only where the embedding is in the same file: that of a large model may be in a shard that is not here.
+    inputs = [other for other in sources if other.endswith("embed_tokens.weight")]
+    if name.endswith(HEADS) and len(inputs) == 1:
+        is_wider = sources[inputs[0]].shape == (rows, width - 1)
+    else:
+        settled = _settings(settings)
+        is_wider = settled.get("model_type") == "helm" and settled.get("hidden_size") == width - 1
+    return _split_time(found) if is_wider else found
+
+
+def _split_time(head: Head, block: int = 8192) -> Head:
+    """A head one wider than the embedding of its model: HELM's, whose last column multiplies the time of points."""
+    time = torch.empty(head.num_rows)
+    for place, rows in zip(time.split(block), head.rows(block), strict=True):
+        place.copy_(rows[:, -1])
+    return replace(
+        head, width=head.width - 1, source=FirstColumns(head.source, head.width - 1), time=time, time_kind="weight"
+    )
+
+
+def _gguf_head(path: Path, tensor: str | None) -> Head:
+    tensors = read_gguf(path)
+    name = _choose(dict.fromkeys(tensors, path), tensor, path, GGUF_CANDIDATES)
+    rows, width = _checked(tensors[name].shape, name, path)
+    kinds = {"output.weight": "head of its own", "token_embd.weight": "input embedding"}
+    tied = kinds.get(name, "named")
+    if name == "token_embd.weight" and "output.weight" not in tensors:
+        tied = "input embedding, tied"
+    return Head(path, name, rows, width, tied, tensors[name])
+
+
+def _hub_head(model: HubModel, tensor: str | None) -> Head:
+    """Of a sharded model only the index and the shard with the head are fetched."""
+    files = model.files()
+    config = model.fetch("config.json").parent if "config.json" in files else Path()
+    indices = [name for name in files if name.endswith(".safetensors.index.json") and "/" not in name]
+    whole = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    if indices:
+        where = {name: Path(file) for name, file in _weight_map(model.fetch(indices[0])).items()}
+    elif whole:
+        chosen = "model.safetensors" if "model.safetensors" in whole else whole[0]
+        where = dict.fromkeys(read_safetensors(model.fetch(chosen)), Path(chosen))
+    else:
+        if any(Path(name).suffix in _PICKLES for name in files):
+            raise UserError(f"{model.repo} has only pickles, which can run code when they are opened; no safetensors")
+        raise UserError(f"{model.repo} holds no .safetensors file")
+    return _head(where, tensor, model.repo, lambda file: read_safetensors(model.fetch(str(file))), config)
+
+
+def _of_run(path: Path) -> Path:
+    """The weights of a run."""
+    for name in _RUN_FILES:
+        if (found := path / "checkpoints" / f"{name}.safetensors").is_file():
+            return found
+    raise UserError(f"{path} has no checkpoint yet; train it first, or go on with --resume")
+
+
+def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:
+    if len(shape) != 2 or min(shape) < 2:
+        raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
+    return shape[0], shape[1]
+
+
+def _tensors(path: Path) -> dict[str, Path]:
+    """Name to file of every tensor, from headers alone."""
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise UserError(
+                f"cannot read {path}: expected a .safetensors or .gguf file, or a folder that holds the first"
+            )
+        return dict.fromkeys(read_safetensors(path), path)
+    if indices := sorted(path.glob(_INDEX)):
+        return {name: path / file for name, file in _weight_map(indices[0]).items()}
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
+        if pickles:
+            _refuse(path / pickles[0])
+        raise UserError(f"{path} holds no .safetensors file")
+    return {name: file for file in files for name in read_safetensors(file)}
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return dict(names)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is damaged: it has no weight_map") from error
+
+
+def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
+    if not allowed:
+        _refuse(path)
+    from zipfile import is_zipfile
+
+    try:  # torch's first format was no zip file, and only those are mapped
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except OSError:
+        raise
+    except Exception as error:  # what is no pickle can fail anywhere in it
+        raise UserError(
+            f"cannot read {path}: it is damaged, not what torch.save writes, or holds more than tensors, which "
+            "weights_only does not open"
+        ) from error
+    tensors = (
+        {name: value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, dict) else {}
+    )
+    if not tensors:
+        raise UserError(f"{path} holds no tensors by name")
+    return tensors
+
+
+def _refuse(path: Path) -> None:
+    raise UserError(
+        f"{path} is a pickle, which can run code when it is opened; convert it to safetensors, "
+        "or name the file and add --allow-pickle to read it by weights_only"
+    )
+
+
+def _choose(
+    where: Mapping[str, Path], tensor: str | None, path: Path | str, candidates: Sequence[str] = CANDIDATES
+) -> str:
+    if tensor is not None:
+        found = [tensor] if tensor in where else [name for name in where if name.endswith(f".{tensor}")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{path} has several tensors {tensor!r}; give the whole name: {_alike(found)}")
+        hint = suggest(tensor, where) or f"tensors with 'embed', 'head' or 'wte': {_alike(where)}"
+        raise UserError(f"{path} has no tensor {tensor!r}; {hint}")
+    for end in candidates:
+        found = sorted((name for name in where if name == end or name.endswith(f".{end}")), key=len)
+        if found:
+            return found[0]
+    for name in CLASSIFIERS:
+        if name in where:
+            return name
+    raise UserError(f"no head found in {path}; name one with --tensor: {_alike(where)}")
+
+
+def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
+    words = ("embed", "head", "wte", "token", "classifier")
+    likely = [name for name in sorted(where) if any(word in name for word in words)] or sorted(where)
+    return ", ".join(likely[:most]) + (f" and {len(likely) - most} more" if len(likely) > most else "")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the model's own configuration says; empty where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _tied(name: str, folder: Path) -> str:
+    declared = _settings(folder).get("tie_word_embeddings")
+    if name.endswith(HEADS):
+        return "head, tied by its configuration" if declared else "head of its own"
+    if name in CLASSIFIERS:
+        return "classifier"
+    if not name.endswith(CANDIDATES):
+        return "named"
+    if declared is False:
+        return "input embedding; the head is another tensor, which is not here"
+    return "input embedding, tied" if declared else "input embedding"

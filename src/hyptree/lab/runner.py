@@ -1,0 +1,278 @@
+"""Runs a sweep into a folder: training with checkpoints, evaluation, the table of runs, the fits.
+
+    config.json            the parts, as they were asked for
+    checkpoints/           state of the part that is being trained, and the one before it (of every process)
+    parts/                 one file per finished part: rows of the table, norms of the features
+    weights/               the weights, where they were asked for
+    runs.csv, fits.csv     the tables (runs.parquet where pyarrow is installed)
+
+Every file is whole or not there, so that a kill at any moment leaves a sweep that resumes, bit for bit on the same
+device with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line, load_tensors, save_tensors, write_text
+from hyptree.lab.engine import Engine
+from hyptree.lab.fits import fit_runs
+from hyptree.lab.folder import join_pieces, open_folder
+from hyptree.lab.grid import Grid, Model
+from hyptree.lab.metrics import measure
+from hyptree.lab.presets import preset
+from hyptree.lab.ranks import processes
+from hyptree.lab.table import COLUMNS, completed, write_runs
+from hyptree.lab.theory import unlearned_loss
+from hyptree.signals import stop_signals
+from hyptree.tables import to_csv
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the losses for the line of progress."""
+
+MARK_DIVERGED = 2.0
+"""A model whose loss ends above this many times its first loss counts as diverged, and one that is not finite."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a sweep is."""
+
+    part: str
+    step: int
+    steps: int
+    num_models: int
+    rate: float
+    """Model-steps per second since this part began or resumed."""
+    seconds_left: float
+    """Of this part."""
+    median_loss: float
+
+
+def sweep(
+    parts: str | Grid | Sequence[Grid],
+    out: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    chunk: int = 0,
+    pad: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
+    keep_weights: bool = False,
+    show: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Train every part, write the tables, and give the rows of the table of runs.
+
+    Under torchrun each process trains a share of the models of every width, with the same result; ``out`` must then
+    be a folder that all of them see.
+
+    Args:
+        parts: the grids to train one after the other, or the name of a preset.
+        out: folder; it must not hold a sweep unless ``resume`` or ``overwrite`` says what to do with it.
+        show: called about every two seconds.
+        say: called with a line for people where something had to be worked around.
+
+    Raises:
+        UserError: a folder that cannot be used, another configuration on resume, a full disk.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when the checkpoint is written.
+    """
+    out = Path(out)
+    if isinstance(parts, str):
+        parts = preset(parts)
+    elif isinstance(parts, Grid):
+        parts = (parts,)
+    names = [grid.name for grid in parts]
+    if len(set(names)) != len(names):
+        raise UserError(f"parts of a sweep need different names, got {', '.join(names)}")
+    rows: list[dict[str, Any]] = []
+    with processes() as ranks, full_disk_is_one_line(out):
+        config = {
+            "dtype": str(dtype).removeprefix("torch."),
+            "pad": pad,
+            "processes": ranks.size,
+            "parts": {grid.name: grid.as_dict() for grid in parts},
+        }
+        if ranks.is_main:
+            open_folder(out, config, resume, overwrite)
+        ranks.wait()
+        show = show if ranks.is_main else None
+        with stop_signals(quiet=show is None) as is_asked_to_stop:
+            for grid in parts:
+                name = f"{grid.name}{ranks.suffix}"
+                done = out / "parts" / f"{name}.safetensors"
+                if done.is_file():
+                    continue
+                engine = Engine(grid, ranks.device(device), dtype, chunk, pad, ranks.share(grid))
+                run = _Part(name, engine, out, checkpoint_seconds, show or _nothing, say or _nothing)
+                run.train(is_asked_to_stop)
+                run.finish(done, keep_weights)
+        ranks.wait()
+        for grid in parts:
+            if ranks.is_main:
+                _merge(grid, out / "parts", ranks.suffixes)
+            ranks.wait()
+            found = load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
+            rows += [completed({"warmup": grid.warmup, **row}) for row in found]  # older parts do not have it
+        if ranks.is_main:
+            write_runs(out, rows)
+            write_text(out / "fits.csv", to_csv(fit_runs(rows)))
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        ranks.wait()
+    return rows
+
+
+def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
+    """One file for a part of which every process wrote some models; in the order of the grid."""
+    whole = folder / f"{grid.name}.safetensors"
+    if whole.is_file():
+        return
+    found = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
+    save_tensors(whole, *join_pieces(found))
+
+
+def _nothing(_: Any) -> None:
+    """For callers that want to hear nothing."""
+
+
+class _Part:
+    """One part of a sweep on its way: the engine, its checkpoints, what is kept of the losses."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        out: Path,
+        checkpoint_seconds: float,
+        show: Callable[[Progress], None],
+        say: Callable[[str], None],
+    ):
+        self.engine, self.grid, self.out = engine, engine.grid, out
+        self.checkpoint_seconds, self.show, self.say = checkpoint_seconds, show, say
+        count = len(engine.models)
+        self.first_loss = torch.full((count,), math.nan, dtype=torch.float64, device=engine.device)
+        self.tail_sum = torch.zeros_like(self.first_loss)
+        self.last = out / "checkpoints" / f"{name}.safetensors"
+        self.previous = self.last.with_suffix(".previous.safetensors")
+
+    def train(self, is_asked_to_stop: Callable[[], bool]) -> None:
+        """From the newest checkpoint to the last step."""
+        self._load()
+        grid, engine = self.grid, self.engine
+        begin = saved = looked = time.monotonic()
+        first_step = engine.step
+        while engine.step < grid.steps:
+            in_tail = engine.step >= grid.steps - grid.tail
+            now = time.monotonic()
+            look = now - looked >= LOOK_EVERY
+            loss = engine.advance(with_loss=in_tail or look or engine.step == 0)
+            if loss is not None:
+                if engine.step == 1:
+                    self.first_loss = loss
+                if in_tail:
+                    self.tail_sum += loss
+            if loss is not None and (look or engine.step == grid.steps):
+                looked = now
+                self.show(self._progress(first_step, time.monotonic() - begin, loss))
+            if is_asked_to_stop():
+                self.save()
+                raise KeyboardInterrupt
+            if now - saved >= self.checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+
+    def _progress(self, first_step: int, seconds: float, loss: Tensor) -> Progress:
+        steps, count = self.engine.step - first_step, len(self.engine.models)
+        pace = seconds / max(1, steps)
+        left = (self.grid.steps - self.engine.step) * pace
+        median = loss.nanmedian().item()
+        return Progress(self.grid.name, self.engine.step, self.grid.steps, count, count / pace, left, median)
+
+    def save(self) -> None:
+        """Write the checkpoint; the one before is kept until the next."""
+        self.last.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {**self.engine.state(), "first_loss": self.first_loss, "tail_sum": self.tail_sum}
+        newest = self.last.with_suffix(".new.safetensors")
+        save_tensors(newest, tensors, {"step": self.engine.step})
+        if self.last.exists():
+            self.last.replace(self.previous)
+        newest.replace(self.last)
+
+    def _load(self) -> None:
+        problems = []
+        # A kill between the two renames of save leaves the newest under its first name.
+        for path in (self.last.with_suffix(".new.safetensors"), self.last, self.previous):
+            if not path.is_file():
+                continue
+            try:
+                tensors, state = load_tensors(path)
+                self.engine.load_state(tensors, int(state["step"]))
+                self.first_loss.copy_(tensors["first_loss"])
+                self.tail_sum.copy_(tensors["tail_sum"])
+                return
+            except (UserError, ValueError, KeyError) as error:
+                problems.append(f"checkpoint {path} cannot be used: {error}")
+                self.say(problems[-1])
+        if problems:
+            raise UserError(
+                f"{'; '.join(problems)}; no whole checkpoint is left, remove {self.last.parent} to train this part anew"
+            )
+
+    def finish(self, done: Path, keep_weights: bool) -> None:
+        """Evaluate, measure, and write the rows of this part; its checkpoints are not needed any more."""
+        engine, grid = self.engine, self.grid
+        loss, error = engine.evaluate(grid.eval_samples)
+        train_loss = self.tail_sum / grid.tail
+        number = {model: place for place, model in enumerate(grid.models())}
+        found: dict[int, tuple[dict[str, Any], Tensor]] = {}
+        weights: dict[str, Tensor] = {}
+        k = 0
+        for bucket in engine.buckets:
+            for i, model in enumerate(bucket.models):
+                W, b = bucket.weights(i)
+                values = {"loss_train": train_loss, "loss_eval": loss, "loss_se": error, "first_loss": self.first_loss}
+                numbers = {name: value[k].item() for name, value in values.items()}
+                row = _row(grid, model, W, b, engine.p[bucket.groups[i]].cpu().numpy(), numbers)
+                found[number[model]] = row, W.norm(dim=1)
+                weights |= {f"{number[model]}.W": W, f"{number[model]}.b": b}
+                k += 1
+        places = sorted(found)
+        norms = torch.stack([found[place][1] for place in places])
+        if keep_weights:
+            (self.out / "weights").mkdir(exist_ok=True)
+            save_tensors(self.out / "weights" / done.name, weights)
+        save_tensors(done, {"norms": norms}, {"rows": [found[place][0] for place in places], "places": places})
+        for path in (self.last, self.previous, self.last.with_suffix(".new.safetensors")):
+            path.unlink(missing_ok=True)
+
+
+def _row(grid: Grid, model: Model, W: Tensor, b: Tensor, p: np.ndarray, numbers: dict[str, float]) -> dict[str, Any]:
+    """One row of the table of runs."""
+    found: dict[str, Any] = measure(W, model.curvature, b)
+    is_finite = found["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
+    values = {
+        **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "warmup", "bias_init")},
+        **{name: getattr(model, name) for name in ("m", "alpha", "gamma", "density", "curvature", "seed")},
+        **numbers,
+        **found,
+        "part": grid.name,
+        "lr": grid.learning_rates(model.m)[0],
+        "loss_unlearned": unlearned_loss(p, round(found["phi_half"] * grid.n)).item() if is_finite else math.nan,
+        "diverged": not is_finite or numbers["loss_eval"] > MARK_DIVERGED * numbers["first_loss"],
+    }
+    if grid.dist != "power":
+        values["alpha"] = math.nan  # plays no part
+    return {name: values[name] for name in COLUMNS}

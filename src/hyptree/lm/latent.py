@@ -1,0 +1,350 @@
+"""Latent attention of HELM-MICE (HMLA): keys and values of all heads come from one small latent point per token.
+
+The cache keeps the latent, the shared rotated key and two times per head (:mod:`latent_cache`). A step with one token
+never rebuilds keys and values: for a lifted latent z the product ``q_n.(W_K z)`` is ``(W_K^T q_n).z``, and the mean of
+``W_V z`` is ``W_V`` of the mean of z. What does not follow from means are the times, and those are cached. Longer
+queries rebuild.
+
+A head's row is ``[rotated, rest, time, 0, ...]``: what turns with the position comes first, and rows leave their
+product with room for the time, so that none changes its length and a compiler makes one kernel of what happens to it.
+
+Scores are ``(2/tau)(q.k - t_q t_k)``. As in :mod:`hyptree.nn.attention`, keys and values carry the excess
+``e = t - 1/s`` of their time over the origin's: the difference is constant in a row, and nothing large is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..geometry.numerics import sqnorm
+from ..nn.common import wide
+from ..ops.centroid import fits as centroid_fits
+from ..ops.heads import Heads
+from ..ops.heads import fits as heads_fit
+from ..ops.latent_decode import absorb_token, latent_decode
+from ..ops.latent_decode import fits as decode_fits
+from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
+from .attention import excess_of
+from .fused_attention import centroid_product, lifted_heads
+from .latent_attend import (
+    Queries,
+    Sizes,
+    attend,
+    attend_absorbed,
+    attend_columns,
+    key_value_columns,
+    visible_keys,
+)
+from .latent_cache import LatentState, pack, unpack
+from .rotary import rotate, score_scale
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from .config import HelmConfig
+
+
+class Block(NamedTuple):
+    """Outputs of a :class:`BlockLinear` that belong together: in every group ``rows`` behind ``start`` zeros."""
+
+    groups: int
+    rows: int
+    width: int
+    start: int = 0
+
+
+class BlockLinear(AmbientLinear):
+    """Several linear maps of the same points in one product, each output in rows with room for what is added later.
+
+    Args:
+        in_features: n. blocks: what comes out, in this order. bias: learn one.
+        drawn: how many of the outputs each of the matrices had that were put together; drawn as if alone.
+
+    Shape:
+        lifted (..., width) -> one (..., groups, width) per block
+    """
+
+    def __init__(self, in_features: int, blocks: Sequence[Block], bias: bool, drawn: Sequence[int] | None = None):
+        self.blocks = tuple(blocks)
+        self.sizes = [block.groups * block.rows for block in blocks]
+        self.drawn = list(drawn or [sum(self.sizes)])
+        super().__init__(in_features, sum(self.sizes), bias)
+
+    def reset_parameters(self) -> None:
+        """Draw as Xavier uniform with gain sqrt(2) does, times ``start``; the bias is 0."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        for parameter, gain in ((self.weight, self.start.weight), (self.weight_time, self.start.time)):
+            if not getattr(parameter, "_is_hf_initialized", False):  # transformers marks what came from a file
+                for rows in parameter.split(self.drawn):
+                    bound = gain * math.sqrt(12 / (rows.shape[0] + self.in_features + 1))
+                    nn.init.uniform_(rows, -bound, bound)
+
+    def _pad_rows(self, full: Tensor) -> Tensor:
+        parts = []
+        for block, part in zip(self.blocks, full.split(self.sizes), strict=True):
+            behind = block.width - block.start - block.rows
+            grouped = part.unflatten(0, (block.groups, block.rows))
+            parts.append(F.pad(grouped, (0, 0, block.start, behind)).flatten(0, 1))
+        return torch.cat(parts)
+
+    def split(self, product: Tensor) -> tuple[Tensor, ...]:
+        """The blocks of what the forward pass gave."""
+        parts = product.split([block.groups * block.width for block in self.blocks], -1)
+        return tuple(
+            part.unflatten(-1, (block.groups, block.width)) for block, part in zip(self.blocks, parts, strict=True)
+        )
+
+
+class _Heads(NamedTuple):
+    """Keys and values of all heads, rounded but held in float32 at least, and the excess of their times."""
+
+    space: Tensor  # (B, N, 2, H, width): keys [rotated, rest, 0, ...] and values [v, 0, ...]
+    excess: Tensor  # (B, N, 2, H, 1)
+
+
+class LatentAttention(nn.Module):
+    """Causal attention between Lorentz points whose keys and values are made from a latent of r components.
+
+    Args:
+        config: sizes of the heads (``qk_nope_head_dim`` d_n, ``qk_rope_head_dim`` d_r, ``v_head_dim`` d_v) and of the
+            latents (``kv_lora_rank`` r, ``q_lora_rank``), ``cache_mode``, ``time_columns``, ``value_scale``.
+        layer_idx: which layer of the cache is ours.
+
+    Shape:
+        lifted (B, N, width) -> (B, N, n), space components of the points that go into the residual; with
+        ``output_attentions`` the weights too, (B, H, N, M) or None where they are not built.
+    """
+
+    def __init__(self, config: HelmConfig, layer_idx: int):
+        super().__init__()
+        self.config, self.layer_idx, self.num_heads = config, layer_idx, config.num_attention_heads
+        nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
+        key_dim, value_dim = nope_dim + self.rope_dim, config.v_head_dim
+        self.rank, self.query_rank = config.kv_lora_rank, config.q_lora_rank
+        self.c, bias, heads = float(config.curvature), config.attention_bias, config.num_attention_heads
+        self.value_scale, self.score_scale = float(config.value_scale or 1.0), score_scale(config)
+        split = config.time_columns == "split"
+        self.sizes = Sizes(key_dim, value_dim, self.c, split)
+        self.key_width, self.value_width = aligned(key_dim + (3 if split else 1)), aligned(value_dim + 1)
+        width = max(self.key_width, self.value_width)  # fused attention wants one for both
+        self.heads = Heads(
+            heads, width, key_dim, value_dim, self.score_scale, self.value_scale, self.c,
+            interleaved=config.rope_pairing == "interleaved", shared_dim=self.rope_dim,
+        )  # fmt: skip
+        self.latent_width = self.rank + 1 + int(bias)  # of a lifted latent, without its padding
+        queries = Block(heads, key_dim, width)
+        latents = [Block(1, self.rank, padded_width(self.rank, bias)), Block(1, self.rope_dim, aligned(self.rope_dim))]
+        # One product for all that reads the stream: the queries (or their latent), the latent, the shared rotated key.
+        first = Block(1, self.query_rank, padded_width(self.query_rank, bias)) if self.query_rank else queries
+        drawn = [first.groups * first.rows, self.rank + self.rope_dim]
+        self.down = BlockLinear(config.hidden_size, [first, *latents], bias, drawn)
+        self.kv_gain = nn.Parameter(torch.empty(self.rank))
+        self.kv_up = BlockLinear(
+            self.rank, [Block(heads, nope_dim, width, start=self.rope_dim), Block(heads, value_dim, width)], bias
+        )
+        if self.query_rank:
+            self.q_gain = nn.Parameter(torch.empty(self.query_rank))
+            self.q_up = BlockLinear(self.query_rank, [queries], bias)
+        self.o_proj = AmbientLinear(
+            heads * value_dim, config.hidden_size, bias, points=heads, point_width=self.value_width
+        )
+        self.log_tau = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the temperature to ``sqrt(H (d_n + d_r + 1))`` and the gains to 1; the projections draw themselves."""
+        nn.init.constant_(self.log_tau, 0.5 * math.log(self.num_heads * (self.sizes.key_dim + 1)))
+        nn.init.ones_(self.kv_gain)
+        if self.query_rank:
+            nn.init.ones_(self.q_gain)
+
+    def forward(
+        self,
+        lifted: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Any = None,
+        past_key_values: Cache | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        if past_key_values is None and self._has_kernel(lifted, position_embeddings):
+            out = self._output(self._attend_fused(lifted, position_embeddings, attention_mask), lifted.dtype)
+            return (out, None) if output_attentions else out
+        is_step = lifted.shape[1] == 1 and not output_attentions
+        if past_key_values is not None and is_step and self._decodes(lifted, position_embeddings, attention_mask):
+            points = self._decode(lifted, position_embeddings, attention_mask, past_key_values)
+            return cast(Tensor, self.o_proj(points.flatten(-2).unsqueeze(1)))
+        q, latent, rotated = self._project(lifted, position_embeddings)
+        heads = self._heads(latent, rotated)
+        if past_key_values is None:
+            mean, weights = self._attend(q, *self._columns(heads, lifted.dtype), attention_mask, 0)
+        elif self.config.cache_mode == "full":
+            mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, lifted.dtype)
+        else:
+            mean, weights = self._with_latent_cache(q, latent, rotated, heads, attention_mask, past_key_values)
+        out = self._output(mean, lifted.dtype)
+        return (out, weights) if output_attentions else out
+
+    def _has_kernel(self, lifted: Tensor, tables: tuple[Tensor, Tensor]) -> bool:
+        """Whether one kernel makes queries, keys and values; it knows one time column."""
+        if self._implementation != "sdpa" or self.sizes.split or not self.rope_dim:
+            return False
+        return heads_fit(lifted, tables[0], self.heads)
+
+    def _attend_fused(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> Tensor:
+        """Attention of tokens to themselves from one kernel's queries, keys and values: (B, H, N, width)."""
+        q, latent, rotated = self._down(lifted)
+        q, k, v = lifted_heads(self.kv_up(latent), tables, self.log_tau, self.heads, queries=q, shared=rotated[:, :, 0])
+        mask, is_causal = visible_keys(mask, 0, q.shape[2], k.shape[2], k.device)
+        return attend_columns(q, k, v, mask, is_causal)
+
+    def _project(self, lifted: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Queries, Tensor, Tensor]:
+        """Queries, the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r) in the latent's dtype."""
+        q, latent, rotated = self._down(lifted)
+        cos, sin = (table.unsqueeze(-2).to(wide(q).dtype) for table in position_embeddings)  # (B, N, 1, turned)
+        q, rotated = (rotate(x, cos, sin, self.config.rope_pairing) for x in (q, rotated))
+        # A scaled point is a point of another curvature, and its time is scaled with it.
+        factor = 2 * self.score_scale * torch.exp(-wide(self.log_tau)).to(q.dtype)
+        q = rounded(q * factor, lifted.dtype)
+        queries = Queries(q, torch.sqrt(sqnorm(q) + factor * factor / self.c))
+        return queries, latent, rotated[..., : self.rope_dim].to(lifted.dtype)
+
+    def _down(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of queries (B, N, H, width), the lifted latent (B, N, width), the shared key before it turns."""
+        q, latent, rotated = self._rows(lifted)
+        return q, self._normed(latent, self.kv_gain)[:, :, 0], rotated
+
+    def _rows(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of queries (B, N, H, width), of the latent before its norm, and of the shared key before it turns."""
+        q, latent, rotated = self.down.split(self.down(lifted))
+        if self.query_rank:
+            (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
+        return q, latent, rotated
+
+    def _normed(self, latent: Tensor, gain: Tensor) -> Tensor:
+        """RMS norm of rows whose first components are a latent, lifted: (..., width) -> (..., width)."""
+        x, rank = wide(latent), gain.shape[0]
+        scale = torch.rsqrt(sqnorm(x) / rank + self.config.rms_norm_eps)
+        gain = F.pad(gain.to(x.dtype), (0, x.shape[-1] - rank))
+        return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.down.bias is not None)
+
+    def _heads(self, latent: Tensor, rotated: Tensor) -> _Heads:
+        """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r).
+
+        Both in one expression, because a compiler then makes one kernel of it.
+        """
+        up = self.kv_up(latent).unflatten(-1, (2, self.num_heads, -1))
+        is_key = torch.arange(2, device=up.device)[:, None, None] == 0
+        rotated = F.pad(wide(rotated), (0, up.shape[-1] - self.rope_dim)).unsqueeze(-2)
+        space = torch.where(is_key, wide(up) + rotated, rounded(wide(up) * self.value_scale, up.dtype))
+        return _Heads(space, excess_of(sqnorm(space), 1 / self.c))
+
+    def _columns(self, heads: _Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention reads them, two (B, H, N, width)."""
+        return key_value_columns(heads.space, heads.excess, self.sizes, dtype)
+
+    @property
+    def _implementation(self) -> str:
+        return self.config._attn_implementation or "sdpa"
+
+    def _attend(self, q: Queries, k: Tensor, v: Tensor, mask: Any, past: int | Tensor) -> tuple[Tensor, Tensor | None]:
+        return attend(self._implementation, q, k, v, self.sizes, mask, past)
+
+    def _with_full_cache(
+        self, q: Queries, heads: _Heads, mask: Any, cache: Cache, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with a cache of the keys and values of all heads."""
+        past, num_new = self._past(cache), q.space.shape[1]
+        k, v = self._columns(heads, dtype)
+        cached = cache.update(k[..., : self.key_width], v[..., : self.value_width], self.layer_idx)
+        if not _is_first(past, num_new):
+            k, v = cached
+        return self._attend(q, k, v, mask, past)
+
+    def _decodes(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> bool:
+        """Whether kernels go from one new token per sequence and cached latents to centroids."""
+        if self.config.cache_mode == "full" or self._implementation != "sdpa":
+            return False
+        if torch.is_grad_enabled() or tables[0].dtype != torch.float32 or not tables[0].shape[-1]:
+            return False
+        if type(self.kv_up) is not BlockLinear:  # an adapter's layer is more than its matrix
+            return False
+        if mask is not None and not (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1)):
+            return False
+        maps = (self.num_heads, self.sizes.value_dim, self.latent_width)
+        return decode_fits(lifted, maps, None if mask is None else mask[:, 0, 0])
+
+    def _decode(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache) -> Tensor:
+        """Centroids (B, H, width) of all that is cached for one new token; keys and values of heads are not made."""
+        past, up = self._past(cache), self.kv_up.matrices(lifted.dtype)[0]
+        q, latent, rotated = self._rows(lifted)
+        queries, time, keys, times = absorb_token(
+            q[:, 0], latent[:, 0, 0], rotated[:, 0, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain,
+            up, self.heads, eps=self.config.rms_norm_eps, bias=self.down.bias is not None,
+        )  # fmt: skip
+        cached = cache.update(keys[:, None, None], times[:, None, None], self.layer_idx)
+        keys, times = (x.squeeze(1) for x in cached)
+        mask, _ = visible_keys(mask, past, 1, keys.shape[1], keys.device)
+        return latent_decode(
+            queries, time, keys, times, self._up(up)[1], None if mask is None else mask[:, 0, 0],
+            value_scale=self.value_scale, width=self.value_width, c=self.c,
+        )  # fmt: skip
+
+    def _with_latent_cache(
+        self, q: Queries, latent: Tensor, rotated: Tensor, heads: _Heads, mask: Any, cache: Cache
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
+        past, num_new = self._past(cache), q.space.shape[1]
+        keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
+        new = LatentState(keys, *heads.excess[..., 0].unbind(2))
+        cached = cache.update(*pack(new), self.layer_idx)
+        if not _is_first(past, num_new):
+            state = unpack(*cached, self.num_heads)
+            if num_new == 1:
+                up_key, up_value = self._up(self.kv_up.matrices(latent.dtype)[0])
+                return attend_absorbed(q, state, up_key, up_value, self.rope_dim, self.value_scale, mask, past)
+            latents, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
+            latents = F.pad(latents, (0, latent.shape[-1] - self.latent_width))
+            heads = self._heads(latents, rotated.unsqueeze(-2))
+        return self._attend(q, *self._columns(heads, latent.dtype), mask, past)
+
+    def _up(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """The maps from lifted latents to rows of keys (H, width, r + 2) and to values (H, d_v, r + 2)."""
+        parts = matrix[:, : self.latent_width].chunk(2)
+        key, value = (part.unflatten(0, (self.num_heads, -1)) for part in parts)
+        return key, value[:, : self.sizes.value_dim]
+
+    def _past(self, cache: Cache) -> int | Tensor:
+        """How many tokens the cache holds; a tensor once a static cache is in use, which must not be read back."""
+        past: int | Tensor = cache.get_seq_length(self.layer_idx)
+        return past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
+
+    def _output(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
+        """The output projection of the centroids: means (B, H, N, width) -> (B, N, n)."""
+        is_plain = type(self.o_proj) is AmbientLinear and mean.dtype == dtype and self._implementation == "sdpa"
+        if is_plain and centroid_fits(mean):
+            return centroid_product(mean, self.o_proj, self.sizes.value_dim, self.c)
+        out: Tensor = self.o_proj(self._centroids(mean.transpose(1, 2), dtype).flatten(-2))
+        return out
+
+    def _centroids(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
+        """Points ``[s, t, 0, ...]`` (B, N, H, width) in the direction of mean values with their mean excess behind."""
+        d = self.sizes.value_dim
+        mean = F.pad(wide(mean), (0, self.value_width - mean.shape[-1]))  # a negative number cuts
+        column = torch.arange(self.value_width, device=mean.device)
+        space, excess = torch.where(column < d, mean, 0.0), mean[..., d : d + 1]
+        # m_t^2 - |m|^2 - 1/c, never negative but for rounding
+        gap = excess * (excess + 2 / math.sqrt(self.c)) - sqnorm(space)
+        return lift_padded(space * torch.rsqrt(1 + self.c * gap.clamp(min=0.0)), d, dtype, self.c, bias=False)
+
+
+def _is_first(past: int | Tensor, num_new: int) -> bool:
+    """Whether these are several tokens for an empty cache, so that their own keys and values are all there are."""
+    return num_new > 1 and isinstance(past, int) and past == 0

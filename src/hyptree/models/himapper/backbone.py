@@ -1,0 +1,241 @@
+"""Reading a backbone: its last feature map as tokens, its global feature, and the classifier behind it.
+
+timm models answer by their own interface, models of transformers by what their base model returns, everything else by
+a hook. A reader holds no module, so that the backbone stays where it is and copies of a wrapper stay independent.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Classify = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Features:
+    """What a Hi-Mapper needs of one forward pass; a ``feature_fn(backbone, x)`` returns it.
+
+    Attributes:
+        tokens: (B, M, C) the last feature map, row by row, without class or register tokens.
+        grid: (H, W) with ``H W = M``. pooled: (B, Cv) the global feature.
+        classify: logits of the enriched global feature (B, Cv) and of what was added to it (B, Cv). By default the
+            backbone's ``get_classifier()`` on the first of the two, or the feature itself if there is none.
+        row: (B, P + M, C) where the tokens are the last M of a longer row: the same values, for who works token by
+            token. Compiled code then makes the backbone's last norm and ours in one kernel, which a slice between them
+            forbids.
+    """
+
+    tokens: Tensor
+    grid: tuple[int, int]
+    pooled: Tensor
+    classify: Classify | None = None
+    row: Tensor | None = None
+
+
+class Reader(ABC):
+    """How one kind of backbone is read.
+
+    Attributes:
+        channels: C of the tokens. pooled_channels: Cv of the global feature.
+    """
+
+    def __init__(self, channels: int, pooled_channels: int):
+        self.channels, self.pooled_channels = channels, pooled_channels
+
+    @abstractmethod
+    def read(self, backbone: nn.Module, x: Tensor) -> Features:
+        """Features of a batch of pictures (B, 3, H, W)."""
+
+    def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
+        """The backbone's own logits."""
+        return backbone(x)
+
+    def checked(self, backbone: nn.Module, x: Tensor) -> Features:
+        """``read``, after a look at the shapes."""
+        found = self.read(backbone, x)
+        if found.tokens.dim() != 3 or found.tokens.shape[1] != math.prod(found.grid):
+            raise ValueError(
+                f"{kind_of(backbone)}: tokens of shape {tuple(found.tokens.shape)} do not fill the grid {found.grid}, "
+                "expected (B, H*W, C); correct feature_fn"
+            )
+        got = found.tokens.shape[-1], found.pooled.shape[-1]
+        if got != (self.channels, self.pooled_channels) or found.pooled.dim() != 2:
+            raise ValueError(
+                f"{kind_of(backbone)}: tokens have {got[0]} channels and the global feature is "
+                f"{tuple(found.pooled.shape)}, expected {self.channels} and (B, {self.pooled_channels}); pass "
+                f"channels={got[0]}, pooled_channels={got[1]}"
+            )
+        row = found.tokens if found.row is None else found.row
+        if row.dim() != 3 or row.shape[1] < found.tokens.shape[1] or row.shape[-1] != self.channels:
+            raise ValueError(
+                f"{kind_of(backbone)}: the row {tuple(row.shape)} does not end with the tokens "
+                f"{tuple(found.tokens.shape)}; correct or leave out row in feature_fn"
+            )
+        return found
+
+
+def make_reader(
+    backbone: nn.Module,
+    feature_fn: Callable[[nn.Module, Tensor], Features] | None = None,
+    channels: int | None = None,
+    pooled_channels: int | None = None,
+) -> Reader:
+    """The reader of a backbone.
+
+    Args:
+        feature_fn: overrides the way a backbone is read.
+        channels, pooled_channels: override what the backbone says about itself.
+    """
+    if feature_fn is not None:
+        channels = channels or getattr(backbone, "num_features", None)
+        if channels is None:
+            raise ValueError(f"{kind_of(backbone)} does not say its num_features; pass channels= along with feature_fn")
+        own = getattr(backbone, "head_hidden_size", None) or getattr(backbone, "num_features", None) or channels
+        return HookReader(channels, pooled_channels or own, feature_fn)
+    if callable(getattr(backbone, "forward_features", None)) and callable(getattr(backbone, "forward_head", None)):
+        wide = backbone.num_features
+        own = getattr(backbone, "head_hidden_size", None) or wide
+        return TimmReader(channels or wide, pooled_channels or own)  # type: ignore[arg-type]
+    if hasattr(backbone, "config") and hasattr(backbone, "base_model_prefix"):
+        from hyptree.models.himapper.towers import TransformersReader
+
+        return TransformersReader.of(backbone, channels, pooled_channels)
+    raise ValueError(
+        f"{kind_of(backbone)} is neither a timm model with spatial features (forward_features, forward_head) nor a "
+        "vision model of transformers; pass feature_fn=, which returns hyptree.models.himapper.Features"
+    )
+
+
+class HookReader(Reader):
+    """A backbone read by the user's own function."""
+
+    def __init__(self, channels: int, pooled_channels: int, feature_fn: Callable[[nn.Module, Tensor], Features]):
+        super().__init__(channels, pooled_channels)
+        self.feature_fn = feature_fn
+
+    def read(self, backbone: nn.Module, x: Tensor) -> Features:
+        found = self.feature_fn(backbone, x)
+        if not isinstance(found, Features):
+            raise TypeError(f"feature_fn returned {type(found).__name__}, expected hyptree.models.himapper.Features")
+        return found
+
+    def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
+        out = backbone(x)
+        return getattr(out, "logits", out)
+
+
+class TimmReader(Reader):
+    """Any timm model whose ``forward_features`` gives one map or one row of tokens."""
+
+    def read(self, backbone: nn.Module, x: Tensor) -> Features:
+        f = backbone.forward_features(x)  # type: ignore[operator]
+        if not isinstance(f, Tensor):
+            raise TypeError(
+                f"{kind_of(backbone)}: forward_features gives a {type(f).__name__}, expected one map or row of tokens; "
+                "pass feature_fn= to say which of them to read"
+            )
+        pooled = backbone.forward_head(f, pre_logits=True).flatten(1)  # type: ignore[operator]
+        row = None
+        if f.dim() == 4:
+            tokens, grid = map_tokens(f, self.channels, kind_of(backbone), str(getattr(backbone, "output_fmt", "")))
+        elif f.dim() == 3:
+            tokens, grid = row_tokens(backbone, f, x)
+            row = f
+        else:
+            raise ValueError(
+                f"{kind_of(backbone)} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map "
+                "(B, C, H, W) or tokens (B, M, C); take another backbone or pass feature_fn="
+            )
+        return Features(tokens, grid, pooled, lambda v, delta: _logits(backbone, f, v, delta), row)
+
+
+def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> Tensor:
+    """The classifier on the enriched global feature, or what was added by the weights of each classifier there is.
+
+    The second form is for backbones whose logits are more than one classifier on the global feature: of a distilled
+    DeiT two classifiers have a token each and are averaged, of a VOLO a second one looks at the patches. All are
+    linear, so it is exact. LeViT's two have a norm in front and share the global feature.
+    """
+    found = backbone.get_classifier()  # type: ignore[operator]
+    heads = list(found) if isinstance(found, tuple | list | nn.ModuleList) else [found]
+    is_linear = all(isinstance(head, nn.Linear) for head in heads)
+    if not is_linear or (len(heads) == 1 and getattr(backbone, "aux_head", None) is None):
+        return _mean([apply_classifier(head, enriched) for head in heads])
+    logits = backbone.forward_head(f)  # type: ignore[operator]
+    if isinstance(logits, tuple):  # one per head while distilling
+        logits = _mean(list(logits))
+    return logits + _mean([F.linear(delta, head.weight) for head in heads])
+
+
+def _mean(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+def apply_classifier(classifier: nn.Module, pooled: Tensor) -> Tensor:
+    """(B, Cv) -> (B, classes), also where the classifier is a convolution or stands inside a head with its pooling."""
+    inner = getattr(classifier, "fc", None)
+    classifier = inner if isinstance(inner, nn.Module) else classifier
+    if isinstance(classifier, nn.Conv2d):
+        return classifier(pooled[:, :, None, None]).flatten(1)
+    return classifier(pooled)
+
+
+def map_tokens(f: Tensor, channels: int, name: str, fmt: str = "") -> tuple[Tensor, tuple[int, int]]:
+    """A map as (B, M, C) tokens and its (H, W); channels last if ``fmt`` says NHWC or only the last axis fits."""
+    last = fmt.endswith("NHWC") or (f.shape[1] != channels and f.shape[-1] == channels)
+    if f.shape[-1 if last else 1] != channels:
+        raise ValueError(
+            f"{name}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; pass channels= as it is"
+        )
+    # Channels are moved before places are joined: with f.flatten(2) first, compiled code would store the map of a
+    # convolution, whose channels lie next to each other, in another order and read it across.
+    f = f if last else f.permute(0, 2, 3, 1)
+    return f.flatten(1, 2), (f.shape[1], f.shape[2])
+
+
+def row_tokens(backbone: nn.Module, f: Tensor, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """A row of tokens without those in front that stand for no place, and the grid of the others."""
+    num_prefix = int(getattr(backbone, "num_prefix_tokens", 0))
+    embed = getattr(backbone, "patch_embed", None)
+    candidates = [getattr(embed, "grid_size", None), grid_of_patches(getattr(embed, "patch_size", None), x)]
+    for extra in (0, 1):  # CaiT and XCiT do not declare their class token
+        count = f.shape[1] - num_prefix - extra
+        for grid in candidates:
+            if grid is not None and math.prod(grid) == count:
+                return f[:, num_prefix + extra :], (int(grid[0]), int(grid[1]))
+    for extra in (0, 1):
+        grid = grid_by_shape(f.shape[1] - num_prefix - extra, x)
+        if grid is not None:
+            return f[:, num_prefix + extra :], grid
+    raise ValueError(
+        f"{kind_of(backbone)} has no spatial features: {f.shape[1] - num_prefix} tokens of a {tuple(x.shape[-2:])} "
+        "picture fill no grid; take another backbone or pass feature_fn="
+    )
+
+
+def grid_of_patches(patch_size: Any, x: Tensor) -> tuple[int, int] | None:
+    """How many patches a picture has along each axis."""
+    if patch_size is None:
+        return None
+    h, w = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    return x.shape[-2] // int(h), x.shape[-1] // int(w)
+
+
+def grid_by_shape(count: int, x: Tensor) -> tuple[int, int] | None:
+    """The grid of ``count`` cells with the picture's proportions; None if there is none, or a single cell."""
+    ratio = x.shape[-2] / x.shape[-1]
+    height, width = round(math.sqrt(count * ratio)), round(math.sqrt(count / ratio))
+    return (height, width) if height * width == count > 1 else None
+
+
+def kind_of(backbone: nn.Module) -> str:
+    """What messages call it."""
+    return type(backbone).__name__

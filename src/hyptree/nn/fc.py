@@ -1,0 +1,87 @@
+"""Fully connected layers by distances to hyperplanes (Shimizu et al., Hyperbolic Neural Networks++).
+
+Each output coordinate is set so that the signed distance of the output to the hyperplane orthogonal to its axis is one
+logit ``v`` of the classifier of :mod:`hyptree.nn.classifier`. In Lorentz coordinates that is ``sinh(s v)/s``, and the
+ball version is the same point seen in the ball.
+"""
+
+import torch
+from torch import Tensor
+
+from ..geometry import Lorentz, Poincare, lorentz
+from ..geometry.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
+from .classifier import Hyperplanes, lorentz_mlr, poincare_mlr
+from .common import ball_store, gemm_input, like, require_features, store, uniform_
+
+
+def _point_with_distances(v: Tensor, c: Scalar, c_out: Scalar | None) -> Tensor:
+    """Space components ``sinh(s v)/s_out`` of the point with signed distances ``v``, up to the limit of the dtype."""
+    s = root(like(c, v))
+    s_out = s if c_out is None else root(like(c_out, v))
+    limit = lorentz_limit(s_out, v.dtype)
+    within = (s * v).clamp(-limit, limit)  # type: ignore[arg-type]
+    return cap_norm(torch.sinh(within) / s_out, sinh(limit) / s_out)
+
+
+def lorentz_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_out: Scalar | None = None) -> Tensor:
+    """``y = sinh(s v)/s`` with the logits ``v = lorentz_mlr(x, weight, offset)``.
+
+    Rows beyond the limit of the dtype (``s r = 40`` in float32) are moved to it, as ``expmap0`` does.
+
+    Args:
+        x: (..., n) Lorentz points. weight: (m, n) normals. offset: (m,) signed distances.
+        c: curvature of the input. c_out: of the output (``s y`` is kept), the same if None.
+
+    Returns:
+        (..., m) points in the dtype of the matrix product.
+    """
+    v = lorentz_mlr(x, weight, offset, c)
+    return store(_point_with_distances(v, c, c_out), gemm_input(x).dtype)
+
+
+def poincare_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_out: Scalar | None = None) -> Tensor:
+    """``w/(1 + sqrt(1 + c|w|^2))`` with ``w = sinh(s v)/s`` and the logits ``v = poincare_mlr(x, weight, offset)``.
+
+    Args:
+        x: (..., n) points of the ball. weight: (m, n) normals. offset: (m,) ``r``, half the signed distance.
+        c: curvature of the input. c_out: of the output (``s y`` is kept), the same if None.
+
+    Returns:
+        (..., m) points of the ball in the dtype of ``x``; close to the boundary every digit of a ball point counts.
+    """
+    v = poincare_mlr(x, weight, offset, c)
+    c_last = c if c_out is None else c_out
+    return ball_store(lorentz.to_poincare(_point_with_distances(v, c, c_out), c_last), x.dtype, c_last)
+
+
+class LorentzFC(Hyperplanes[Lorentz]):
+    """Fully connected layer of the hyperboloid by distances to hyperplanes: :func:`lorentz_fc`.
+
+    Args:
+        in_features: n. out_features: m. manifold: Lorentz manifold of the input.
+        manifold_out: of the output, by default the same. bias: learn the offsets of the hyperplanes.
+
+    Shape:
+        x (..., n) -> (..., m)
+    """
+
+    space = Lorentz
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_features(type(self).__name__, x, self.in_features)
+        return lorentz_fc(x, self.weight, self.offset, self.manifold.c, self.c_out)
+
+
+class PoincareFC(Hyperplanes[Poincare]):
+    """Fully connected layer of the Poincaré ball: :func:`poincare_fc`; arguments and shapes as for LorentzFC."""
+
+    space = Poincare
+
+    def reset_parameters(self) -> None:
+        """As ``nn.Linear``, halved: near the origin the layer is ``x -> 2 W x``; so it keeps the size of its input."""
+        super().reset_parameters()
+        uniform_(self.weight, self.in_features, gain=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_features(type(self).__name__, x, self.in_features)
+        return poincare_fc(x, self.weight, self.offset, self.manifold.c, self.c_out)

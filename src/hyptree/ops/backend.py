@@ -1,0 +1,150 @@
+"""Which of an operation's implementations runs: the argument decides, then ``HYPTREE_BACKEND``, then what fits."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
+
+from hyptree.errors import suggest
+
+BACKENDS = ("auto", "torch", "triton")
+
+
+_HAS_TRITON = find_spec("triton") is not None  # it comes with torch on Linux, not everywhere
+
+
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return _HAS_TRITON
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on any device and slowly: for tests without a GPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def choose(backend: str, x: Tensor, misfit: str | None) -> str:
+    """Give "torch" or "triton".
+
+    Args:
+        backend: "auto" (or None in ``HYPTREE_BACKEND``), "torch" or "triton".
+        x: the input; kernels need a CUDA tensor.
+        misfit: why the kernel cannot take this input, or None.
+
+    Raises:
+        ValueError: The kernel was asked for and cannot run.
+    """
+    if backend not in BACKENDS:
+        hint = suggest(backend, BACKENDS) or f"use one of {', '.join(BACKENDS)}"
+        raise ValueError(f"unknown backend {backend!r}; {hint}")
+    if backend == "auto":
+        backend = os.environ.get("HYPTREE_BACKEND", "auto")
+        if backend not in BACKENDS:
+            raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
+    if backend == "torch":
+        return "torch"
+    if misfit is None and not has_triton():
+        misfit = "Triton is not installed"
+    if misfit is None and not x.is_cuda and not (backend == "triton" and interpreted()):
+        misfit = f"the input is on {x.device.type}, the kernel needs CUDA"
+    if misfit is None:
+        return "triton"
+    if backend == "triton":
+        raise ValueError(f"backend 'triton' cannot run here: {misfit}; use backend='auto' or 'torch'")
+    return "torch"
+
+
+HOPPER_SHARED = 227 * 1024
+"""Bytes of shared memory that one program may have on a Hopper; an A100 has 163 KB, a GPU for gamers 99."""
+
+_H200 = (HOPPER_SHARED, 132)
+
+
+def shared_memory(x: Tensor) -> int:
+    """Bytes of shared memory that one program may have on the device of ``x``; a Hopper's where there is no GPU."""
+    return _limits(x)[0]
+
+
+def multiprocessors(x: Tensor) -> int:
+    """Multiprocessors of the device of ``x``; those of an H200 where there is no GPU."""
+    return _limits(x)[1]
+
+
+def _limits(x: Tensor) -> tuple[int, int]:
+    return _device_limits(x.device.index or 0) if x.is_cuda else _H200
+
+
+@torch.compiler.assume_constant_result  # a compiler need not see what it asks of the driver
+def _device_limits(index: int) -> tuple[int, int]:
+    return _ask_limits(index)
+
+
+@functools.lru_cache
+def _ask_limits(index: int) -> tuple[int, int]:
+    if not torch.cuda.is_available():  # a tensor without data, that only says it were on one
+        return _H200
+    found = torch.cuda.get_device_properties(index)
+    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return int(shared), int(found.multi_processor_count)
+
+
+def needs_operator(x: Tensor) -> bool:
+    """Whether a kernel has to be called as a registered operator: while a graph is traced, or on a tensor without data.
+
+    Otherwise it is called directly, which spares the host the dispatcher's way through Python, several times as long as
+    a launch.
+    """
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
+
+
+def exporting() -> bool:
+    """Whether ``torch.export`` traces this; up to torch 2.11 ``is_exporting`` alone is true in any compiled code."""
+    return not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
+
+
+_LIBRARY = torch.library.Library("hyptree", "FRAGMENT")
+
+
+def operator(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """``launch`` as the operator ``hyptree::name``, which stays one node of a graph: a compiler does not look inside.
+
+    Inside, it would ask for each call once more what the kernel writes, which takes longer than all the rest of the
+    compilation (``torch.library.triton_op`` with torch 2.11). Plain registration also spares a call the layers of
+    ``torch.library.custom_op``.
+
+    Args:
+        launch: takes and gives tensors and numbers, annotated; makes its results and skips the kernel where the input
+            has no data (:func:`has_data`). It is called without autograd.
+    """
+    _LIBRARY.define(name + torch.library.infer_schema(launch, mutates_args=()))
+    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"hyptree::{name}", launch, lib=_LIBRARY)
+    found: Callable[..., Any] = getattr(torch.ops.hyptree, name).default
+    return found
+
+
+def has_data(x: Tensor) -> bool:
+    """Whether a kernel can read ``x``: false for tensors that stand for their shapes while a graph is traced."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""What the kernels over rows of points take; they compute in float32."""
+
+
+def rows_fit(backend: str, rows: Tensor, width: int, most: int) -> bool:
+    """Whether a kernel that holds rows of ``width``, at most ``most``, runs on ``rows``."""
+    misfit = None
+    if rows.dtype not in KERNEL_DTYPES:
+        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
+    elif width > most:
+        misfit = f"rows of {width}, the kernel takes up to {most}"
+    return choose(backend, rows, misfit) == "triton"

@@ -1,0 +1,72 @@
+"""Rows as text: aligned lines for people, Markdown for pages, CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyptree.errors import UserError
+from hyptree.files import write_text
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """Rows as aligned lines for people.
+
+    Args:
+        columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
+    """
+    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _fill(form: str, row: Mapping[str, Any]) -> str:
+    """A format filled; a dash where its number is missing."""
+    first = form.partition("{")[2].partition(":")[0].partition("}")[0]
+    value = row.get(first)
+    return "-" if isinstance(value, float) and math.isnan(value) else form.format(**row)
+
+
+def markdown_head(columns: Sequence[str]) -> list[str]:
+    """The two lines that begin a table."""
+    return [markdown_row(columns), markdown_row(["---"] * len(columns))]
+
+
+def markdown_row(cells: Iterable[object]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def spread(values: Sequence[float], digits: int, sign: str = "") -> str:
+    """Mean ± standard deviation; the mean alone of one value. ``sign`` "+" writes that of a positive mean too."""
+    mean = f"{statistics.fmean(values):{sign}.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def write_between_marks(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between ``<!-- name -->`` and ``<!-- /name -->`` in a page, which gets both if it has none."""
+    start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    if (start in page) != (stop in page):
+        raise UserError(f"{path} has only one of the marks {start} and {stop}; add the other or remove it")
+    if start in page:
+        before, rest = page.split(start, 1)
+        page = before + f"{start}\n{text}{stop}" + rest.split(stop, 1)[1]
+    else:
+        page = page.rstrip("\n") + f"\n\n{start}\n{text}{stop}\n"
+    write_text(path, page)
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV; numbers in full, so that they come back as they were."""
+    stream = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,266 @@
+"""The hooks of one transformer block: sizes go into its attention, tokens are merged between attention and MLP.
+
+The block itself stays as it is. It computes ``x = x + attention(...)`` and ``x = x + mlp(norm(x))``. A hook before
+``norm`` sees the first sum, reduces it and hands the reduced tokens to the MLP branch; a hook behind that branch makes
+the second sum use the reduced tokens as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hyptree.ops.backend import exporting
+from hyptree.ops.merge import merge_mean
+from hyptree.tokens.attention import query_dtype
+from hyptree.tokens.flow import Flow, Record
+from hyptree.tokens.methods import Reduction, Site, merge_below
+from hyptree.tokens.schedule import Threshold
+
+if TYPE_CHECKING:
+    from hyptree.tokens.handle import Handle
+
+
+class _Work:
+    """What the hooks of a block hand to each other during one call."""
+
+    def __init__(self, flow: Flow, kwargs: dict[str, Any]):
+        self.flow = flow
+        self.kwargs = kwargs  # of the block
+        self.query: Tensor | None = None
+        self.key: Tensor | None = None
+        self.reduced: Any = None  # tokens, once there are fewer
+        self.branch: Tensor | None = None  # output of the MLP branch, while compiling
+
+
+class _Sum:
+    """Stands for the output of the MLP branch: whatever the block adds it to, the sum is that of the reduced tokens."""
+
+    def __init__(self, reduced: Tensor, branch: Tensor):
+        self.reduced = reduced
+        self.branch = branch
+
+    def __radd__(self, longer: Tensor) -> Tensor:
+        return self.reduced + self.branch
+
+    __add__ = __radd__
+
+
+class BlockHooks:
+    """All hooks of one block. They keep nothing between two calls of the block."""
+
+    def __init__(self, handle: Handle, index: int):
+        self.handle = handle
+        self.index = index
+        self._work: dict[torch.device, _Work] = {}  # replicas of DataParallel run these hooks at the same time
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_work": {}}
+
+    def attach(self, is_first: bool, is_active: bool, needs_scores: bool) -> list[RemovableHandle]:
+        """Registers the hooks that this block needs.
+
+        Args:
+            is_first: no block before it reduces.
+            is_active: it reduces.
+            needs_scores: the method asks how much attention tokens receive.
+        """
+        parts = self.handle.adapter.blocks[self.index]
+        enter = self._start if is_first else self._enter
+        hooks = [
+            parts.block.register_forward_pre_hook(enter, with_kwargs=True),
+            parts.block.register_forward_hook(self._leave),
+        ]
+        if not is_first:
+            hooks.append(parts.attention.register_forward_pre_hook(self._bias, with_kwargs=True))
+        if is_active:
+            hooks.append(parts.key.register_forward_hook(self._see_key))
+            hooks.append(parts.norm.register_forward_pre_hook(self._reduce))
+            hooks.append(parts.branch_end.register_forward_hook(self._end))
+        if is_active and needs_scores:
+            hooks.append(parts.query.register_forward_hook(self._see_query))
+        return hooks
+
+    # ------------------------------------------------------------------ in the order in which they run
+    def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = _tokens(args, kwargs)
+        if self.handle.enabled:
+            self._work[x.device] = _Work(self.handle.start(x), kwargs)
+        else:
+            self._work.pop(x.device, None)
+
+    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = _tokens(args, kwargs)
+        flow = self.handle.flow_of(x)
+        if flow is not None:
+            self._work[x.device] = _Work(flow, kwargs)
+        elif self.handle.enabled:  # called by itself, with tokens that no block before it has seen
+            self._work[x.device] = _Work(self.handle.start(x), kwargs)
+        else:
+            self._work.pop(x.device, None)
+
+    def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = _tokens(args, kwargs)
+        work = self._work.get(x.device)
+        if work is None or work.flow.size is None:
+            return None
+        mask = work.flow.mask(self.handle.attention_way, query_dtype(x))
+        return None if mask is None else self.handle.adapter.with_bias(self.index, args, kwargs, mask)
+
+    def _see_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if (work := self._work.get(output.device)) is not None:
+            work.query = output.detach()
+
+    def _see_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if (work := self._work.get(output.device)) is not None:
+            work.key = output.detach()
+
+    def _reduce(self, norm: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        x = args[0]
+        work = self._work.get(x.device)
+        if work is None:
+            return None
+        flow = work.flow
+        num_prefix = self.handle.adapter.num_prefix
+        num_now = x.shape[1] - num_prefix
+        schedule = self.handle.schedule
+        if isinstance(schedule, Threshold):
+            self.handle.adapter.check_call(self.index, work.kwargs)
+            site = self._site(work, num_now, x)
+            is_token = None if flow.num is None or flow.size is None else flow.size[:, num_prefix:] > 0
+            with torch.no_grad():
+                reduction, k = merge_below(site, schedule, flow.num_patches, is_token)
+        else:
+            k = schedule.count(self.index, flow.num_patches, num_now)
+            if k >= num_now:
+                self._record(flow, num_now, x, None)
+                return None
+            self.handle.adapter.check_call(self.index, work.kwargs)
+            site = self._site(work, k, x)
+            with torch.no_grad():
+                reduction = self.handle.method.reduce(site)
+        work.query = work.key = None
+        work.reduced, work.flow = self._apply(reduction, k, x, flow)
+        self._record(work.flow, k, x, site.features)
+        return (work.reduced,)
+
+    def _end(self, module: nn.Module, args: Any, output: Tensor) -> Any:
+        work = self._work.get(output.device)
+        if work is None or work.reduced is None:
+            return None
+        if torch.compiler.is_compiling():
+            # A compiler knows no stand-in for a tensor; it drops the useless sum with the full-length tokens itself.
+            work.branch = output
+            return output.new_zeros(1, 1, 1)
+        return _Sum(work.reduced, output)
+
+    def _leave(self, block: nn.Module, args: Any, output: Any) -> Any:
+        x = output if isinstance(output, Tensor) else output[0]
+        work = self._work.pop(x.device, None)
+        if work is None:
+            return None
+        if work.branch is not None:
+            x = work.reduced + work.branch
+        self.handle.pass_on(x, work.flow)
+        if not torch.compiler.is_compiling() and self.index == self.handle.layers[-1]:
+            self.handle.watch.send(x.device)
+        if work.branch is None:
+            return None
+        return x if isinstance(output, Tensor) else (x, *output[1:])
+
+    # ------------------------------------------------------------------ what a reduction consists of
+    def _site(self, work: _Work, k: int, x: Tensor) -> Site:
+        handle, adapter = self.handle, self.handle.adapter
+        assert work.key is not None
+        options = handle.options
+        with torch.no_grad():
+            keys = adapter.heads(self.index, work.key)  # (B, H, L, d)
+            wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
+            if options.features == "keys":
+                features = keys[:, :, adapter.num_prefix :].mean(1, dtype=wide)  # (B, N, d)
+            else:
+                features = x[:, adapter.num_prefix :].detach().to(wide)  # (B, N, C)
+            if options.check:
+                handle.watch.look(features, x, self.index, adapter.blocks[self.index].name)
+            scores = None
+            if work.query is not None:
+                scores = self._scores(adapter.heads(self.index, work.query), keys, work.flow.size)
+        return Site(
+            features,
+            k,
+            scores,
+            options.linkage,
+            options.metric,
+            options.backend,
+            handle.seed(work.flow.step, self.index),
+        )
+
+    def _scores(self, queries: Tensor, keys: Tensor, size: Tensor | None) -> Tensor:
+        """(B, N) attention that patch tokens receive from the class token, or from all tokens if there is none."""
+        adapter = self.handle.adapter
+        if adapter.has_class_token:
+            queries = queries[:, :, :1]
+        with torch.autocast(keys.device.type, enabled=False):
+            logits = (queries.float() @ keys.float().mT) * adapter.blocks[self.index].scale  # (B, H, Q, L)
+            if size is not None and self.handle.attention_way is not None:
+                logits = logits + size.log()[:, None, None]
+            return logits.softmax(-1).mean((1, 2))[:, adapter.num_prefix :]
+
+    def _apply(self, reduction: Reduction, k: int, x: Tensor, flow: Flow) -> tuple[Tensor, Flow]:
+        """The reduced tokens and the flow that describes them."""
+        num_prefix = self.handle.adapter.num_prefix
+        size: Tensor | None
+        if reduction.keep is not None:
+            index = _behind(num_prefix, reduction.keep)  # (B, num_prefix + K)
+            reduced = x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+            size = None if flow.size is None else flow.size.gather(1, index)
+            labels = reduction.keep.new_full((x.shape[0], x.shape[1] - num_prefix), -1)
+            labels = labels.scatter(1, reduction.keep, torch.arange(k, device=x.device).expand_as(reduction.keep))
+        else:
+            assert reduction.labels is not None
+            labels = reduction.labels
+            if reduction.weight is not None:
+                weight = torch.cat([reduction.weight.new_ones(len(x), num_prefix), reduction.weight], 1)
+            else:
+                weight = torch.ones(x.shape[:2], device=x.device) if flow.size is None else flow.size
+            reduced, size = merge_mean(x, weight, labels, k, num_prefix=num_prefix, backend=self.handle.merge_backend)
+            if reduction.weight is not None:
+                size = None
+        source = None
+        if self.handle.keeps_sources:
+            source = labels if flow.source is None else follow(flow.source, labels)
+        return reduced, flow.after(num_prefix + k, size, source, reduction.num)
+
+    def _record(self, flow: Flow, k: int, x: Tensor, features: Tensor | None) -> None:
+        if exporting():
+            return  # the tensors of an export mean nothing outside of it
+        source = flow.source
+        if source is None and self.handle.keeps_sources:
+            source = torch.arange(k, device=x.device).repeat(len(x), 1)
+        flow.records[self.index] = Record(
+            self.index,
+            k if flow.num is None else flow.num,
+            (x.shape[0], k),
+            x.device,
+            flow.size,
+            source,
+            features if self.handle.options.trace else None,
+        )
+
+
+def follow(source: Tensor, labels: Tensor) -> Tensor:
+    """Where input patches are after one more reduction; -1 stays, and is what dropped tokens lead to."""
+    return torch.where(source < 0, source, labels.gather(1, source.clamp_min(0)))
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _behind(num_prefix: int, index: Tensor) -> Tensor:
+    """Index of patch tokens (B, K) as index into all tokens, prefix tokens in front: (B, num_prefix + K)."""
+    prefix = torch.arange(num_prefix, device=index.device).expand(len(index), -1)
+    return torch.cat([prefix, index + num_prefix], 1)

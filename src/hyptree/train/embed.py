@@ -1,0 +1,205 @@
+"""Embedding a hierarchy: the loop, its folder, its numbers. A run resumes bit for bit after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyptree.data.hierarchy import Hierarchy
+from hyptree.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
+from hyptree.files import cut_log, save_tensors, write_text
+from hyptree.signals import stop_signals
+from hyptree.train.embedder import Batches, Embedder
+from hyptree.train.settings import EmbedSettings
+
+__all__ = [
+    "CHECKPOINT",
+    "Batches",
+    "Embedder",
+    "Progress",
+    "embed",
+    "measure_quickly",
+    "measure_run",
+    "sample_size",
+    "save_points",
+]
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass
+class Progress:
+    """Where a run is, for those who show it."""
+
+    epoch: int
+    num_epochs: int
+    step: int
+    num_steps: int
+    loss: float
+    lr: float
+    pairs_per_second: float
+    seconds_left: float
+
+
+def embed(
+    hierarchy: Hierarchy,
+    settings: EmbedSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    eval_every: int = 0,
+    checkpoint_seconds: float = 60.0,
+    max_seconds: float | None = None,
+    show: Callable[[Progress], None] | None = None,
+) -> Embedder:
+    """Embed a hierarchy and keep the run in a folder that can be resumed after any interruption.
+
+    Ctrl-C (and SIGTERM) finishes the step, writes a checkpoint and raises ``KeyboardInterrupt``.
+
+    Args:
+        out: folder for names.txt, closure.safetensors, metrics.jsonl, checkpoint.safetensors, embedding.safetensors.
+        resume: go on from the checkpoint in ``out``.
+        eval_every: measure MAP each so many epochs; 0 for never.
+        checkpoint_seconds: time between checkpoints.
+        max_seconds: stop after this time of training, as if interrupted but without the exception.
+        show: called after every step.
+    """
+    embedder = Embedder(hierarchy, settings)
+    if resume:
+        embedder.load(out / CHECKPOINT)
+        cut_log(out / "metrics.jsonl", "epoch", embedder.epoch)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / NAMES, "".join(f"{name}\n" for name in hierarchy.names))
+        save_tensors(out / CLOSURE, {"pairs": torch.from_numpy(hierarchy.pairs).int()})
+        for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
+            (out / stale).unlink(missing_ok=True)
+
+    clock, before = time.perf_counter(), embedder.seconds
+    saved_at, done_steps = clock, 0
+    pairs_done, eval_seconds = 0, 0.0
+    with (
+        stop_signals() as stopped,
+        _threads(settings),
+        (out / "metrics.jsonl").open("a") as log,
+    ):
+        while not embedder.is_done:
+            epoch, step, lr = embedder.epoch, embedder.step, embedder.lr()
+            pairs_before = embedder.pair_count if step else 0
+            with _deterministic(embedder.device):
+                embedder.advance()
+            now = time.perf_counter()
+            spent = now - clock - eval_seconds
+            embedder.seconds = before + spent
+            done_steps += 1
+            pairs_done += embedder.pair_count - pairs_before
+            finished_epoch = embedder.epoch > epoch
+            if show is not None:
+                left = (settings.epochs - epoch) * embedder.num_steps - step - 1
+                show(
+                    Progress(
+                        epoch=epoch + 1,
+                        num_epochs=settings.epochs,
+                        step=step + 1,
+                        num_steps=embedder.num_steps,
+                        loss=embedder.loss_sum / embedder.pair_count,
+                        lr=lr,
+                        pairs_per_second=pairs_done / spent,
+                        seconds_left=left * spent / done_steps,
+                    )
+                )
+            if finished_epoch:
+                record = {
+                    "epoch": embedder.epoch,
+                    "loss": embedder.loss_sum / embedder.pair_count,
+                    "lr": lr,
+                    "seconds": round(embedder.seconds, 4),
+                    "pairs_per_second": round(pairs_done / spent, 1),
+                }
+                if eval_every and embedder.epoch % eval_every == 0:
+                    began = time.perf_counter()
+                    found = measure_quickly(embedder.embedding())
+                    record |= found
+                    eval_seconds += time.perf_counter() - began
+                log.write(json.dumps(record) + "\n")
+                log.flush()
+            out_of_time = max_seconds is not None and embedder.seconds >= max_seconds
+            if stopped() or out_of_time or now - saved_at >= checkpoint_seconds:
+                embedder.save(out / CHECKPOINT)
+                saved_at = time.perf_counter()
+            if stopped():
+                raise KeyboardInterrupt
+            if out_of_time:
+                break
+        if embedder.is_done:
+            embedder.save(out / CHECKPOINT)
+    save_points(embedder, out)
+    return embedder
+
+
+def save_points(embedder: Embedder, out: Path) -> None:
+    """Write the points as the result of the run."""
+    s = embedder.settings
+    about = {"manifold": s.manifold, "curvature": s.curvature, "loss": s.loss, "epoch": embedder.epoch}
+    save_tensors(out / POINTS, {"points": embedder.points.detach()}, about)
+
+
+def measure_quickly(embedding: Embedding, num_samples: int = 2000) -> dict[str, Any]:
+    """MAP and mean rank, from a sample of nodes if there are many."""
+    from hyptree.evaluate.reconstruction import reconstruction
+
+    found = reconstruction(embedding.points, embedding.pairs, embedding.manifold, num_samples=num_samples)
+    return {"map": found.map, "mean_rank": found.mean_rank}
+
+
+def sample_size(num_nodes: int, asked: int | None) -> int | None:
+    """How many nodes to rank: what was asked, or all up to 20,000 nodes and 2,000 of more."""
+    if asked is not None:
+        return asked or None
+    return None if num_nodes <= 20_000 else 2000
+
+
+def measure_run(embedder: Embedder, num_samples: int | None = None) -> dict[str, Any]:
+    """The numbers that go into metrics.json."""
+    found = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
+    return found | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
+
+
+@contextmanager
+def _threads(settings: EmbedSettings) -> Iterator[None]:
+    """Small steps on one thread: waking others costs more than they give, and far more on a busy machine."""
+    before = torch.get_num_threads()
+    small = settings.batch_size * settings.negatives < 1 << 20
+    torch.set_num_threads(settings.threads or (1 if small else before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Sums in a fixed order: the same run gives the same bits."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    options: Any = torch.utils.deterministic
+    fill = options.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        options.fill_uninitialized_memory = fill

@@ -1,0 +1,70 @@
+"""A trained run, used: its model in eval mode, its numbers on any split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyptree.errors import UserError
+from hyptree.train.distributed import Processes
+from hyptree.train.folder import RunFolder, best_weights
+from hyptree.train.loop import evaluate
+from hyptree.train.recipe import Recipe
+from hyptree.train.state import fill_tensors
+from hyptree.train.tasks import build_task
+
+
+def load_model(run: Path | str, device: str | torch.device = "cpu") -> tuple[nn.Module, Recipe]:
+    """The model of a run with its best weights (the average where one is kept), in eval mode, and its recipe.
+
+    The data need not be there. Nothing is unpickled.
+    """
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    return _build(build_task(recipe), folder).to(device), recipe
+
+
+def evaluate_run(
+    run: Path | str, split: str = "val", recipe: Recipe | None = None, *, writes_results: bool = False
+) -> dict[str, Any]:
+    """Numbers of a run's best weights on a split of its data.
+
+    Args:
+        recipe: another one than the run's, e.g. with its data elsewhere or more workers; model and task must be equal.
+        writes_results: keep what was found in the run's folder where the task can (detections, in COCO's format); the
+            answer has the file's name under ``results``.
+    """
+    folder = RunFolder(run)
+    recipe = recipe or folder.recipe()
+    processes = Processes(recipe.run.device)
+    try:
+        task = build_task(recipe)
+        model = _build(task, folder).to(processes.device)
+        dataset = task.build_dataset(split)
+        skipped: dict[str, str] = {}
+        loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
+        found: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
+        loader.close()
+        found["skipped"] = len(skipped)
+        if writes_results and hasattr(task, "write_results"):
+            path = folder.path / f"results-{split}.json"
+            if processes.is_main:
+                try:
+                    task.write_results(path)
+                except OSError as error:
+                    raise UserError(f"cannot write {path}: {error.strerror}") from error
+            found["results"] = str(path)
+    finally:
+        processes.close()
+    return {"split": split, "samples": len(dataset), **found}
+
+
+def _build(task: Any, folder: RunFolder) -> nn.Module:
+    # The weights come from the run: downloading others, or looking for those it once started from, would be wasted.
+    task.recipe.model.pretrained, task.recipe.model.weights = False, None
+    model: nn.Module = task.build_model(folder.dataset())
+    fill_tensors(model.state_dict(), best_weights(folder.path), str(folder.path))
+    return model.eval()

@@ -1,0 +1,113 @@
+"""A trained model as one file: weights, or a program that is run once and compared before it is handed out."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError, require
+from hyptree.files import save_tensors, write_atomic
+from hyptree.train.evaluate import load_model
+from hyptree.train.folder import RunFolder
+from hyptree.train.plugin import LogitsOnly
+
+SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
+TOLERANCE = 1e-4
+"""Largest difference between program and model, relative to the largest output."""
+
+
+def export(
+    run: Path, format: str, out: Path | None = None, *, size: int | None = None, batch: int | None = None
+) -> tuple[Path, float | None]:
+    """Write the best model of a run in a format of ``SUFFIXES``, or a language model or CLIP as a folder (``hf``).
+
+    Args:
+        size: side of the input pictures, the recipe's by default.
+        batch: fixed number of pictures per call; None for any.
+
+    Returns:
+        The file, and the largest difference between program and model on random input (None for weights).
+
+    Raises:
+        UserError: the model cannot be exported, or the program gives other numbers.
+    """
+    if format == "hf":
+        if RunFolder(run).recipe().task == "contrast":
+            from hyptree.vlm.world_clip import export_run
+
+            return export_run(run, out), None
+        from hyptree.train.language import export_language_model
+
+        return export_language_model(run, out), None
+    if format == "onnx":
+        require("onnx", "onnx")
+        require("onnxscript", "onnx")
+    model, recipe = load_model(run)
+    kind = {"language": "a language model", "contrast": "a CLIP"}.get(recipe.task)
+    if kind is not None and format != "safetensors":
+        raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
+    path = out if out is not None else run / f"model{SUFFIXES[format]}"
+    if path.parent != Path():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if format == "safetensors":
+        save_tensors(path, model.state_dict())
+        return path, None
+    size = size or recipe.data.size
+    generator = torch.Generator().manual_seed(0)
+    example = torch.randn(batch or 2, 3, size, size, generator=generator)
+    if recipe.model.plugin.is_used and recipe.task == "classify":
+        model = LogitsOnly(model).eval()
+    with torch.no_grad():
+        expected = model(example)
+    if not isinstance(expected, Tensor):
+        raise UserError(f"{format} wants a model that gives one tensor, {recipe.model.name} gives {type(expected)}")
+    try:
+        program = _trace(model, example, dynamic=batch is None)
+    except Exception as error:
+        raise UserError(
+            f"{recipe.model.name} cannot be exported: {str(error).splitlines()[0]}; try --batch 1"
+        ) from error
+    if format == "onnx":
+        found = _write_onnx(program, example, path)
+    else:
+        write_atomic(path, lambda temporary: _write_pt2(program, temporary))
+        found = torch.export.load(path).module()(example)
+    difference = (found - expected).abs().max().item()
+    scale = max(1.0, expected.abs().max().item())
+    if not difference <= TOLERANCE * scale:
+        path.unlink()
+        raise UserError(f"the exported program differs from the model by {difference:.2g}: nothing was written")
+    return path, difference
+
+
+def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.ExportedProgram:
+    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)},) if dynamic else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(model, (example,), dynamic_shapes=shapes)
+
+
+def _write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
+    # Through an open file: the name of a temporary file does not end in .pt2, which the function insists on.
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _write_onnx(program: torch.export.ExportedProgram, example: Tensor, path: Path) -> Tensor:
+    exported = torch.onnx.export(program, (example,), dynamo=True, verbose=False)
+    assert exported is not None
+    write_atomic(path, lambda temporary: exported.save(str(temporary)))
+    try:
+        import onnxruntime  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError:
+        from onnx.reference import ReferenceEvaluator  # type: ignore[import-not-found, unused-ignore]
+
+        session = ReferenceEvaluator(str(path))
+        (found,) = session.run(None, {session.input_names[0]: example.numpy()})
+    else:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {session.get_inputs()[0].name: example.numpy()})
+    return torch.as_tensor(found)

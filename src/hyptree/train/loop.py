@@ -1,0 +1,430 @@
+"""The training loop of every task: from a recipe to a folder with weights and numbers.
+
+``fit`` is the whole story: prepare, then for each step train, log, evaluate, save. Every random choice is a function of
+(seed, step, process), and the learning rate one of the step. So a checkpoint needs the weights, their average, the
+optimiser's moments and a few counters, and a run that was killed at any moment goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line
+from hyptree.signals import stop_signals
+from hyptree.train.compiled import Compiled
+from hyptree.train.determinism import deterministic, seed_all
+from hyptree.train.distributed import Processes
+from hyptree.train.ema import Ema
+from hyptree.train.folder import Checkpoint, RunFolder
+from hyptree.train.model import checkpoint_activations, load_weights
+from hyptree.train.optimizer import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
+from hyptree.train.progress import NotFinite, Progress
+from hyptree.train.recipe import Recipe, check_resumable
+from hyptree.train.report import Reporter
+from hyptree.train.schedule import Schedule
+from hyptree.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.tasks import build_task
+
+_ASK_EVERY = 10
+"""Steps between two questions to the other processes whether somebody wants to stop."""
+
+
+@dataclass
+class Result:
+    """What ``fit`` came to."""
+
+    folder: Path
+    step: int
+    numbers: dict[str, float]
+    """Of the last evaluation."""
+    best: float | None
+    best_step: int | None
+
+
+def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = False) -> Result:
+    """Train what the recipe says and keep it in a folder that can be resumed after any interruption.
+
+    Uses the global random generators of Python, numpy and torch: the run owns its process. Under torchrun every
+    process calls this, and only the first one prints and writes. Ctrl-C and SIGTERM write a checkpoint after the step.
+
+    Args:
+        out: the run's folder; one that already holds a run is refused unless ``resume``.
+        resume: go on from the newest whole checkpoint in ``out``; where there is none, start from the beginning.
+        quiet: print nothing (files are written all the same).
+
+    Raises:
+        UserError: something the user can repair; what was saved before is whole.
+        KeyboardInterrupt: after a checkpoint was written because of Ctrl-C or SIGTERM.
+    """
+    processes = Processes(recipe.run.device, recipe.run.parallel)
+    folder = RunFolder(out)
+    quiet = quiet or not processes.is_main
+    threads = torch.get_num_threads()
+    try:
+        with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
+            if recipe.run.threads is not None:
+                torch.set_num_threads(recipe.run.threads)
+            trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
+            with stop_signals(quiet) as stopped:
+                return trainer.run(stopped, quiet)
+    finally:
+        torch.set_num_threads(threads)
+        processes.close()
+
+
+class Trainer:
+    """One run: its task, data, model, optimiser and progress."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool):
+        """Everything that can go wrong without the other processes: folder, data, model."""
+        self.recipe, self.folder, self.processes = recipe, folder, processes
+        self.notes: list[str] = []
+        if folder.holds_run and not resume:
+            raise UserError(f"{folder.path} already holds a run; go on with it by --resume, or choose another --out")
+        if folder.holds_run:
+            check_resumable(folder.recipe(), recipe, folder.path)
+        elif resume:
+            self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
+        folder.require_room()
+
+        self.task = build_task(recipe)
+        train_set, val_set = self.task.build_dataset("train"), self.task.build_dataset("val")
+        share = {"rank": processes.rank, "world_size": processes.size}
+        self.skipped: dict[str, str] = {}
+        """Samples that could not be read, and why."""
+        self.train_loader = self.task.build_loader(train_set, True, **share, skipped=self.skipped)
+        self.val_loader = self.task.build_loader(val_set, False, **share, skipped=self.skipped)
+        if len(val_set) < processes.size:
+            raise UserError(f"{processes.size} processes cannot share {len(val_set)} validation samples; use fewer")
+        self.steps_per_epoch = len(self.train_loader) // recipe.run.accumulate
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"data.batch_size {recipe.data.batch_size} is larger than the training set of {len(train_set)} samples"
+            )
+        self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
+        self.data = self.task.describe(train_set)
+        self.model = self._build_model()
+        self.progress = Progress()
+
+    def _build_model(self) -> nn.Module:
+        run, settings = self.recipe.run, self.recipe.model
+        seed_all(run.seed)  # the same fresh weights in every process
+        model = self.task.build_model(self.data)
+        if settings.weights is not None:
+            fresh = load_weights(model, settings.weights)
+            rest = f" and {len(fresh) - 6} more" if len(fresh) > 6 else ""
+            note = f"; fresh: {', '.join(fresh[:6])}{rest}" if fresh else ""
+            self.notes.append(f"weights from {settings.weights}{note}")
+        if run.grad_checkpointing:
+            checkpoint_activations(model, settings.name)
+        model.to(self.processes.device)
+        if run.channels_last:
+            model.to(memory_format=torch.channels_last)
+        self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
+        if self.compiled.note is not None:
+            self.notes.append(self.compiled.note)
+        return model
+
+    # --------------------------------------------------------------------------------------------------- the story
+
+    def run(self, stopped: Any, quiet: bool) -> Result:
+        """All steps that are left."""
+        marks = parameter_marks(self.model)
+        self.wrapped = self.processes.wrap(self.model).train()
+        self.optimizer = build_optimizer(self.model, self.recipe.optim, marks)
+        self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
+        self._open_folder()
+        run, schedule, progress = self.recipe.run, self.schedule, self.progress
+        self.reporter = Reporter(
+            self.folder,
+            schedule.num_steps,
+            self.task.unit,
+            writes=self.processes.is_main,
+            quiet=quiet,
+            tensorboard=run.tensorboard,
+            step=progress.step,
+        )
+        self._clock = self._logged_at = time.perf_counter()
+        self._logged_step, self._pause = progress.step, 0.0
+        self._losses: dict[str, list[Tensor]] = {}
+        self._num_skipped = 0
+        self._introduce()
+        batches = self._batches()
+        try:
+            while progress.step < schedule.num_steps:
+                self.train_step(batches)
+                progress.step += 1
+                self.reporter.advance(progress.step)
+                is_last = progress.step == schedule.num_steps
+                evaluates = is_last or self._is_due(run.eval_every)
+                stops = not is_last and self._wants_to_stop(stopped)
+                saves = evaluates or stops or self._is_due(run.save_every, run.save_steps)
+                if is_last or progress.step % run.log_steps == 0:
+                    self.log()
+                if evaluates:
+                    self.evaluate()
+                if saves:
+                    self.save()
+                if stops:
+                    told = f"stopped at step {progress.step} of {schedule.num_steps}"
+                    self._stop(f"{told}; go on with --resume: hyptree train {self.folder.path} --resume")
+            return self._result()
+        finally:
+            self.train_loader.close()
+            self.val_loader.close()
+            self.reporter.close()
+
+    def train_step(self, batches: Iterator[Any]) -> None:
+        """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
+        recipe, step = self.recipe, self.progress.step
+        parts = recipe.run.accumulate
+        seed_all(recipe.run.seed, step, self.processes.rank)
+        set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
+        totals: dict[str, Tensor] = {}
+        for part in range(parts):
+            batch = self.task.to_device(next(batches), self.processes.device)
+            batch = self.task.prepare_batch(batch, step * parts + part)
+            self.compiled.begin_pass()
+            with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
+                with self._autocast():
+                    loss, numbers = self.task.training_loss(self.wrapped, batch)
+                (loss / parts).backward()
+            for name, value in {"loss": loss.detach(), **numbers}.items():
+                totals[name] = totals.get(name, 0.0) + value.float() / parts
+            if part == 0 and parts > 1:
+                self.compiled.keep_gradients()
+        self.processes.sync_rest(self.model)
+        totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
+        if recipe.run.max_skipped_steps:
+            step_if_finite(self.optimizer, totals["grad_norm"])
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(self.model)
+        if self.ema is not None:
+            self.ema.update(self.model)
+        for name, value in totals.items():  # tensors on the device: reading them here would wait for every step
+            self._losses.setdefault(name, []).append(value.detach())
+        if self.task.probes:
+            self._last_batch = batch
+
+    def log(self) -> None:
+        """One line of metrics: means over the steps since the last one."""
+        self._read_losses()
+        progress, now = self.progress, time.perf_counter()
+        seconds = now - self._logged_at - self._pause
+        steps = progress.step - self._logged_step
+        line = self._line("train") | {name: sum(v) / len(v) for name, v in progress.window.items() if v}
+        line["lr"] = self.recipe.optim.lr * self.schedule.factor(progress.step - 1)
+        line["per_second"] = round(steps * self._units / seconds, 1)
+        if progress.num_skipped_steps:
+            line["skipped_steps"] = progress.num_skipped_steps
+        if self.task.probes:
+            line |= self._probe()
+            now = time.perf_counter()
+        self.reporter.write(line, left=(self.schedule.num_steps - progress.step) * seconds / max(1, steps))
+        progress.window = {}
+        self._logged_at, self._logged_step, self._pause = now, progress.step, 0.0
+
+    def evaluate(self) -> None:
+        """Numbers on the validation set, of the averaged weights where they are kept; the best ones are saved."""
+        self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
+        began = time.perf_counter()
+        weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
+        with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
+            self.processes.sync_buffers(self.model)
+            found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
+        self._numbers = found
+        line = self._line("val") | found
+        num_skipped = round(
+            self.processes.mean(torch.tensor(float(len(self.skipped)), device=self.processes.device)).item()
+            * self.processes.size
+        )
+        if num_skipped:
+            line["skipped"] = num_skipped
+            if num_skipped > self._num_skipped and self.skipped:
+                name, why = next(reversed(self.skipped.items()))
+                self.reporter.say(f"{num_skipped} samples could not be read and were skipped, e.g. {name}: {why}")
+            self._num_skipped = num_skipped
+        value = found[self.task.metric]
+        best = self.progress.best
+        if not math.isnan(value) and (best is None or value > best):
+            self.progress.best, self.progress.best_step = value, self.progress.step
+            tensors = full_tensors(self.ema.tensors if self.ema is not None else self.model.state_dict())
+            about = {"step": self.progress.step, self.task.metric: value}
+            self._on_main(lambda: self.folder.save_best(tensors, about))
+        self.reporter.write(line)
+        self._pause += time.perf_counter() - began
+
+    def save(self) -> None:
+        """Write a checkpoint; never one whose losses were not finite."""
+        self._read_losses()
+        began = time.perf_counter()
+        if self.ema is not None:
+            self.progress.num_ema_updates = self.ema.num_updates
+        progress = asdict(self.progress) | {"seconds": self._seconds()}
+        checkpoint = Checkpoint(
+            model=full_tensors(self.model.state_dict()),
+            ema=full_tensors(self.ema.tensors) if self.ema is not None else None,
+            optimizer=optimizer_tensors(self.model, self.optimizer),
+            progress=progress,
+        )
+        self._on_main(lambda: self.folder.save(checkpoint))
+        self._pause += time.perf_counter() - began
+
+    # --------------------------------------------------------------------------------------------------- the parts
+
+    def _open_folder(self) -> None:
+        """Start a new folder, or take over the state of the newest whole checkpoint in an old one."""
+        folder = self.folder
+        name = self.processes.from_main(lambda: folder.find(self.notes.append) if folder.holds_run else None)
+        if name is None:
+            if folder.holds_run:
+                self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
+            self._on_main(lambda: folder.start(self.recipe, self.data))
+        else:
+            checkpoint = self.processes.together(lambda: folder.load(name))
+            where = str(folder.checkpoints / name)
+            self.progress = Progress(**checkpoint.progress)
+            fill_tensors(self.model.state_dict(), checkpoint.model, where)
+            fill_optimizer(self.model, self.optimizer, checkpoint.optimizer)
+            if self.ema is not None and checkpoint.ema is not None:
+                fill_tensors(self.ema.tensors, checkpoint.ema, where)
+                self.ema.num_updates = self.progress.num_ema_updates
+            self.notes.append(f"going on from step {self.progress.step} ({where})")
+        self._on_main(lambda: folder.tidy(self.progress.step))
+
+    def _introduce(self) -> None:
+        count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        say = self.reporter.say
+        for note in self.notes:
+            say(note)
+        if self.progress.step >= self.schedule.num_steps:
+            say(f"this run is finished: {self.progress.step} steps")
+            return
+        say(
+            f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
+            f"{self._units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
+            f"{self.processes}"
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        """Batches without end, from where the run is."""
+        epoch, done = divmod(self.progress.step, self.steps_per_epoch)
+        parts = self.recipe.run.accumulate
+        while True:
+            self.train_loader.set_epoch(epoch, done * parts)
+            for batch, _ in zip(self.train_loader, range((self.steps_per_epoch - done) * parts), strict=False):
+                yield batch
+            epoch, done = epoch + 1, 0
+
+    @property
+    def _units(self) -> int:
+        """Samples of an optimiser step in the task's unit, over all processes."""
+        return self.recipe.data.batch_size * self.task.units_per_sample
+
+    def _probe(self) -> dict[str, float]:
+        """What the task finds inside the model, which is left as it was."""
+        self.model.eval()
+        try:
+            eager = torch.compiler.set_stance("force_eager")
+            with torch.no_grad(), self._autocast(), eager, self.processes.evaluating(self.model):
+                return self.task.probe(self.model, self._last_batch)
+        finally:
+            self.model.train()
+
+    def _autocast(self) -> Any:
+        return autocast(self.recipe, self.processes.device)
+
+    def _read_losses(self) -> None:
+        """Move the numbers of recent steps into the progress, and stop at the first that is not finite."""
+        count = len(next(iter(self._losses.values()), []))
+        if not count:
+            return
+        names = list(self._losses)  # in the order of the first step, the same in every process
+        table = self.processes.mean(torch.stack([torch.stack(self._losses[name]) for name in names]))
+        self._losses = {}
+        self.progress.add(dict(zip(names, table.tolist(), strict=True)))
+        saved = self.folder.checkpoints / "last"
+        try:
+            if self.recipe.run.max_skipped_steps:
+                count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
+            self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
+        except NotFinite as error:
+            self._fail(str(error))
+
+    def _is_due(self, epochs: float, steps: int | None = None) -> bool:
+        step = self.progress.step
+        by_epoch = epochs > 0 and step % max(1, round(epochs * self.steps_per_epoch)) == 0
+        return by_epoch or (steps is not None and step % steps == 0)
+
+    def _wants_to_stop(self, stopped: Any) -> bool:
+        if self.processes.size == 1:
+            return bool(stopped())
+        return self.progress.step % _ASK_EVERY == 0 and self.processes.any(stopped())
+
+    def _on_main(self, work: Any) -> None:
+        """Files are written by the first process; its failure ends all of them."""
+
+        def guarded() -> None:
+            with full_disk_is_one_line(self.folder.path):
+                if self.processes.is_main:
+                    work()
+
+        self.processes.together(guarded)
+
+    def _fail(self, message: str) -> None:
+        if self.processes.is_main:
+            raise UserError(message)
+        raise SystemExit(2)
+
+    def _stop(self, message: str) -> None:
+        self.reporter.say(message)
+        if self.processes.is_main:
+            raise KeyboardInterrupt
+        raise SystemExit(130)
+
+    def _seconds(self) -> float:
+        return self.progress.seconds + time.perf_counter() - self._clock
+
+    def _line(self, split: str) -> dict[str, Any]:
+        step = self.progress.step
+        epoch = round(self.schedule.epoch(step), 4)
+        return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
+
+    def _result(self) -> Result:
+        numbers = getattr(self, "_numbers", None)
+        if numbers is None:  # it was finished before
+            lines = [line for line in self.folder.read_metrics() if line["split"] == "val"]
+            numbers = {k: v for k, v in (lines or [{}])[-1].items() if k not in ("step", "epoch", "split", "time")}
+        progress = self.progress
+        return Result(self.folder.path, progress.step, numbers, progress.best, progress.best_step)
+
+
+def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, recipe: Recipe) -> dict[str, float]:
+    """The task's numbers over a loader, without gradients, the model left in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    loader.set_epoch(0)
+    batches = (task.to_device(batch, processes.device) for batch in loader)
+    try:
+        with torch.no_grad(), autocast(recipe, processes.device):
+            found = task.evaluate(model, batches, processes.gather)
+    finally:
+        model.train(was_training)
+    return {name: float(value) for name, value in found.items()}
+
+
+def autocast(recipe: Recipe, device: torch.device) -> Any:
+    """The recipe's precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.run.precision == "bf16")

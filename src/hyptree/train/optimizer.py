@@ -1,0 +1,142 @@
+"""AdamW with timm's parameter groups, and with ours where the model has points or curvatures among its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hyptree.geometry import curvature_parameters, manifold_of, mark_points
+from hyptree.train.recipe import OptimSettings
+
+Marks = dict[str, tuple[bool | None, float]]
+"""By a parameter's name: whether it is spared weight decay (None: as usual), its share of the learning rate."""
+
+
+def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> list[dict[str, Any]]:
+    """timm's groups (decay or not, layer by layer), with points and curvatures split off into groups of their own.
+
+    Every group has ``lr_scale``, its learning rate relative to the schedule's. The model's ``no_weight_decay()`` and
+    ``group_matcher()`` are honoured. Points and curvatures are never decayed. A parameter may say about itself
+    ``_no_weight_decay`` (True; False decays it although it is a vector) and ``_lr_scale``.
+
+    Args:
+        marks: what parameters said about themselves before the model was wrapped; by default they are asked now.
+    """
+    mark_points(model)
+    parameters = dict(model.named_parameters())
+    named = parameter_marks(model) if marks is None else marks
+    of_parameter = {id(parameters[name]): mark for name, mark in named.items()}
+    groups = _timm_groups(model, settings)
+    curvatures = {id(p) for p in curvature_parameters(model)}
+    rates = {"points": settings.point_lr, "curvature": settings.curvature_lr}
+    result = []
+    for group in groups:
+        members: dict[tuple[str, bool, float, float], list[nn.Parameter]] = {}
+        for p in group["params"]:
+            kind = "curvature" if id(p) in curvatures else "points" if manifold_of(p) is not None else "plain"
+            decay = group["weight_decay"] if kind == "plain" else 0.0
+            undecayed, own_scale = of_parameter.get(id(p), (None, 1.0))
+            if undecayed is not None:
+                decay = 0.0 if undecayed else settings.weight_decay
+            # Sharded and whole parameters cannot share a kernel.
+            members.setdefault((kind, isinstance(p, DTensor), decay, own_scale), []).append(p)
+        for (kind, _, decay, own_scale), params in members.items():
+            scale = own_scale * group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
+            result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
+    return result
+
+
+def _timm_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
+    """timm's own groups of all parameters that are trained."""
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    ask = getattr(model, "no_weight_decay", None)
+    excluded = ask() if callable(ask) else ()
+    if settings.layer_decay is None:
+        return param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded)
+    plain: Any = model.to_plain() if hasattr(model, "to_plain") else None  # type: ignore[operator]
+    if plain is None:
+        return param_groups_layer_decay(
+            model, settings.weight_decay, no_weight_decay_list=excluded, layer_decay=settings.layer_decay
+        )
+    # Layers are those of the model below a plug-in; the plug-in stands above them, at the full learning rate.
+    below = {id(p) for p in plain.parameters()}
+    groups = _timm_groups(plain, settings)
+    for group in param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=excluded):
+        groups.append(group | {"params": [p for p in group["params"] if id(p) not in below]})
+    return [group for group in groups if group["params"]]
+
+
+def parameter_marks(model: nn.Module) -> Marks:
+    """What parameters say about themselves by ``_no_weight_decay`` and ``_lr_scale``, by name.
+
+    Ask before the model is wrapped: what shards a model puts other parameters in their places.
+    """
+    marks: Marks = {}
+    for name, p in model.named_parameters():
+        undecayed, scale = getattr(p, "_no_weight_decay", None), getattr(p, "_lr_scale", None)
+        if undecayed is not None or scale is not None:
+            marks[name] = (undecayed, 1.0 if scale is None else float(scale))
+    return marks
+
+
+def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
+    """``torch.optim.AdamW``, or :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point."""
+    groups = param_groups(model, settings, marks)
+    if not groups:
+        raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    parameters = [p for group in groups for p in group["params"]]
+    # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
+    fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
+    if any(group["kind"] == "points" for group in groups):
+        from hyptree.optim import RiemannianAdamW
+
+        return RiemannianAdamW(groups, **options)
+    return torch.optim.AdamW(groups, fused=fused or None, **options)
+
+
+def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
+    """Shrink all gradients such that their common norm is at most ``limit``; gives the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients.
+    """
+    parts: dict[bool, list[nn.Parameter]] = {}
+    for p in model.parameters():
+        if p.grad is not None:
+            parts.setdefault(isinstance(p.grad, DTensor), []).append(p)
+    norms = []
+    for params in parts.values():
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if limit is not None:
+        for params in parts.values():
+            torch.nn.utils.clip_grads_with_norm_(params, limit, total)
+    return total
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+    """One step, or none at all when the norm of the gradients is not finite: weights, moments and counts stay.
+
+    Fused optimisers decide this on the device (the way torch's gradient scalers ask them to), others after a look.
+    """
+    is_bad = ~torch.isfinite(grad_norm)
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        if not is_bad.item():
+            optimizer.step()
+        return
+    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.found_inf = None  # type: ignore[attr-defined]
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its share of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]

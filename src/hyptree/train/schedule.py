@@ -1,0 +1,58 @@
+"""The learning rate as a function of the step: no state, so nothing to save and nothing to get wrong on resume."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hyptree.errors import UserError
+from hyptree.train.recipe import ScheduleSettings
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many steps a run has, and the share of the top learning rate that each one gets."""
+
+    settings: ScheduleSettings
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise UserError(
+                f"schedule.epochs {self.settings.epochs:g} is less than one step (an epoch has {self.steps_per_epoch})"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        if self.settings.steps is not None:
+            return self.settings.steps
+        return round(self.settings.epochs * self.steps_per_epoch)
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Steps before the top is reached."""
+        if self.settings.steps is not None:
+            return round(self.settings.warmup)
+        return round(self.settings.warmup * self.steps_per_epoch)
+
+    def factor(self, step: int) -> float:
+        """Share of the top learning rate at this step (from 0): rises linearly, then falls to ``min_lr``.
+
+        The first step of a warm-up of n has 1/(n + 1), the first after it 1; the last step of the run comes out just
+        above ``min_lr``, which would be that of the step after it.
+        """
+        warmup = self.num_warmup_steps
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        low = self.settings.min_lr
+        done = (step - warmup) / max(1, self.num_steps - warmup)
+        if self.settings.name == "constant":
+            return 1.0
+        if self.settings.name == "poly":
+            return low + (1 - low) * (1 - done) ** self.settings.power
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def epoch(self, step: int) -> float:
+        """Passes over the data that are done after ``step`` steps."""
+        return step / self.steps_per_epoch

@@ -1,0 +1,147 @@
+"""Settings of training jobs: plain dataclasses, no torch, so that the command line answers at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass
+class EmbedSettings:
+    """How a hierarchy is embedded. The defaults are the fastest found for WordNet's mammals."""
+
+    dim: int = 5
+    """Dimension of the space."""
+    manifold: Literal["lorentz", "poincare", "euclidean"] = "lorentz"
+    """Space: the hyperboloid, the Poincaré ball, or flat space as a control."""
+    curvature: float = 1.0
+    """c > 0, the sectional curvature is -c; flat space ignores it."""
+    loss: Literal["distance", "cones"] = "distance"
+    """distance: softmax of distances over negatives; cones: descendants inside entailment cones."""
+    closure: Literal["auto", "given", "compute"] = "auto"
+    """auto, compute: embed the transitive closure of the edges; given: the pairs as they are."""
+    header: Literal["auto", "yes", "no"] = "auto"
+    """Whether the first line of the file names the columns."""
+    epochs: int = 30
+    """Passes over the nodes."""
+    batch_size: int = 128
+    """Nodes per step; each comes with all its ancestors."""
+    negatives: int = 300
+    """Negatives per positive; one sample of nodes serves all pairs of a step."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Riemannian Adam, or plain Riemannian SGD as in the original paper."""
+    lr: float | None = None
+    """Learning rate: the usual step of adam, for sgd per pair. By default 0.3 for adam on distances, else 0.1."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate falls to zero."""
+    max_step: float = 0.5
+    """Longest move of a point in one step, in hyperbolic length."""
+    init: Literal["ancestors", "random"] = "ancestors"
+    """ancestors: nodes that share ancestors start in similar directions; random: around the origin, wants a burn-in."""
+    burn_in: int = 0
+    """Epochs at a hundredth of the learning rate, with frequent ancestors as negatives."""
+    margin: float = 0.1
+    """cones: angle by which negatives must miss the cone, in radians."""
+    aperture: float = 0.1
+    """cones: the constant K of the aperture."""
+    dtype: Literal["float32", "float64"] = "float64"
+    """Precision. float32 blurs neighbours that are far from the origin."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
+    threads: int | None = None
+    """CPU threads; by default one where a step is too small to share (batch_size * negatives below 2^20), else all."""
+    seed: int = 0
+    """Same seed, same device, same number of threads: same result."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "epochs", "batch_size", "negatives"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.lr is None:
+            self.lr = 0.3 if self.optimizer == "adam" and self.loss == "distance" else 0.1
+        for name in ("curvature", "lr", "max_step", "margin", "aperture"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be a positive number, got {value}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if not 0 <= self.burn_in < self.epochs:
+            raise ValueError(f"burn_in must be from 0 to epochs - 1 = {self.epochs - 1}, got {self.burn_in}")
+        if self.loss == "cones" and self.manifold == "euclidean":
+            raise ValueError("loss cones needs a hyperbolic manifold, got euclidean; use lorentz or poincare")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+
+
+@dataclass(kw_only=True)
+class ReduceSettings:
+    """Which model is measured with fewer tokens, on what, and how."""
+
+    model: str
+    """Name of a model that timm knows, or a folder that hyptree train wrote."""
+    data: str | None = None
+    """Pictures to be right about: world, a folder with one folder per class, a .npz file, or NAME:ROOT as in recipes
+    (pets:DIR, tiny-imagenet:DIR, ...). A run brings its own; none to leave accuracy out."""
+    split: Literal["train", "val", "test"] = "val"
+    """Which part of the data."""
+    keep: tuple[float, ...] = (0.9, 0.7, 0.5, 0.25)
+    """Shares of the tokens that are kept, at each of the layers."""
+    method: tuple[str, ...] = ("atc", "tome", "kmedoids", "dpcknn", "topk", "random")
+    """Ways to reduce them, one after the other."""
+    linkage: tuple[Literal["average", "complete", "single", "ward"], ...] = ("average",)
+    """Linkages of atc."""
+    layers: tuple[int, ...] = ()
+    """Blocks that reduce, from 0; by default those at a quarter, a half and three quarters of the depth."""
+    image: tuple[Path, ...] = ()
+    """Pictures whose merged patches are drawn, layer by layer."""
+    pretrained: bool = False
+    """Take the weights that timm downloads for this name."""
+    weights: Path | None = None
+    """Take these weights: a run, or a .safetensors file."""
+    size: int | None = None
+    """Pixels of the model's input; by default what it was made for."""
+    num_val: int | None = None
+    """Use only so many pictures of the data."""
+    workers: int = 0
+    """Processes that read pictures."""
+    batch_size: int | None = None
+    """Pictures at once; by default 256 on a GPU, 8 on a CPU."""
+    repeats: int | None = None
+    """Timed rounds; each times the reduced and the plain model, and the medians are taken. By default 9 on a GPU, 3 on
+    a CPU, where a round of a ViT-B takes seconds."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products in bfloat16 (autocast)."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
+    threads: int | None = None
+    """CPU threads; by default torch decides."""
+    seed: int = 0
+    """Of fresh weights, of the pictures that are timed, and of the method random."""
+    out: Path = Path("runs/reduce")
+    """Folder for results.json, results.csv, pareto.png and index.html."""
+    fresh: bool = False
+    """Measure again what the folder already has."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "method", "linkage"):
+            given = getattr(self, name)
+            if not given or len(set(given)) != len(given):
+                got = " ".join(map(str, given)) or "none"
+                raise ValueError(f"--{name} must be different values, at least one, got {got}")
+        for keep in self.keep:
+            if not 0 < keep <= 1:
+                raise ValueError(f"--keep must be in (0, 1], got {keep:g}; 1 keeps all tokens")
+        if any(layer < 0 for layer in self.layers) or len(set(self.layers)) != len(self.layers):
+            raise ValueError(f"--layers must be different numbers from 0 on, got {' '.join(map(str, self.layers))}")
+        for name in ("size", "num_val", "batch_size", "repeats", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.workers < 0:
+            raise ValueError(f"--workers must be at least 0, got {self.workers}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"--seed must be from 0 to 2^31 - 1, got {self.seed}")

@@ -1,0 +1,151 @@
+"""What the training loop asks of a task. One file in ``hyptree/train/tasks`` per task; the loop knows none of them.
+
+To write one: say where samples come from (``build_dataset``), what the model must know of them (``describe``), how to
+make the model, a batch, a loss and numbers, and add a line to ``TASKS`` in ``hyptree/train/tasks/__init__.py``. The
+methods are called in the order below. Three promises make the rest work:
+
+* Call ``model(...)`` itself in ``training_loss``, once per batch: wrappers for several processes act there.
+* Random choices come from what is given (a sample's own generator, ``step``) or from torch's global generator, which
+  the loop seeds anew for every step. So a resumed run repeats them.
+* In ``evaluate`` collect numbers per process and call ``gather`` after the last batch: processes may have different
+  numbers of batches, but must call ``gather`` equally often.
+
+Losses and evaluation run under autocast when the recipe says bf16: make logits ``float()`` before a softmax.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from hyptree.train.recipe import Recipe
+
+
+class Task(ABC):
+    """Data, model, loss and numbers of one kind of job."""
+
+    metric: ClassVar[str]
+    """Key of ``evaluate``'s answer that chooses the best checkpoint; higher is better."""
+    unit: ClassVar[str] = "img"
+    """What a sample is called where throughput is shown."""
+    units_per_sample: int = 1
+    """Units in one sample of a batch: tokens in a sequence, for a task that counts tokens."""
+    probes: ClassVar[bool] = False
+    """Whether ``probe`` has something to say."""
+    takes_plugin: ClassVar[bool] = False
+    """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``hyptree.train.plugin``)."""
+    pack: Callable[..., Any] | None = None
+    """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+
+    def build_dataset(self, split: str) -> Any:
+        """The dataset of a split: train, val or test (``hyptree.data.sample.PictureDataset`` for pictures)."""
+        from hyptree.data.build import build_dataset
+
+        return build_dataset(self.recipe.data, split)
+
+    def describe(self, dataset: Any) -> dict[str, Any]:
+        """What the model must know of the data, in JSON's types.
+
+        Kept in the run folder (``dataset.json``), so that the model can be built again where the data is not.
+        """
+        names = ("classes", "semantic_classes", "box_classes")
+        return {name: list(getattr(dataset, name, ())) for name in names}
+
+    @abstractmethod
+    def build_model(self, data: dict[str, Any]) -> nn.Module:
+        """The model with fresh weights, from what ``describe`` gave."""
+
+    @abstractmethod
+    def transform(self, train: bool) -> Callable[..., Any] | None:
+        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any], train: bool) -> Any:
+        """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
+
+    def build_loader(
+        self, dataset: Any, train: bool, *, rank: int = 0, world_size: int = 1, skipped: dict[str, str] | None = None
+    ) -> Any:
+        """Batches of a dataset for this process: ``set_epoch(epoch, start_batch)``, ``len``, iteration, ``close``.
+
+        A training batch is what goes through the model at once: a batch of the recipe, or its share of accumulation.
+        """
+        from hyptree.data.loader import build_loader
+
+        data, run = self.recipe.data, self.recipe.run
+        on_gpu = torch.cuda.is_available() and run.device != "cpu"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
+        return build_loader(
+            dataset,
+            functools.partial(self.collate, train=train),
+            batch_size=batch_size,
+            seed=run.seed,
+            train=train,
+            workers=data.workers,
+            transform=self.transform(train),
+            rank=rank,
+            world_size=world_size,
+            strict=data.strict,
+            skipped=skipped,
+            pack=self.pack,
+            pin_memory=on_gpu,
+            resident=device if data.resident else None,
+            channels_last=run.channels_last,
+        )
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """The batch on the device of the model."""
+        return move(batch, device, self.recipe.run.channels_last)
+
+    def prepare_batch(self, batch: Any, step: int) -> Any:
+        """The training batch after it reached the device: Mixup and CutMix live here, seeded by the step."""
+        return batch
+
+    @abstractmethod
+    def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
+
+    def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
+        """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
+
+    def probe(self, model: nn.Module, batch: Any) -> dict[str, float]:
+        """Numbers on the inside of the model for a line of metrics, e.g. norms; asked every ``run.log_steps`` steps.
+
+        Only for tasks that set ``probes``. The bare model, uncompiled and in eval mode, without gradients; ``batch`` is
+        the last one it was trained on.
+        """
+        return {}
+
+    @abstractmethod
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Any], gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients.
+
+        Args:
+            gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
+        """
+
+
+def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:
+    """Tensors in nested dicts, lists and tuples on ``device``; everything else as it is."""
+    if isinstance(batch, Tensor):
+        # Only pictures have four axes and a floating dtype; masks and labels stay as they are.
+        picture = channels_last and batch.dim() == 4 and batch.is_floating_point()
+        form = torch.channels_last if picture else torch.preserve_format
+        return batch.to(device, non_blocking=True, memory_format=form)
+    if isinstance(batch, dict):
+        return {key: move(value, device, channels_last) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device, channels_last) for value in batch)
+    return batch

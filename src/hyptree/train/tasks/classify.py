@@ -1,0 +1,119 @@
+"""Classification of pictures, with the hierarchy above the classes where the dataset knows one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyptree.data.sample import Sample
+from hyptree.errors import UserError
+from hyptree.evaluate.hierarchy import hierarchy_scores
+from hyptree.train.model import create_model, reduce_tokens, require_size
+from hyptree.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
+from hyptree.train.recipe import Recipe
+from hyptree.train.task import Task
+from hyptree.tree import Tree
+
+Batch = dict[str, Tensor]
+
+
+class Classify(Task):
+    """Cross entropy with label smoothing, Mixup and CutMix; top-1, top-5 and how bad the mistakes are."""
+
+    metric = "top1"
+    takes_plugin = True
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        self._mixer: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
+        self._tree: Tree | None = None
+
+    def describe(self, dataset: Any) -> dict[str, Any]:
+        """Class names, and the hierarchy above them as parents (its first nodes are the classes)."""
+        if not dataset.classes:
+            raise UserError(f"data {self.recipe.data.name} has no classes of pictures to learn; choose another task")
+        tree = getattr(dataset, "tree", None)
+        found = super().describe(dataset)
+        if tree is not None:
+            found["tree"] = {
+                "parent": tree.parent.tolist(),
+                "label": list(tree.label) if tree.label is not None else None,
+            }
+        return found
+
+    def build_model(self, data: dict[str, Any]) -> nn.Module:
+        num_classes = self._num_classes = len(data["classes"])
+        if data.get("tree") is not None:
+            self._tree = Tree(np.asarray(data["tree"]["parent"]), label=data["tree"]["label"])
+        augment = self.recipe.data.augment
+        if augment.mixes:
+            from hyptree.data.transforms import Mixer
+
+            smoothing = self.recipe.loss.label_smoothing
+            self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
+        model = require_size(create_model(self.recipe.model, num_classes=num_classes), self.recipe.data.size)
+        model = reduce_tokens(model, self.recipe.tokens)
+        return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
+
+    def transform(self, train: bool) -> Callable[..., Any]:
+        from hyptree.data.transforms import transform_of
+
+        return transform_of(self.recipe.data, "classify", train)
+
+    def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
+        labels = [-1 if sample.label is None else sample.label for sample in samples]
+        return self.pack(torch.stack([sample.image for sample in samples]), torch.tensor(labels))
+
+    def pack(self, images: Tensor, labels: Tensor) -> Batch:
+        """The batch of pictures that lie in memory: (B, 3, S, S) and (B,)."""
+        return {"image": images, "label": labels}
+
+    def build_loader(self, dataset: Any, train: bool, *, world_size: int = 1, **options: Any) -> Any:
+        share = self.recipe.data.batch_size // self.recipe.run.accumulate // world_size
+        if train and self.recipe.data.augment.mixes and share % 2:
+            raise UserError(
+                f"mixup and cutmix need an even number of pictures at once, got {share} (data.batch_size "
+                f"{self.recipe.data.batch_size} over {self.recipe.run.accumulate} parts and {world_size} processes)"
+            )
+        return super().build_loader(dataset, train, world_size=world_size, **options)
+
+    def prepare_batch(self, batch: Batch, step: int) -> Batch:
+        if self._mixer is None:
+            return batch
+        images, target = self._mixer(batch["image"], batch["label"], step)
+        return {"image": images, "label": batch["label"], "target": target}
+
+    def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        output = model(batch["image"])
+        logits = logits_of(output).float()
+        if "target" in batch:  # (B, K), smoothed by the mixer
+            return with_plugin_loss(model, output, F.cross_entropy(logits, batch["target"]), {})
+        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.recipe.loss.label_smoothing)
+        top1 = (logits.argmax(1) == batch["label"]).float().mean().detach()
+        return with_plugin_loss(model, output, loss, {"top1": top1})
+
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        losses, guesses, labels = [], [], []
+        plugin = PluginNumbers(model)
+        for batch in batches:
+            logits = logits_of(plugin.ask(model, batch["image"])).float()
+            losses.append(F.cross_entropy(logits, batch["label"], reduction="none"))
+            guesses.append(logits.topk(min(5, logits.shape[1])).indices)
+            labels.append(batch["label"])
+        loss, guess, label = (gather(torch.cat(parts)).cpu() for parts in (losses, guesses, labels))
+        right = guess == label[:, None]
+        found = {
+            "loss": loss.double().mean().item(),
+            "top1": right[:, 0].double().mean().item(),
+            "top5": right.any(1).double().mean().item(),
+        }
+        if self._tree is not None:
+            found |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
+        return found | plugin.means(gather)

@@ -1,0 +1,61 @@
+"""What segmentation and detection share: a head on a backbone, and truth that stays as the dataset gave it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hyptree.data.sample import Sample
+from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.train.plugin import plug_in_features
+from hyptree.train.recipe import Recipe
+
+
+@dataclass
+class ScoredSample(Sample):
+    """A sample on its way to be scored: the picture as the model sees it, the truth as the dataset gave it.
+
+    Numbers are then those of the dataset, whatever size the model looks at: predictions are brought to the truth, never
+    the truth to the predictions.
+    """
+
+    truth: dict[str, Tensor] | None = None
+    """Label map, or boxes, labels, masks and crowd, in the pixels of the dataset."""
+    full_size: tuple[int, int] = (0, 0)
+    """Height and width of the picture in the dataset."""
+    extent: tuple[int, int] = (0, 0)
+    """Height and width that the picture takes up, from the upper left corner, in what the model sees."""
+
+
+def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **options: Any) -> nn.Module:
+    """A backbone of the recipe's name and arguments with a head that ``make(backbone, num_classes, ...)`` puts on it.
+
+    A plug-in of the recipe goes between them.
+
+    Args:
+        options: of the head; the recipe's ``model.head`` wins over them.
+
+    Raises:
+        UserError: no such model, or options that backbone or head do not take.
+    """
+    from hyptree.models.heads import pyramid_backbone
+
+    settings = recipe.model
+    choices = [
+        name
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for name in settings.head:
+        if name not in choices:
+            hint = suggest(name, choices) or f"expected one of {', '.join(choices)}"
+            raise UserError(f"unknown key model.head.{name}; {hint}")
+    backbone = pyramid_backbone(settings.name, pretrained=settings.pretrained, **settings.args)
+    backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
+    with as_user_error("model.head"):
+        model: nn.Module = make(backbone, num_classes, **options | settings.head)
+    return model

@@ -1,0 +1,119 @@
+"""Segmentation of an open vocabulary: CLIP with a cost-volume head, scored on classes seen in training and unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.data.sample import IGNORE, Sample
+from hyptree.errors import UserError
+from hyptree.evaluate.openvocab_scores import split_scores
+from hyptree.evaluate.segmentation import Confusion
+from hyptree.train.recipe import Recipe
+from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
+from hyptree.vlm.openvocab.loss import pixel_loss
+from hyptree.vlm.openvocab.settings import OpenVocabSettings
+from hyptree.vlm.radii import radius_summary
+
+Batch = dict[str, Any]
+
+
+class OpenVocab(Segment):
+    """Binary cross entropy per pixel and class; mean IoU of seen and unseen classes and their harmonic mean.
+
+    ``model.name`` is an encoder of ``hyptree.vlm`` (``hf:FOLDER``, ``open_clip:NAME:PRETRAINED``), ``model.args`` holds
+    ``OpenVocabSettings``, ``model.head`` the options of ``CostVolumeHead``. Pictures are normalised as the encoder
+    wants them, whatever ``data.mean`` and ``data.std`` say. The best checkpoint is chosen by the seen classes alone:
+    unseen ones have no say in training. Beside the head, the cosines of patches and texts alone are scored
+    (``cosine_seen``, ``cosine_unseen``, ...): what CLIP knows without it.
+    """
+
+    metric = "miou_seen"
+    takes_plugin = False  # the model is a CLIP, not a backbone of timm
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        self.settings = OpenVocabSettings.read(recipe.model.args)
+        self._encoder: Any = None
+        self.radius_before: dict[str, Any] = {}
+        """Radius of the class texts before any training."""
+
+    @property
+    def encoder(self) -> Any:
+        """The CLIP that the recipe names, loaded once."""
+        if self._encoder is None:
+            from hyptree.vlm.encoders import load_encoder
+
+            seed = self.recipe.run.seed
+            found = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)
+            if found.pixels is None:
+                raise UserError(f"{found.name} reads text alone; to segment pictures load a CLIP")
+            self._encoder = found
+        return self._encoder
+
+    def build_model(self, data: dict[str, Any]) -> nn.Module:
+        from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
+
+        self._classes = tuple(data["semantic_classes"])
+        self._seen, self._unseen = self.settings.split(self._classes)
+        model = OpenVocabSegmenter(
+            self.encoder, self.settings, window=self.recipe.data.size, head=self.recipe.model.head
+        )
+        with torch.no_grad():
+            self.radius_before = radius_summary(model.text_features(self._classes))
+        places = [self._seen.index(name) if name in self._seen else IGNORE for name in self._classes]
+        self._table = torch.tensor([*places, *[IGNORE] * (256 - len(places))], dtype=torch.uint8)
+        self._is_checked = False
+        return model
+
+    def transform(self, train: bool) -> Callable[[Sample], Sample]:
+        from hyptree.data.transforms import eval_transform, train_transform
+
+        data, form = self.recipe.data, self.encoder.pixels
+        if train:
+            return train_transform(data.augment, data.size, "segment", mean=form.mean, std=form.std)
+        size = self.settings.eval_size or data.size
+        return KeepLabelMap(eval_transform(size, "segment", mean=form.mean, std=form.std))
+
+    def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        self._check(model)
+        # Unseen classes count nowhere, and their names are not among the texts: nothing says that they are absent.
+        self._table = self._table.to(batch["semantic"].device)
+        truth = self._table[batch["semantic"].long()]
+        logits = model(batch["image"], classes=self._seen)
+        counts = truth != IGNORE
+        right = ((logits.detach().argmax(1) == truth) & counts).sum()
+        return pixel_loss(logits, truth), {"pixel_accuracy": right / counts.sum().clamp_min(1)}
+
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
+
+        self._check(model)
+        assert isinstance(model, OpenVocabSegmenter)
+        text = model.text_features(self._classes)
+        head, cosine = (Confusion(len(self._classes), text.device) for _ in range(2))
+        for batch in batches:
+            images = batch["image"]
+            for confusion, scores in ((head, model.scores(images, text=text)), (cosine, model.zero_shot(images, text))):
+                for score, truth, extent in zip(scores, batch["truth"], batch["extent"], strict=True):
+                    confusion.add(resize_scores(score, extent, truth.shape).argmax(0), truth)
+        found, alone = (
+            split_scores(gather(confusion.matrix[None]).sum(0), self._classes, self._unseen)
+            for confusion in (head, cosine)
+        )
+        return found | {
+            **{name.replace("miou", "cosine"): alone[name] for name in alone if name.startswith("miou")},
+            "text_radius": radius_summary(text)["radius"]["mean"],
+            "text_radius_before": self.radius_before["radius"]["mean"],
+        }
+
+    def _check(self, model: nn.Module) -> None:
+        """Once, before the first batch: whether weights that were filled in belong to this CLIP."""
+        if not self._is_checked:
+            getattr(model, "module", model).check_base()  # type: ignore[operator]
+            self._is_checked = True

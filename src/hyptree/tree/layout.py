@@ -1,0 +1,103 @@
+"""Where the nodes of a tree go: Sarkar's embedding in the Poincaré disk, a radial layout of it, geodesics between."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hyptree.tree.core import Tree
+
+# Rounding a disk coordinate at hyperbolic radius r moves the point by about exp(r) * 1e-16 / 2: 5e-4 at 30, 0.1 at 35.
+AUTO_RADIUS, MAX_RADIUS = 30.0, 35.0
+
+
+# ---------------------------------------------------------------------- Sarkar
+def largest_tau(tree: Tree, radius: float = AUTO_RADIUS) -> float:
+    """The longest edge for which ``sarkar`` keeps every node within this hyperbolic radius of the origin."""
+    reach = int(tree.depth.max()) + (len(tree.roots) > 1)
+    return radius / max(reach, 1)
+
+
+def sarkar(tree: Tree, tau: float | None = None) -> np.ndarray:
+    """Points in the Poincaré disk (curvature -1) with every edge exactly ``tau`` long, (n, 2) float64.
+
+    Sarkar's construction: the root at the origin, and around each node its neighbours in equal angles. As tau grows,
+    distances over tau approach tree distances. The roots of a forest sit around the origin, tau away from it.
+
+    Each node is placed in polar coordinates by solving the triangle origin, parent, child, so nothing is lost near the
+    boundary until the final (x, y), where float64 ends at radius 35 or so: ``depth * tau`` must stay below that.
+
+    Args:
+        tau: edge length. By default ``largest_tau()``, which puts the deepest node at radius 30, where rounding still
+            moves points by less than 1e-3. A tau that does not fit in float64 is an error, never a silent clamp.
+    """
+    best = largest_tau(tree)
+    if tau is None:
+        tau = best
+    limit = largest_tau(tree, MAX_RADIUS)
+    if not 0 < tau <= limit:
+        raise ValueError(
+            f"tau must be positive and at most {limit:.6g} for a tree of depth {tree.depth.max()} in float64, "
+            f"got {tau:g}; tau=None takes {best:.6g}"
+        )
+    n = tree.num_nodes
+    radius, angle, back = [0.0] * n, [0.0] * n, [0.0] * n  # back: from the way to the origin to the way to the parent
+    sinh_t, cosh_t = math.sinh(tau), math.cosh(tau)
+    num_children = tree.num_children.tolist()
+    by_parent, start = (part.tolist() for part in tree._by_parent)
+    if len(tree.roots) > 1:
+        for k, root in enumerate(tree.roots.tolist()):
+            radius[root], angle[root] = tau, 2 * math.pi * k / len(tree.roots)
+    # One node at a time with plain floats: linear whatever the shape, where levels of numpy would crawl on a path.
+    for node in tree.order("preorder").tolist():
+        count, r, phi = num_children[node], radius[node], angle[node]
+        if not count:
+            continue
+        family = by_parent[start[node] : start[node] + count]
+        if r == 0.0:
+            for k, child in enumerate(family):
+                radius[child], angle[child] = tau, phi + 2 * math.pi * k / count
+            continue
+        sinh_r, cosh_r = math.sinh(r), math.cosh(r)
+        # A root of a forest has nobody above it, but leaves the way to the origin free as if it had.
+        for k, child in enumerate(family, 1):
+            turn = back[node] + 2 * math.pi * k / (count + 1)
+            sin_turn, cos_turn = math.sin(turn), math.cos(turn)
+            half = math.sinh((r - tau) / 2) ** 2 + sinh_r * sinh_t * math.sin(turn / 2) ** 2
+            radius[child] = 2 * math.asinh(math.sqrt(half))
+            angle[child] = phi + math.atan2(sinh_t * sin_turn, sinh_r * cosh_t - cosh_r * sinh_t * cos_turn)
+            # Seen from the child the triangle has the other handedness, hence the sign.
+            back[child] = -math.atan2(sinh_r * sin_turn, cosh_r * sinh_t - sinh_r * cosh_t * cos_turn)
+    size = np.tanh(np.array(radius) / 2)
+    direction = np.array(angle)
+    return np.stack([size * np.cos(direction), size * np.sin(direction)], 1)
+
+
+# ---------------------------------------------------------------------- pictures
+def radial(tree: Tree, rim: float = 0.95) -> np.ndarray:
+    """Points in the disk for a picture: equal angles for the leaves, hyperbolic radius by depth, (n, 2).
+
+    Args:
+        rim: Euclidean radius of the deepest nodes.
+    """
+    turn = 2 * np.pi / tree.num_leaves
+    leaf_place = np.cumsum(tree.is_leaf[tree.order("preorder")])  # leaves up to each place of the preorder
+    first = leaf_place[tree._position] - tree.is_leaf
+    middle = first + (tree.num_leaves_below - 1) / 2
+    level = tree.depth + (len(tree.roots) > 1)
+    radius = np.tanh(np.arctanh(rim) * level / max(level.max(), 1))
+    return np.stack([radius * np.cos(turn * middle), radius * np.sin(turn * middle)], 1)
+
+
+def geodesic(p: np.ndarray, q: np.ndarray, num_points: int) -> np.ndarray:
+    """Points along the disk's geodesics from p to q, (E, 2), (E, 2) -> (E, num_points, 2)."""
+    a, b = (v[:, 0] + 1j * v[:, 1] for v in (p, q))
+    step = (b - a) / (1 - a.conj() * b)  # q seen from p
+    size = np.minimum(np.abs(step), 1 - 1e-15)
+    part = np.tanh(np.linspace(0, 1, num_points) * np.arctanh(size)[:, None])  # (E, num_points)
+    z = np.where(size > 0, step / np.where(size > 0, size, 1), 0)[:, None] * part
+    z = (z + a[:, None]) / (1 + a.conj()[:, None] * z)
+    return np.stack([z.real, z.imag], -1)

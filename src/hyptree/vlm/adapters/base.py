@@ -1,0 +1,136 @@
+"""What an adapter is: a configuration, and a module that turns a stack of frozen matrices into adapted ones.
+
+An adapter holds the parameters of many matrices of one shape at once, stacked along the first dimension ("slots"), so
+that all layers of a tower are adapted by a few operations. It is written in plain torch as a function of its
+parameters; when and how often it is called is the business of ``hyptree.vlm.group``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError, suggest
+from hyptree.vlm.structure import TARGETS, TOWERS
+
+Space = Literal["weight", "embedding"]
+
+
+@dataclass(frozen=True)
+class SlotStack:
+    """What an adapter is built for.
+
+    Attributes:
+        names: of the matrices, for messages and files.
+        targets: q, k, v, out or mlp, for each.
+        layers: number of the layer, for each.
+        shape: (rows, columns) of each.
+        tower: text or image.
+        dtype: of the parameters.
+    """
+
+    names: tuple[str, ...]
+    targets: tuple[str, ...]
+    layers: tuple[int, ...]
+    shape: tuple[int, int]
+    tower: str
+    dtype: torch.dtype
+    device: torch.device
+
+
+class StackAdapter(nn.Module, ABC):
+    """Adapted matrices from frozen ones, for all slots at once. A fresh one changes nothing."""
+
+    names: tuple[str, ...]
+    """Its parameters, in the order in which ``adapted`` takes them."""
+
+    def values(self) -> tuple[nn.Parameter, ...]:
+        """Its parameters."""
+        return tuple(self._parameters[name] for name in self.names)  # type: ignore[misc]
+
+    def per_slot(self, values: Sequence[Tensor], start: int, stop: int) -> tuple[Tensor, ...]:
+        """The values for some of the slots only."""
+        # All of them as they are: the gradient of a slice would be a copy.
+        return tuple(value if len(value) == stop - start else value[start:stop] for value in values)
+
+    def arranged(self, base: Tensor) -> Tensor:
+        """The frozen matrices (slots, rows, columns) in the layout that ``adapted`` wants; kept between steps."""
+        return base
+
+    @abstractmethod
+    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
+        """The adapted matrices (slots, rows, columns), in the dtype of the arranged ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(ABC):
+    """What all adapters are told: which matrices they go on.
+
+    Attributes:
+        targets: some of q, k, v, out, mlp.
+        towers: text, image or both.
+        layers: "all", or numbers of attention layers, counted from 0 in each tower.
+    """
+
+    method: ClassVar[str]
+    targets: tuple[str, ...] = ("q", "k", "v")
+    towers: tuple[str, ...] = TOWERS
+    layers: Literal["all"] | tuple[int, ...] = "all"
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "towers"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        layers: Any = self.layers  # what was given, whatever the annotation says
+        if not isinstance(layers, str):
+            object.__setattr__(self, "layers", tuple(int(layer) for layer in layers))
+        _check_names("targets", self.targets, TARGETS)
+        _check_names("towers", self.towers, TOWERS)
+        if layers != "all" and (isinstance(layers, str) or not self.layers):
+            raise UserError(f'layers must be "all" or numbers of layers such as (0, 1, -1), got {layers!r}')
+
+    @property
+    def where(self) -> Space:
+        """weight, or embedding for an adapter on what a tower gives in the end."""
+        return getattr(self, "space", "weight")
+
+    @abstractmethod
+    def build(self, stack: SlotStack) -> StackAdapter:
+        """A fresh adapter for these matrices, its parameters on their device."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON can hold them."""
+        return {
+            name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> AdapterConfig:
+        """The reverse of ``as_dict``; unknown settings are errors."""
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                hint = suggest(name, known) or f"it has {', '.join(sorted(known))}"
+                raise UserError(f"{cls.__name__} has no setting {name!r}; {hint}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+
+
+def _check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if not given or len(set(given)) != len(given):
+        raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {given!r}")
+    for name in given:
+        if name not in known:
+            hint = suggest(name, known) or "known: " + ", ".join(known)
+            raise UserError(f"unknown {what[:-1]} {name!r}; {hint}")
+
+
+def choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises unless the setting has one of its values."""
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,36 @@
+"""Full tuning of the chosen matrices, as a difference that starts at zero: the upper bound among the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter
+
+
+@dataclass(frozen=True)
+class FullConfig(AdapterConfig):
+    """``W' = W + delta``, of q and v by default: every number of the matrix is a parameter."""
+
+    method: ClassVar[str] = "full"
+    targets: tuple[str, ...] = field(default=("q", "v"), kw_only=True)
+
+    def build(self, stack: SlotStack) -> StackAdapter:
+        return FullAdapter(stack)
+
+
+class FullAdapter(StackAdapter):
+    """``W + delta``; weight decay pulls towards the pretrained weights."""
+
+    names = ("delta",)
+
+    def __init__(self, stack: SlotStack):
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros(len(stack.names), *stack.shape, dtype=stack.dtype, device=stack.device))
+
+    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
+        return arranged + values[0].to(arranged.dtype)

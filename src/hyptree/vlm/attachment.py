@@ -1,0 +1,85 @@
+"""Putting adapters on a model: ``attach``, for encoders of ``load_encoder`` and for bare models of both libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hyptree.errors import UserError
+from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.handle import AdapterHandle
+
+
+def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterHandle:
+    """Put a fresh adapter on a model, in place, make it the active one and freeze everything else.
+
+    Layers are found by their structure (``hyptree.vlm.structure``). The model keeps its classes, its forward pass and
+    the keys of its state dict; the adapter's parameters are added below ``hyptree_adapters``, so that optimizers, DDP
+    and ``.to()`` see them. A base checkpoint can be loaded before and after.
+
+    Args:
+        model: an ``Encoder``, or a bare model.
+        config: which adapter, and where: ``ScaleAdapterConfig``, ``LoraConfig``, ``DiagonalConfig``,
+            ``OrthogonalConfig``, ``FullConfig``.
+        name: of the adapter; a model carries several, of which one is active.
+
+    Raises:
+        UserError: nothing in the model fits, or the name is taken.
+    """
+    module = bare_model(model)
+    if not isinstance(config, AdapterConfig):
+        raise UserError(f"config must be an adapter's configuration such as ScaleAdapterConfig(), got {config!r}")
+    if not name or "." in name or hasattr(nn.ModuleDict, name):  # it becomes the name of a child module
+        raise UserError(f"an adapter's name must be a word without a dot that torch does not use, got {name!r}")
+    carrier = carrier_of(module)
+    if carrier is not None and name in carrier.sets:
+        raise UserError(f"the model has an adapter {name!r} already; give another name, or delete it first")
+    if carrier is not None and carrier.merged is not None:
+        raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() before attaching another")
+    new = AdapterSet(module, config)  # may raise, and then nothing has changed
+    if carrier is None:
+        carrier = Carrier(module)
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        module.add_module(CHILD, carrier)
+        carrier.guard = module.register_load_state_dict_pre_hook(_refuse_while_merged)
+    carrier.add(module, name, new)
+    handle = AdapterHandle(module, name, None if model is module else model)
+    handle.set_adapter(name)
+    return handle
+
+
+def handle_of(model: Any, name: str | None = None) -> AdapterHandle:
+    """The handle of a model that carries an adapter, such as a copy: of the named adapter, or of the active one."""
+    module = bare_model(model)
+    carrier = carrier_of(module)
+    if carrier is None:
+        raise UserError(f"{type(module).__name__} carries no adapter; use attach(model, config)")
+    name = name or carrier.active or next(iter(carrier.sets))
+    carrier[name]  # raises where there is none
+    return AdapterHandle(module, name, None if model is module else model)
+
+
+def bare_model(model: Any) -> nn.Module:
+    """The module of an ``Encoder``, or the module itself."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"expected a model or an encoder of load_encoder, got {type(model).__name__}")
+    return module
+
+
+def carrier_of(module: nn.Module) -> Carrier | None:
+    """What holds the adapters of a model; None where it has none."""
+    found = module._modules.get(CHILD)
+    return found if isinstance(found, Carrier) else None
+
+
+def _refuse_while_merged(module: nn.Module, *args: Any) -> None:
+    carrier = carrier_of(module)
+    if carrier is not None and carrier.merged is not None:
+        raise UserError(
+            f"adapter {carrier.merged!r} is merged into the weights that would be overwritten; call unmerge() first, "
+            "or merge_and_unload() to be done with it"
+        )

@@ -1,0 +1,247 @@
+"""The adapters that a model carries: a child module of the model, which holds their parameters and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hyptree.errors import UserError, suggest
+from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.embedding import AdaptedEmbedding, embedding_points
+from hyptree.vlm.group import AdaptedGroup
+from hyptree.vlm.intercept import intercept, intercept_text, release, release_text
+from hyptree.vlm.structure import Site, attachment_points
+
+CHILD = "hyptree_adapters"
+"""Name of the child, and so the first word of adapter keys in the model's state dict."""
+
+
+class AdapterSet(nn.Module):
+    """One named adapter: its groups of weights, or its embeddings."""
+
+    def __init__(self, model: nn.Module, config: AdapterConfig):
+        super().__init__()
+        self.config = config
+        self.groups = nn.ModuleDict()
+        self.embeddings = nn.ModuleDict()
+        self.group_of: dict[str, tuple[str, Site]] = {}
+        if config.where == "embedding":
+            for point in embedding_points(model, config.towers):
+                self.embeddings[point.tower] = AdaptedEmbedding(point, config)
+            return
+        by_kind: dict[tuple[Any, ...], list[Site]] = {}
+        for site in attachment_points(model, config.targets, config.towers, config.layers):
+            by_kind.setdefault((site.tower, site.slot_shape, site.base.dtype, site.base.device), []).append(site)
+        for (tower, (rows, columns), *_), sites in by_kind.items():
+            name = f"{tower}_{rows}x{columns}"
+            while name in self.groups:
+                name += "_"
+            self.groups[name] = AdaptedGroup(sites, config)
+            self.group_of |= {site.name: (name, site) for site in sites}
+
+    def all_groups(self) -> Iterator[AdaptedGroup]:
+        """The groups of weights."""
+        for group in self.groups.values():
+            assert isinstance(group, AdaptedGroup)
+            yield group
+
+    def all_embeddings(self) -> Iterator[AdaptedEmbedding]:
+        """The adapters of embeddings."""
+        for embedding in self.embeddings.values():
+            assert isinstance(embedding, AdaptedEmbedding)
+            yield embedding
+
+    def adapted_shapes(self) -> list[tuple[str, list[int]]]:
+        """Name and shape of every adapted weight, sorted: what a saved adapter is compared by."""
+        shapes = [(site.name, list(site.base.shape)) for group in self.all_groups() for site in group.sites]
+        shapes += [(f"{e.point.tower}:embedding", [e.point.width]) for e in self.all_embeddings()]
+        return sorted(shapes)
+
+    def weight(self, name: str) -> Tensor | None:
+        """The adapted weight of this name; None where this adapter leaves it alone."""
+        found = self.group_of.get(name)
+        if found is None:
+            return None
+        group = self.groups[found[0]]
+        return group.weight(found[1])  # type: ignore[operator]
+
+
+class WeightSource:
+    """What a layer asks for its weight: the active adapter, or else the base."""
+
+    def __init__(self, carrier: Carrier, site: Site):
+        self.carrier, self.site = carrier, site
+
+    def read(self) -> Tensor:
+        """The weight to use now."""
+        current = self.carrier.current()
+        found = None if current is None else current.weight(self.site.name)
+        return self.site.base if found is None else found
+
+
+class EmbeddingOutput:
+    """Forward hook, or wrapper of ``encode_text``: the active adapter's view of a tower's embeddings."""
+
+    def __init__(self, carrier: Carrier, tower: str):
+        self.carrier, self.tower = carrier, tower
+
+    def __call__(self, *args: Any) -> Any:
+        output = args[-1]  # a hook is called with (module, inputs, output)
+        current = self.carrier.current()
+        if current is None or self.tower not in current.embeddings:
+            return output
+        adapter = current.embeddings[self.tower]
+        if isinstance(output, tuple):
+            return (adapter(output[0]), *output[1:])
+        return adapter(output)
+
+
+class PassBegins:
+    """Forward pre-hook of a tower: what was computed for the pass before is not used again."""
+
+    def __init__(self, carrier: Carrier):
+        self.carrier = carrier
+
+    def __call__(self, *args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.carrier.forget()
+
+
+class Carrier(nn.Module):
+    """All adapters of a model; one is active, or none.
+
+    Attributes:
+        active: name of the active one.
+        merged: name of the one that is merged into the weights now.
+        enabled: False within ``disable_adapter()``.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.sets = nn.ModuleDict()
+        self.active: str | None = None
+        self.merged: str | None = None
+        self.enabled = True
+        self.guard: RemovableHandle | None = None
+        self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._sources: dict[str, WeightSource] = {}
+        self._outputs: dict[str, Any] = {}
+        self._starts: dict[str, RemovableHandle] = {}
+        self._before_merge: list[tuple[nn.Module, str, Tensor]] = []
+        self.register_load_state_dict_post_hook(_adapters_may_be_missing)
+
+    def __getitem__(self, name: str) -> AdapterSet:
+        if name not in self.sets:
+            hint = suggest(name, self.sets) or f"there is {', '.join(self.sets) or 'none'}"
+            raise UserError(f"the model has no adapter {name!r}; {hint}")
+        found = self.sets[name]
+        assert isinstance(found, AdapterSet)
+        return found
+
+    def current(self) -> AdapterSet | None:
+        """The adapter that forward passes use."""
+        if not self.enabled or self.merged is not None or self.active is None:
+            return None
+        return self.sets[self.active]  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """Throw away the weights that are kept for a pass."""
+        for name in self.sets:
+            for group in self[name].all_groups():
+                group.forget()
+
+    def refresh(self) -> None:
+        """Throw away everything that is kept."""
+        for name in self.sets:
+            for group in self[name].all_groups():
+                group.refresh()
+
+    def add(self, model: nn.Module, name: str, new: AdapterSet) -> None:
+        """Put an adapter on the model."""
+        self.sets[name] = new
+        for group in new.all_groups():
+            for site in group.sites:
+                if site.name not in self._sources:
+                    self._sources[site.name] = source = WeightSource(self, site)
+                    intercept(site.module, site.attribute, source)
+                # A pass begins with the model or with one of its children (`encode_text` calls the latter alone).
+                for start in ("", site.name.split(".")[0] if "." in site.name else ""):
+                    if start not in self._starts:
+                        self._starts[start] = model.get_submodule(start).register_forward_pre_hook(PassBegins(self))
+        for embedding in new.all_embeddings():
+            point = embedding.point
+            if point.tower not in self._outputs:
+                output = EmbeddingOutput(self, point.tower)
+                if point.name:
+                    self._outputs[point.tower] = point.module.register_forward_hook(output)
+                else:
+                    intercept_text(model, output)
+                    self._outputs[point.tower] = None
+
+    def remove(self, model: nn.Module, name: str) -> None:
+        """Take an adapter away; layers that no other one uses become what they were."""
+        del self.sets[name]
+        needed = {weight for other in self.sets for weight in self[other].group_of}
+        for weight in [weight for weight in self._sources if weight not in needed]:
+            source = self._sources.pop(weight)
+            release(source.site.module, source.site.attribute)
+        if not self._sources:
+            for start in self._starts.values():
+                start.remove()
+            self._starts = {}
+        towers = {tower for other in self.sets for tower in self[other].embeddings}
+        for tower in [tower for tower in self._outputs if tower not in towers]:
+            hook = self._outputs.pop(tower)
+            if hook is None:
+                release_text(model)
+            else:
+                hook.remove()
+        if self.active == name:
+            self.active = None
+
+    @torch.no_grad()
+    def merge(self, name: str) -> None:
+        """Write the adapted weights of an adapter into the model; the base is kept to come back to."""
+        chosen = self[name]
+        written: list[tuple[nn.Module, str, Tensor]] = []
+        for group in chosen.all_groups():
+            written += [(s.module, s.attribute, w) for s, w in zip(group.sites, group.merged(), strict=True)]
+        for embedding in chosen.all_embeddings():
+            weights = embedding.merged()
+            assert embedding.point.projection is not None
+            written += [(embedding.point.projection[0], attribute, w) for attribute, w in weights.items()]
+        self._before_merge = [(m, attribute, _own(m, attribute).clone()) for m, attribute, _ in written]
+        for module, attribute, weight in written:
+            _own(module, attribute).copy_(weight)
+        self.merged = name
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Write the base weights back, bit for bit."""
+        for module, attribute, weight in self._before_merge:
+            _own(module, attribute).copy_(weight)
+        self._before_merge, self.merged = [], None
+
+
+def adapter_tower(name: str) -> str | None:
+    """text or image, for the name of an adapter's parameter in its model; None for a parameter of the model itself."""
+    parts = name.split(".")  # hyptree_adapters.sets.NAME.groups.text_512x512... or ....embeddings.text...
+    return parts[4].split("_")[0] if parts[0] == CHILD else None
+
+
+def _own(module: nn.Module, attribute: str) -> Tensor:
+    weight = module._parameters[attribute]
+    assert weight is not None
+    return weight
+
+
+def _adapters_may_be_missing(carrier: nn.Module, keys: Any) -> None:
+    """A base checkpoint holds no adapter: then it is loaded, and the adapters stay as they are."""
+    own = {f"{CHILD}.{name}" for name in carrier.state_dict()}
+    missing = {key for key in keys.missing_keys if any(key.endswith(name) for name in own)}
+    if own and len(missing) == len(own):
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key not in missing]

@@ -1,0 +1,162 @@
+"""Adapters on what a tower gives in the end (``space="embedding"``): where it comes out, and how to change it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError
+from hyptree.vlm.adapters.base import AdapterConfig, SlotStack
+
+
+@dataclass(eq=False)
+class EmbeddingPoint:
+    """Where the embeddings of a tower come out.
+
+    Attributes:
+        tower: text or image.
+        name: of the module whose output they are; empty for ``model.encode_text`` itself.
+        module: that module.
+        width: d.
+        projection: ``(module, attribute)`` of the last linear map, into which an adapter can be merged; None where the
+            tower ends otherwise.
+    """
+
+    tower: str
+    name: str
+    module: nn.Module
+    width: int
+    projection: tuple[nn.Module, str] | None
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether the projection is a linear layer (d, width), and not a parameter (width, d)."""
+        return self.projection is not None and isinstance(self.projection[0], nn.Linear)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The last linear map."""
+        if self.projection is None:
+            raise UserError(
+                f"the {self.tower} tower does not end in a linear projection, so an adapter of its embeddings cannot "
+                "be merged; keep it attached"
+            )
+        return getattr(*self.projection)
+
+
+def embedding_points(model: nn.Module, towers: Sequence[str]) -> list[EmbeddingPoint]:
+    """Where the embeddings of these towers come out, in models of open_clip and transformers.
+
+    Raises:
+        UserError: no tower ends in a known way.
+    """
+    points = [point for tower in towers for point in _find(model, tower)]
+    if not points:
+        raise UserError(
+            f"found no place where {type(model).__name__} gives embeddings of {' or '.join(towers)}; "
+            'use space="weight" for this model'
+        )
+    return points
+
+
+def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
+    projection = getattr(model, "text_projection" if tower == "text" else "visual_projection", None)
+    inner = getattr(model, "text_model" if tower == "text" else "vision_model", None)
+    if inner is not None and isinstance(projection, nn.Linear):  # CLIP of transformers
+        name = "text_projection" if tower == "text" else "visual_projection"
+        yield EmbeddingPoint(tower, name, projection, projection.out_features, (projection, "weight"))
+    elif inner is not None and isinstance(head := getattr(inner, "head", None), nn.Module):  # SigLIP
+        linear = isinstance(head, nn.Linear)
+        width = head.out_features if isinstance(head, nn.Linear) else _last_width(head)
+        name = "text_model.head" if tower == "text" else "vision_model.head"
+        yield EmbeddingPoint(tower, name, head, width, (head, "weight") if linear else None)
+    elif hasattr(model, "encode_image") and hasattr(model, "encode_text"):  # open_clip
+        part = getattr(model, "visual" if tower == "image" else "text", None)
+        if isinstance(part, nn.Module):
+            name = "visual" if tower == "image" else "text"
+            found = _projection(part)
+            width = getattr(part, "output_dim", None) or (found and _width(found)) or _last_width(part)
+            yield EmbeddingPoint(tower, name, part, int(width), found)
+        elif tower == "text" and (found := _projection(model)):
+            yield EmbeddingPoint(tower, "", model, _width(found), found)
+
+
+def _projection(part: Any) -> tuple[nn.Module, str] | None:
+    for name in ("text_projection", "proj"):
+        value = getattr(part, name, None)
+        if isinstance(value, nn.Parameter):
+            return part, name
+        if isinstance(value, nn.Linear):
+            return value, "weight"
+    for name in ("head", "attnpool.c_proj"):
+        try:
+            head = part.get_submodule(name)
+        except AttributeError:
+            continue
+        linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
+        if linears:
+            return linears[-1], "weight"
+    return None
+
+
+def _width(projection: tuple[nn.Module, str]) -> int:
+    module, attribute = projection
+    return module.out_features if isinstance(module, nn.Linear) else getattr(module, attribute).shape[1]
+
+
+def _last_width(module: nn.Module) -> int:
+    return [child for child in module.modules() if isinstance(child, nn.Linear)][-1].out_features
+
+
+class AdaptedEmbedding(nn.Module):
+    """The parameters of an adapter for the embeddings of one tower."""
+
+    def __init__(self, point: EmbeddingPoint, config: AdapterConfig):
+        super().__init__()
+        weight = next(point.module.parameters())
+        self.point = point
+        self.stack: SlotStack = SlotStack(
+            names=(f"{point.tower} embedding",),
+            targets=("embedding",),
+            layers=(0,),
+            shape=(1, point.width),
+            tower=point.tower,
+            dtype=torch.promote_types(weight.dtype, torch.float32),
+            device=weight.device,
+        )
+        self.adapter = config.build(self.stack)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it does the same to every embedding, so that it can be merged."""
+        return getattr(self.adapter, "cap", None) is None
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """The adapted embeddings (..., d), computed in float32 or better."""
+        wide = torch.promote_types(embeddings.dtype, torch.float32)
+        rows = embeddings.to(wide).reshape(1, -1, embeddings.shape[-1])
+        with torch.autocast(embeddings.device.type, enabled=False):
+            adapted = self.adapter.adapted(self.adapter.values(), self.adapter.arranged(rows))
+        return adapted.view(embeddings.shape).to(embeddings.dtype)
+
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """The last projection, and its bias, with the adapter inside; by attribute of ``point.projection[0]``."""
+        if not self.is_linear:
+            raise UserError(
+                'an adapter of embeddings with cap="paper" cuts each one by its own length and cannot be merged into a '
+                'weight; keep it attached, or use cap="none"'
+            )
+        weight = self.point.weight
+        assert self.point.projection is not None
+        module, attribute = self.point.projection
+        if not self.point.is_by_rows:
+            return {attribute: self(weight)}
+        found = {attribute: self(weight.mT).mT.contiguous()}
+        if (bias := module._parameters.get("bias")) is not None:
+            found["bias"] = self(bias)
+        return found

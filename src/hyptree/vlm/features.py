@@ -1,0 +1,237 @@
+"""Features of pictures and texts, computed once and kept on disk: safetensors, named by encoder and data."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyptree.data.sample import BadSample, PictureDataset
+from hyptree.errors import UserError
+from hyptree.files import load_tensors, save_tensors
+from hyptree.vlm.encoders import Encoder
+
+PART = 1024
+"""Pictures per file while features are being made: what a stop can lose."""
+_PROBES = 16  # pictures that stand for the content of a dataset in its fingerprint
+
+Change = Callable[[Tensor], Tensor]
+"""A (3, H, W) uint8 picture to another one."""
+
+
+@dataclass
+class FeatureSet:
+    """Pictures of labelled classes, as vectors or as something that gives vectors.
+
+    Attributes:
+        labels: (n,) places in ``classes``.
+        classes: their names.
+        features: (n, D) as the image encoder gives them, not normalised.
+        num_bad: pictures that could not be read and are left out.
+    """
+
+    features: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    num_bad: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.features) != len(self.labels):
+            raise ValueError(f"expected a label for each of {len(self.features)} pictures, got {len(self.labels)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """(n, D) what the host's ``image_features`` takes."""
+        return self.features[index.to(self.features.device)]
+
+
+class PixelSet:
+    """As ``FeatureSet``, for a host whose image tower learns: the pictures are read and prepared when asked for."""
+
+    def __init__(self, encoder: Encoder, dataset: PictureDataset, change: Change | None = None):
+        self.encoder, self.dataset, self.change = encoder, dataset, change
+        self.labels, self.classes, self.num_bad = labels_of(dataset), tuple(dataset.classes), 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """(n, 3, size, size) prepared pictures, on the encoder's device."""
+        pictures = [_picture(self.dataset[int(i)].image, self.change) for i in index]
+        return self.encoder.preprocess(pictures).to(self.encoder.device)
+
+
+def labels_of(dataset: PictureDataset) -> Tensor:
+    """(n,) int64 labels of all pictures; without decoding them where the dataset can tell."""
+    known = getattr(dataset, "labels", None)
+    if known is not None:
+        return torch.as_tensor(known()).long()
+    return torch.tensor([_label(dataset[i]) for i in range(len(dataset))], dtype=torch.int64)
+
+
+# --------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def encoder_fingerprint(encoder: Encoder) -> str:
+    """A name that stands for the weights of an encoder and for how it prepares pictures."""
+    content = hashlib.sha256(repr((encoder.width, encoder.pixels)).encode())
+    for name, tensor in sorted(encoder.model.state_dict().items()):
+        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:24]
+
+
+def data_fingerprint(dataset: PictureDataset) -> str:
+    """A name that stands for a dataset: how many pictures, which classes, and some pictures with their labels."""
+    count = len(dataset)
+    content = hashlib.sha256(repr((count, tuple(dataset.classes))).encode())
+    for i in sorted({i * max(0, count - 1) // (_PROBES - 1) for i in range(_PROBES)} if count else ()):
+        try:
+            sample = dataset[i]
+        except BadSample as bad:
+            content.update(str(bad).encode())
+        else:
+            content.update(repr((i, sample.label, tuple(sample.image.shape))).encode())
+            content.update(sample.image.contiguous().numpy().tobytes())
+    return content.hexdigest()[:24]
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def picture_features(
+    encoder: Encoder,
+    dataset: PictureDataset,
+    cache: Path | None = None,
+    *,
+    change: Change | None = None,
+    change_name: str = "",
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> FeatureSet:
+    """Features of all pictures of a dataset, read from ``cache`` where they are there, else made and kept.
+
+    The file's name is made of the fingerprints of encoder and data, so another one is never mistaken for it. While they
+    are made, every 1024 pictures are a file of their own: a stop loses no more than that.
+
+    Args:
+        cache: folder; None keeps nothing.
+        change: what happens to every picture first (a shift of domain), with the name that tells it from others.
+        progress: called with pictures done and pictures in all.
+    """
+    name = f"{encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}{'-' + change_name if change_name else ''}"
+    whole = None if cache is None else cache / f"{name}.safetensors"
+    if whole is not None and whole.is_file():
+        tensors, state = load_tensors(whole)
+        return FeatureSet(tensors["features"], tensors["labels"], tuple(dataset.classes), int(state["num_bad"]))
+    folder = None if cache is None else cache / f"{name}.parts"
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    parts: list[tuple[dict[str, Tensor], int]] = []
+    for start in range(0, len(dataset), PART):
+        stop = min(start + PART, len(dataset))
+        path = None if folder is None else folder / f"{start:09d}.safetensors"
+        if path is not None and path.is_file():
+            tensors, state = load_tensors(path)
+            parts.append((tensors, int(state["num_bad"])))
+        else:
+            made, bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
+            if path is not None:
+                save_tensors(path, made, {"num_bad": bad})
+            parts.append((made, bad))
+        if progress is not None:
+            progress(stop, len(dataset))
+    joined = {key: torch.cat([part[key] for part, _ in parts]) for key in ("features", "labels")}
+    num_bad = sum(bad for _, bad in parts)
+    if whole is not None:
+        save_tensors(whole, joined, {"num_bad": num_bad, "encoder": encoder.name, "classes": list(dataset.classes)})
+        assert folder is not None
+        shutil.rmtree(folder)
+    return FeatureSet(joined["features"], joined["labels"], tuple(dataset.classes), num_bad)
+
+
+@torch.no_grad()
+def _encode(
+    encoder: Encoder, dataset: PictureDataset, index: range, change: Change | None, batch_size: int
+) -> tuple[dict[str, Tensor], int]:
+    """Features and labels of some pictures, and how many could not be read."""
+    features, labels, num_bad = [torch.zeros(0, encoder.width)], [], 0
+    for start in range(index.start, index.stop, batch_size):
+        pictures = []
+        for i in range(start, min(start + batch_size, index.stop)):
+            try:
+                sample = dataset[i]
+            except BadSample:
+                num_bad += 1
+                continue
+            pictures.append(_picture(sample.image, change))
+            labels.append(_label(sample))
+        if pictures:
+            features.append(encoder.encode_images(encoder.preprocess(pictures)).float().cpu())
+    return {"features": torch.cat(features), "labels": torch.tensor(labels, dtype=torch.int64)}, num_bad
+
+
+def _picture(image: Tensor, change: Change | None) -> Tensor:
+    return image if change is None else change(image)
+
+
+def _label(sample: Any) -> int:
+    if sample.label is None:
+        raise UserError(f"{sample.id} has no class; few-shot learning needs pictures with one class each")
+    return int(sample.label)
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+@torch.no_grad()
+def text_features(encoder: Encoder, texts: Sequence[str], cache: Path | None = None) -> Tensor:
+    """(n, D) features of texts, not normalised; read from ``cache`` where they are there, else made and kept."""
+    if cache is None:
+        return encoder.encode_text(list(texts)).float()
+    words = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+    path = cache / f"{encoder_fingerprint(encoder)}-text-{words}.safetensors"
+    if path.is_file():
+        return load_tensors(path)[0]["features"].to(encoder.device)
+    made = encoder.encode_text(list(texts)).float()
+    cache.mkdir(parents=True, exist_ok=True)
+    save_tensors(path, {"features": made}, {"texts": list(texts), "encoder": encoder.name})
+    return made
+
+
+# --------------------------------------------------------------------------------------------------------------- shifts
+
+
+def _grey(image: Tensor) -> Tensor:
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    return (image.float() * weights).sum(0, keepdim=True).round().to(torch.uint8).expand(3, -1, -1).contiguous()
+
+
+def _noise(image: Tensor) -> Tensor:
+    # The same picture always gets the same noise: it is seeded by the picture.
+    seed = int.from_bytes(hashlib.sha256(image.contiguous().numpy().tobytes()).digest()[:7], "big")
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
+    return (image.float() + 32 * noise).round().clamp(0, 255).to(torch.uint8)
+
+
+def _blur(image: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(image.float()[None], (1, 1, 1, 1), mode="replicate")
+    return torch.nn.functional.avg_pool2d(padded, 3, 1)[0].round().to(torch.uint8)
+
+
+SHIFTS: dict[str, Change] = {
+    "grey": _grey,
+    "noise": _noise,
+    "blur": _blur,
+    "negative": lambda image: 255 - image,
+    "upside-down": lambda image: image.flip(1),
+}
+"""Shifts of domain that need no second dataset."""

@@ -1,0 +1,262 @@
+"""The handle of an adapter: PEFT's verbs for a model that carries one or more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError
+from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.embedding import AdaptedEmbedding
+from hyptree.vlm.group import AdaptedGroup
+
+
+class AdapterHandle:
+    """What ``attach`` returns: one named adapter of one model.
+
+    A copy of the model carries copies of its adapters; ``handle_of(copy)`` gives their handle.
+
+    Attributes:
+        model: the bare model.
+        name: of the adapter that this handle stands for.
+        encoder: what ``attach`` was given, if that was an ``Encoder``.
+    """
+
+    def __init__(self, model: nn.Module, name: str, encoder: Any = None):
+        self.model, self.name, self.encoder = model, name, encoder
+
+    def __repr__(self) -> str:
+        if not self.is_attached:
+            return f"AdapterHandle({type(self.model).__name__}, {self.name!r}, detached)"
+        state = "merged" if self.merged else "active" if self.active == self.name else "inactive"
+        method, count = self.config.method, self.num_parameters()
+        return f"AdapterHandle({type(self.model).__name__}, {self.name!r}, {method}, {count:,} parameters, {state})"
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the model still carries this adapter."""
+        carrier = self.model._modules.get(CHILD)
+        return isinstance(carrier, Carrier) and self.name in carrier.sets
+
+    @property
+    def _carrier(self) -> Carrier:
+        if not self.is_attached:
+            raise UserError(f"adapter {self.name!r} is no longer attached; use attach(model, config)")
+        carrier = self.model._modules[CHILD]
+        assert isinstance(carrier, Carrier)
+        return carrier
+
+    @property
+    def _set(self) -> AdapterSet:
+        return self._carrier[self.name]
+
+    @property
+    def config(self) -> AdapterConfig:
+        """What the adapter was made from."""
+        return self._set.config
+
+    # ------------------------------------------------------------------ parameters
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The trainable parameters of this adapter; give them to the optimizer."""
+        return self._set.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with names."""
+        return self._set.named_parameters()
+
+    def num_parameters(self) -> int:
+        """How many numbers the adapter trains."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The adapter's tensors alone."""
+        return self._set.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over the adapter's tensors, all of them."""
+        self._set.load_state_dict(state)
+        self._carrier.refresh()
+
+    def print_trainable_parameters(self) -> None:
+        """Prints how many parameters of the model are trained, as PEFT does."""
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        total = sum(p.numel() for p in self.model.parameters())
+        print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / total:.4f}")
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One line per stack of adapted matrices: tower, shape, targets, layers, how many, parameters."""
+        parts: list[AdaptedGroup | AdaptedEmbedding] = [*self._set.all_groups(), *self._set.all_embeddings()]
+        return [
+            {
+                "tower": part.stack.tower,
+                "shape": list(part.stack.shape),
+                "targets": list(dict.fromkeys(part.stack.targets)),
+                "layers": sorted(set(part.stack.layers)),
+                "matrices": len(part.stack.names),
+                "parameters": sum(p.numel() for p in part.parameters()),
+            }
+            for part in parts
+        ]
+
+    # ------------------------------------------------------------------ several adapters
+    @property
+    def adapters(self) -> list[str]:
+        """Names of all adapters of the model."""
+        return list(self._carrier.sets)
+
+    @property
+    def active(self) -> str | None:
+        """Name of the adapter that forward passes use."""
+        return self._carrier.active
+
+    def set_adapter(self, name: str) -> AdapterHandle:
+        """Make an adapter the active one and the only one that is trained; gives its handle."""
+        carrier = self._carrier
+        carrier[name]  # raises where there is none
+        if carrier.merged not in (None, name):
+            raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() before switching")
+        for other in carrier.sets:
+            carrier[other].requires_grad_(other == name)
+        carrier.active = name
+        return AdapterHandle(self.model, name, self.encoder)
+
+    def delete_adapter(self, name: str) -> None:
+        """Take an adapter away for good; with the last one the model is what it was before."""
+        carrier = self._carrier
+        carrier[name]
+        if carrier.merged == name:
+            carrier.unmerge()
+        carrier.remove(self.model, name)
+        if not carrier.sets:
+            self._unload(carrier)
+        elif carrier.active is None and carrier.merged is None:
+            AdapterHandle(self.model, next(iter(carrier.sets))).set_adapter(next(iter(carrier.sets)))
+
+    def detach(self) -> nn.Module:
+        """Take this adapter away, without a trace in the weights; gives the model."""
+        self.delete_adapter(self.name)
+        return self.model
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Within, the model computes with its base weights."""
+        carrier = self._carrier
+        before, merged = carrier.enabled, carrier.merged
+        if merged is not None:
+            carrier.unmerge()
+        carrier.enabled = False
+        try:
+            yield
+        finally:
+            carrier.enabled = before
+            if merged is not None:
+                carrier.merge(merged)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Within, forward passes use this adapter, whichever is the active one."""
+        carrier = self._carrier
+        if carrier.merged not in (None, self.name):
+            raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() first")
+        before, carrier.active = carrier.active, self.name
+        try:
+            yield
+        finally:
+            carrier.active = before
+
+    def refresh(self) -> None:
+        """Read the base weights again; needed only after they were written to through ``.data``."""
+        self._carrier.refresh()
+
+    # ------------------------------------------------------------------ into the weights
+    @property
+    def merged(self) -> bool:
+        """Whether this adapter is merged into the weights now."""
+        return self.is_attached and self._carrier.merged == self.name
+
+    def merge(self) -> None:
+        """Write the adapted weights into the model: it then costs what the bare model costs.
+
+        Exact: they are the weights that passes without autocast have used. The base is kept for ``unmerge``.
+
+        Raises:
+            UserError: an adapter of embeddings with a cap, or without a projection to go into.
+        """
+        carrier = self._carrier
+        if carrier.merged is not None and carrier.merged != self.name:
+            raise UserError(f"adapter {carrier.merged!r} is merged into the model already; call unmerge() first")
+        if carrier.merged is None:
+            carrier.merge(self.name)
+
+    def unmerge(self) -> None:
+        """Write the base weights back, bit for bit."""
+        if not self.merged:
+            raise UserError(f"adapter {self.name!r} is not merged; call merge() first")
+        self._carrier.unmerge()
+
+    def merge_and_unload(self) -> nn.Module:
+        """Merge this adapter, drop all of them, and give the bare model, of its own classes, with the new weights."""
+        self.merge()
+        carrier = self._carrier
+        carrier._before_merge, carrier.merged = [], None
+        for name in list(carrier.sets):
+            carrier.remove(self.model, name)
+        self._unload(carrier)
+        return self.model
+
+    def _unload(self, carrier: Carrier) -> None:
+        del self.model._modules[CHILD]
+        if carrier.guard is not None:
+            carrier.guard.remove()
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(carrier.was_trained.get(name, True))
+
+    # ------------------------------------------------------------------ files
+    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> Path:
+        """Write ``adapter.safetensors`` and ``adapter.json``; the base is not in them.
+
+        Args:
+            dtype: e.g. ``torch.float16`` for half the size.
+        """
+        from hyptree.vlm.store import save_adapter
+
+        return save_adapter(self._set, self.name, folder, dtype)
+
+    save_pretrained = save
+
+    @classmethod
+    def load(cls, model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
+        """Attach what ``save`` wrote.
+
+        Args:
+            model: as for ``attach``.
+            name: of the adapter; by default the one that it was saved under.
+
+        Raises:
+            UserError: the adapter was made for another model.
+        """
+        from hyptree.vlm.store import load_adapter
+
+        return load_adapter(model, folder, name)
+
+    # ------------------------------------------------------------------ radius
+    def radius_report(self, texts: Sequence[str] | Tensor | None = None, images: Any = None) -> dict[str, Any]:
+        """Norms and hyperbolic radii (2 |z|, for every curvature) of embeddings, before and after this adapter.
+
+        Args:
+            texts: strings if ``attach`` was given an ``Encoder``, else what the bare model takes.
+            images: pictures, likewise.
+
+        Returns:
+            For ``text`` and ``image`` what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``) and the
+            adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
+        """
+        from hyptree.vlm.radii import radius_report
+
+        return radius_report(self, texts, images)

@@ -1,0 +1,220 @@
+"""CLIP with a cost-volume head: a map of logits for every class that somebody names."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.vlm.dense_features import dense_tower
+from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, cosine_volume
+from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
+from hyptree.vlm.openvocab.sliding import sliding_scores
+
+
+class OpenVocabSegmenter(nn.Module):
+    """Segments pictures into classes given as text.
+
+    Only what is trained is in its ``state_dict``: the head, and the adapter or the tuned weights of CLIP. The frozen
+    rest comes from where the encoder comes from, and ``check_base`` tells whether it is the one that was trained with.
+
+    Args:
+        encoder: a ``hyptree.vlm.Encoder`` with an image tower. All its weights are frozen here, then
+            ``settings.method`` decides which adapter is attached.
+        settings: method, sentence for a class, windows.
+        window: side of the windows that ``scores`` looks by, in pixels; ``settings.window`` wins over it.
+        head: options of ``CostVolumeHead``.
+
+    Attributes:
+        handle: of the adapter (``hyptree.vlm.AdapterHandle``), None for a frozen CLIP.
+    """
+
+    base: Tensor
+
+    def __init__(
+        self,
+        encoder: Any,
+        settings: OpenVocabSettings | None = None,
+        *,
+        window: int | None = None,
+        head: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.settings = settings or OpenVocabSettings()
+        if encoder.pixels is None:
+            raise UserError(f"{encoder.name} reads text alone; to segment pictures load a CLIP")
+        self.encoder = encoder
+        self.clip: nn.Module = encoder.model
+        self.tower = dense_tower(encoder, self.settings.blocks or None)
+        self.window = self.settings.window or window or encoder.pixels.size
+        for name, side in (("window", self.window), ("eval_size", self.settings.eval_size)):
+            if side is not None and side % self.tower.patch:
+                raise UserError(f"{name} {side} must be a multiple of the patch of {encoder.name}, {self.tower.patch}")
+        self.clip.requires_grad_(False)
+        # What the frozen weights are, before an adapter renames or replaces them.
+        self.register_buffer("base", _digest(self.clip))
+        self._own_base = tuple(self.base.tolist())
+        self.handle = attach_method(encoder, self.settings.method, self.settings.adapter)
+        self._mark_rates()
+        options = {"gain": float(encoder.logit_scale.detach())} | _checked(head or {})
+        with as_user_error("model.head"):
+            self.head = CostVolumeHead(self.tower.width, self.tower.block_width, **options)
+        trained = {id(p) for p in self.adapter_parameters()}
+        self._frozen = {
+            f"clip.{name}" for name, tensor in self.clip.state_dict(keep_vars=True).items() if id(tensor) not in trained
+        }
+        self._trains_text = self.handle is not None and any(part["tower"] == "text" for part in self.handle.describe())
+        self._texts: dict[tuple[str, ...], Tensor] = {}
+        self.register_state_dict_post_hook(_leave_out_frozen)
+
+    def forward(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
+        """Logits (B, T, H, W), at the size of the pictures.
+
+        Args:
+            pixels: (B, 3, H, W), normalised as the encoder wants them; H and W multiples of its patch.
+            classes: names of the classes, or ``text``: their embeddings (T, d) from ``text_features``.
+        """
+        if (classes is None) == (text is None):
+            raise UserError("a segmenter by names needs classes (or text, their embeddings), one of the two")
+        words = self.text_features(classes) if classes is not None else text
+        seen = self.tower(pixels)
+        logits = self.head(seen.features, words, seen.blocks)
+        return F.interpolate(logits.float(), size=pixels.shape[-2:], mode="bilinear", align_corners=False)
+
+    def text_features(self, classes: Sequence[str]) -> Tensor:
+        """(T, d): embeddings of the classes' sentences, not normalised. Kept where the text tower is frozen."""
+        key = tuple(classes)
+        if self._trains_text:
+            return self._encode(key)
+        if key not in self._texts or self._texts[key].device != self.base.device:
+            with torch.no_grad():
+                self._texts[key] = self._encode(key)
+        return self._texts[key]
+
+    def _encode(self, classes: Sequence[str]) -> Tensor:
+        found: Tensor = self.encoder.encode_text(self.settings.prompts(classes))
+        return found
+
+    @torch.no_grad()
+    def scores(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
+        """Probabilities (B, T, H, W) by windows and one look at the whole (``sliding_scores``)."""
+        words = self.text_features(classes) if classes is not None else text
+        settings = self.settings
+        return sliding_scores(
+            lambda views: self(views, text=words),
+            pixels,
+            min(self.window, *pixels.shape[-2:]),
+            settings.overlap,
+            global_view=settings.global_view,
+        )
+
+    @torch.no_grad()
+    def zero_shot(self, pixels: Tensor, text: Tensor) -> Tensor:
+        """Cosines (B, T, H, W) of patches and classes alone, without the head: the baseline that needs no training.
+
+        Args:
+            text: (T, d) from ``text_features``.
+        """
+        volume = cosine_volume(self.tower(pixels).features, text).mean(2)
+        return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OpenVocabSegmenter:
+        """What ``to`` and its like do; embeddings that were kept are of another device or dtype then."""
+        self._texts.clear()
+        return super()._apply(fn, recurse)
+
+    def adapter_parameters(self) -> list[nn.Parameter]:
+        """What is trained in CLIP; none where it is frozen."""
+        return [p for p in self.clip.parameters() if p.requires_grad]
+
+    def check_base(self) -> None:
+        """Refuse weights that were trained on another CLIP than the one that is loaded.
+
+        Raises:
+            UserError: the fingerprint that came with the weights is not that of this encoder.
+        """
+        if tuple(self.base.tolist()) != self._own_base:
+            raise UserError(
+                f"these weights were trained on another CLIP than {self.encoder.name}; give the one they were made with"
+            )
+
+    def train(self, mode: bool = True) -> OpenVocabSegmenter:
+        """Training mode for the head; CLIP stays in eval mode, as it was trained."""
+        super().train(mode)
+        self.clip.eval()
+        return self
+
+    def _mark_rates(self) -> None:
+        for parameter in self.adapter_parameters():
+            parameter._lr_scale = self.settings.adapter_lr  # type: ignore[attr-defined]
+
+
+def attach_method(encoder: Any, method: str, options: Mapping[str, Any]) -> Any:
+    """Attach the adapter of a method name to both towers; None for ``frozen``.
+
+    Raises:
+        UserError: an unknown method or option, or an adapter that does not fit the model.
+    """
+    if method == "frozen":
+        return None
+    from hyptree import vlm
+
+    configs = {
+        "scale": "ScaleAdapterConfig",
+        "lora": "LoraConfig",
+        "diagonal": "DiagonalConfig",
+        "orthogonal": "OrthogonalConfig",
+        "full": "FullConfig",
+    }
+    if method not in configs:
+        raise UserError(f"unknown method {method!r}; {suggest(method, METHODS) or 'expected ' + ', '.join(METHODS)}")
+    cls = getattr(vlm, configs[method])
+    names = list(inspect.signature(cls).parameters)
+    for name in options:
+        if name not in names:
+            raise UserError(
+                f"unknown key model.args.adapter.{name} of method {method}; "
+                + (suggest(name, names) or f"expected one of {', '.join(names)}")
+            )
+    with as_user_error(f"method {method}"):
+        return vlm.attach(encoder, cls(**{name: _as_tuple(value) for name, value in options.items()}))
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
+    names = [
+        name
+        for name, parameter in inspect.signature(CostVolumeHead).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "num_prompts"  # one sentence per class here
+    ]
+    for name in head:
+        if name not in names:
+            hint = suggest(name, names) or f"expected one of {', '.join(names)}"
+            raise UserError(f"unknown key model.head.{name}; {hint}")
+    return dict(head)
+
+
+def _digest(model: nn.Module) -> Tensor:
+    """Four numbers that differ when a weight, a name or a shape does."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        whole.update(f"{name} {tuple(plain.shape)} {plain.dtype}".encode())
+        whole.update(plain.reshape(-1).view(torch.uint8).numpy())
+    words = whole.digest()
+    return torch.tensor([int.from_bytes(words[i : i + 8], "big", signed=True) for i in range(0, 32, 8)])
+
+
+def _leave_out_frozen(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    assert isinstance(module, OpenVocabSegmenter)
+    for name in module._frozen:
+        state.pop(prefix + name, None)

@@ -1,0 +1,110 @@
+"""The hyperbolic radius of embeddings, and a loss that holds it.
+
+Lifted to a Poincaré ball by exp0, an embedding z lies at distance ``2 |z|`` from the origin, for every curvature:
+radius is twice the norm, no more and no less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hyptree.errors import UserError
+
+if TYPE_CHECKING:
+    from hyptree.vlm.handle import AdapterHandle
+
+
+def radius(embeddings: Tensor) -> Tensor:
+    """``2 |z|`` (...) of embeddings (..., d): their distance to the origin once lifted, for every curvature."""
+    wide = torch.promote_types(embeddings.dtype, torch.float32)
+    return 2 * torch.linalg.vector_norm(embeddings, dim=-1, dtype=wide)
+
+
+class RadiusLoss(nn.Module):
+    """``weight`` times the mean of ``(2 |z| - target)^2``, over embeddings that are not normalised.
+
+    Heads that compare by cosine never see norms; this is how to train them.
+
+    Args:
+        target: the radius to hold, such as the mean before tuning.
+        weight: of the loss.
+    """
+
+    def __init__(self, target: float, weight: float = 1.0):
+        super().__init__()
+        if not target >= 0:
+            raise UserError(f"target must be a radius of 0 or more, got {target}")
+        self.target, self.weight = float(target), float(weight)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """A scalar from embeddings (..., d)."""
+        return self.weight * (radius(embeddings) - self.target).square().mean()
+
+    def extra_repr(self) -> str:
+        return f"target={self.target}, weight={self.weight}"
+
+
+def radius_summary(embeddings: Tensor) -> dict[str, Any]:
+    """Count, and mean, standard deviation, least, median and largest of norm and radius, of embeddings (n, d)."""
+    norms = torch.linalg.vector_norm(embeddings.detach().double().cpu(), dim=-1)
+    if not len(norms):
+        raise UserError("a radius report needs at least one text or picture, got none")
+    norm = {
+        "mean": float(norms.mean()),
+        "sd": float(norms.std(correction=0)),
+        "min": float(norms.min()),
+        "median": float(norms.median()),
+        "max": float(norms.max()),
+    }
+    return {"count": len(norms), "norm": norm, "radius": {key: 2 * value for key, value in norm.items()}}
+
+
+def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, images: Any) -> dict[str, Any]:
+    """See ``AdapterHandle.radius_report``."""
+    if texts is None and images is None:
+        raise UserError("a radius report needs texts, images or both")
+    report: dict[str, Any] = {"adapter": handle.name, "note": "radius = 2 * norm, for every curvature"}
+    for kind, given in (("text", texts), ("image", images)):
+        if given is None:
+            continue
+        found = {}
+        for when in ("before", "after"):
+            with torch.no_grad(), handle.disable_adapter() if when == "before" else handle._in_use():
+                found[when] = radius_summary(_encode(handle, kind, given))
+        report[kind] = found
+    return report
+
+
+def radius_table(report: dict[str, Any]) -> list[str]:
+    """The report as lines of a table."""
+    lines = ["| of    | when   |    n | norm              | radius = 2 norm   | range             |"]
+    lines.append("| ----- | ------ | ---: | ----------------- | ----------------- | ----------------- |")
+    for kind in ("text", "image"):
+        for when, found in report.get(kind, {}).items():
+            norm, spread = found["norm"], found["radius"]
+            cells = [f"{value['mean']:.4f} ± {value['sd']:.4f}" for value in (norm, spread)]
+            cells.append(f"{spread['min']:.3f} to {spread['max']:.3f}")
+            line = " | ".join(f"{cell:<17}" for cell in cells)
+            lines.append(f"| {kind:<5} | {when:<6} | {found['count']:>4} | {line} |")
+    return lines
+
+
+def _encode(handle: AdapterHandle, kind: str, given: Any) -> Tensor:
+    encoder, model = handle.encoder, handle.model
+    if encoder is not None:
+        return encoder.encode_text(given) if kind == "text" else encoder.encode_images(given)
+    if not isinstance(given, Tensor):
+        raise UserError(
+            f"the handle knows the bare {type(model).__name__} only, which has no tokenizer: give prepared {kind} "
+            "tensors, or attach to load_encoder(...) for strings and pictures"
+        )
+    names = ("encode_text", "get_text_features") if kind == "text" else ("encode_image", "get_image_features")
+    method = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    if method is None:
+        raise UserError(f"{type(model).__name__} has neither {names[0]} nor {names[1]}; attach to load_encoder(...)")
+    output = method(given)
+    return output if isinstance(output, Tensor) else output.pooler_output  # transformers 5 gives an object

@@ -1,0 +1,94 @@
+"""A hierarchy report as lines for people: each number with its baselines under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hyptree.tables import show
+
+ORDER_COLUMNS = {
+    "order along chains": "{name}",
+    "tau_b": "{tau_b:.3f} ± {error:.3f}",
+    "tau_a": "{tau_a:.3f}",
+    "levels 1-2": "{first_two:.3f}",
+    "left out": "{num_undefined}",
+}
+LEVEL_COLUMNS = {
+    "level": "{level}",
+    "words": "{words:.1f}",
+    "distance from root": "{distance:.3f} ± {distance_sd:.3f}",
+    "norm": "{norm:.3f} ± {norm_sd:.3f}",
+    "radius = 2 norm": "{radius:.3f}",
+}
+ANGLE_COLUMNS = {
+    "next caption against": "{name}",
+    "next": "{next:.3f}",
+    "wrong": "{wrong:.3f}",
+    "told apart": "{accuracy:.3f}",
+}
+LEXICAL_COLUMNS = {
+    "HyperLex, rho": "{name}",
+    "pairs": "{num_pairs}",
+    "angle": "{angle:.3f}",
+    "reversed": "{reversed:.3f}",
+    "cosine": "{cosine:.3f}",
+    "distance": "{distance:.3f}",
+    "characters": "{characters:.3f}",
+}
+RETRIEVAL_COLUMNS = {
+    "hierarchical retrieval": "{name}",
+    "precision": "{precision:.4f}",
+    "recall": "{recall:.4f}",
+    "in order": "{ordered_recall:.4f}",
+    "length": "{length:.2f}",
+}
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """What ``hierarchy_report`` gave, as aligned lines."""
+    curved = f" (c = {report['curvature']:g})" if report["curvature"] is not None else ""
+    lines = [
+        f"{report['encoder']}: width {report['width']}, geometry {report['geometry']}{curved}, "
+        f"norm of the root {report['root_norm']:.3f}"
+    ]
+    for name, found in report["suites"].items():
+        lines += ["", name]
+        for part in _tables(found):
+            lines += [f"  {line}" for line in part] + [""]
+        lines.pop()
+    return lines
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    if "levels" in found:
+        yield _show(found["levels"], LEVEL_COLUMNS)
+        orders = {"distance from root (tau_d)": found["tau_d"], "norm": found["by_norm"]}
+        orders |= {f"baseline: {name}": order for name, order in found["baselines"].items()}
+        yield _show([{"name": name, **row} for name, row in orders.items()], ORDER_COLUMNS)
+    if "angles" in found:
+        rows = []
+        for key, wrong in (("negative", "a contradiction"), ("other", "one of another chain")):
+            if numbers := found["angles"].get(key):
+                for way, name in (("angle", f"{wrong}, by angle"), ("cosine", f"{wrong}, by cosine (baseline)")):
+                    accuracy = numbers["accuracy" if way == "angle" else "cosine_accuracy"]
+                    next_one, wrong_one = numbers[f"{way}_next"], numbers[f"{way}_wrong"]
+                    rows.append({"name": name, "next": next_one, "wrong": wrong_one, "accuracy": accuracy})
+        yield _show(rows, ANGLE_COLUMNS)
+    if "all" in found or "nouns" in found:
+        yield _show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)
+    if "retrieval" in found:
+        yield _show([{"name": name, **row} for name, row in found["retrieval"].items()], RETRIEVAL_COLUMNS)
+    for key, heading in (("retention", "plain retrieval"), ("zero_shot", "zero-shot")):
+        if key in found:
+            yield _show([found[key]], {heading: "", **{name: f"{{{name}:.4f}}" for name in found[key]}})
+    for cut, ways in found.get("coarse", {}).items():
+        names = next(iter(ways.values()))
+        columns = {f"coarse classes: {cut}": "{name}", **{k: f"{{{k}:.4f}}" for k in names}}
+        yield _show([{"name": way, **numbers} for way, numbers in ways.items()], columns)
+
+
+def _show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """Aligned lines; a dash for what has no value, which is None in a report and NaN to a format."""
+    return show([{k: math.nan if v is None else v for k, v in row.items()} for row in rows], columns)

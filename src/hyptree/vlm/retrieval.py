@@ -1,0 +1,148 @@
+"""Hierarchical retrieval: from one picture a chain of captions, general first, by widening the circle around the root.
+
+Among the captions within each of 50 radii the one most like the picture is taken. The chains are scored against the
+true ones by string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hyptree.errors import suggest
+from hyptree.geometry.numerics import wide
+from hyptree.vlm.contrast import similarity
+
+RADII = ("chord", "one_minus_cos")
+
+
+@dataclass(frozen=True)
+class RetrievalScores:
+    """Means over pictures.
+
+    Attributes:
+        precision: share of the retrieved captions that are true.
+        recall: share of the levels that were retrieved.
+        ordered_recall: the same, counting only levels in rising order: the longest such row of hits.
+        length: captions per chain.
+    """
+
+    precision: float
+    recall: float
+    ordered_recall: float
+    length: float
+    num_images: int
+
+
+def radii(texts: Tensor, root: Tensor, radius: str = "chord") -> Tensor:
+    """(m,) float64 distance of normalised texts (m, d) from the root, ``|e - r|`` or ``1 - cos``."""
+    if radius not in RADII:
+        hint = suggest(radius, RADII)
+        raise ValueError(f"radius must be one of {', '.join(RADII)}, got {radius!r}; {hint}".rstrip("; "))
+    difference = F.normalize(wide(texts), dim=-1) - F.normalize(wide(root), dim=-1)
+    chord = difference.norm(dim=-1)
+    return chord if radius == "chord" else chord.square() / 2
+
+
+def thresholds_of(values: Tensor, num_thresholds: int = 50) -> Tensor:
+    """Equally spaced from the least to the largest of the values, both included to the bit."""
+    if num_thresholds < 1:
+        raise ValueError(f"num_thresholds must be 1 or more, got {num_thresholds}")
+    low, high = values.min(), values.max()
+    steps = low + (high - low) * torch.linspace(0, 1, num_thresholds, dtype=values.dtype, device=values.device)
+    steps[-1] = high  # rounding must not lose the farthest caption
+    return steps
+
+
+def hierarchical_retrieval(
+    images: Tensor,
+    texts: Tensor,
+    captions: Sequence[str],
+    root: Tensor,
+    *,
+    num_thresholds: int = 50,
+    radius: str | Tensor = "chord",
+    c: float | None = None,
+    block: int = 256,
+) -> list[list[str]]:
+    """A chain of captions for each picture, general first, consecutive repeats dropped.
+
+    Args:
+        images: (n, d). texts: (m, d), the pool, not necessarily normalised. captions: m strings.
+        root: (d,) embedding of the empty text under the encoder as it is now.
+        num_thresholds: radii, from the least to the largest of the pool; they are the same for all pictures.
+        radius: "chord", or "one_minus_cos", which rises with it and spaces the radii differently; or the distances (m,)
+            of the texts from the root in another geometry.
+        c: curvature, where pictures and texts are points of the hyperboloid: the nearest caption is taken then, not the
+            one with the largest cosine.
+        block: pictures at once.
+    """
+    if len(captions) != len(texts) or not len(captions):
+        raise ValueError(f"expected a caption for each of the {len(texts)} texts, got {len(captions)}")
+    away = radii(texts, root, radius) if isinstance(radius, str) else wide(radius).to(texts.device)
+    near_first = away.argsort(stable=True)
+    # The last caption within each radius, in the order from near to far.
+    steps = thresholds_of(away, num_thresholds)
+    last = torch.searchsorted(away[near_first], steps, right=True) - 1  # (T,)
+    pool = texts[near_first]
+    names = [captions[i] for i in near_first.tolist()]
+    chains: list[list[str]] = []
+    for part in images.to(pool).split(block):
+        best = similarity(part, pool, c).cummax(dim=1).indices[:, last]  # (b, T): best caption up to each radius
+        chains += [_without_repeats([names[i] for i in row]) for row in best.tolist()]
+    return chains
+
+
+def score_chains(retrieved: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> RetrievalScores:
+    """Precision, recall and ordered recall of chains, by string.
+
+    Args:
+        retrieved: one chain per picture.
+        references: one or several true chains per picture, from general to specific. With several, a level counts if
+            any of them has it there.
+    """
+    if len(retrieved) != len(references) or not len(retrieved):
+        raise ValueError(f"expected references for each of the {len(retrieved)} chains, got {len(references)}")
+    precision = recall = ordered = length = 0.0
+    for chain, truths in zip(retrieved, references, strict=True):
+        num_levels = max(map(len, truths), default=0)
+        if num_levels == 0 or not chain:
+            raise ValueError("every picture needs a retrieved chain and a reference, one is empty")
+        levels = [{truth[level] for truth in truths if level < len(truth)} for level in range(num_levels)]
+        found, true = set(chain), set().union(*levels)
+        precision += len(found & true) / len(found)
+        recall += sum(not level.isdisjoint(found) for level in levels) / num_levels
+        ordered += _longest_rise(chain, levels) / num_levels
+        length += len(chain)
+    n = len(retrieved)
+    return RetrievalScores(precision / n, recall / n, ordered / n, length / n, n)
+
+
+def score_named_chains(
+    retrieved: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[Sequence[str]]]
+) -> RetrievalScores:
+    """The same for chains by the name of their picture; every picture of ``references`` must be there."""
+    missing = [name for name in references if name not in retrieved]
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(references)} pictures have no chain, the first is {missing[0]}")
+    return score_chains([retrieved[name] for name in references], list(references.values()))
+
+
+def _longest_rise(chain: Sequence[str], levels: Sequence[set[str]]) -> int:
+    """Length of the longest row of strictly rising levels that the captions hit, in the order they come."""
+    longest = [0] * len(levels)  # ending at this level
+    for caption in chain:
+        # From specific to general, so that one caption on two levels is not counted twice.
+        for level in reversed(range(len(levels))):
+            if caption in levels[level]:
+                longest[level] = max(longest[level], 1 + max(longest[:level], default=0))
+    return max(longest)
+
+
+def _without_repeats(captions: Sequence[Any]) -> list[Any]:
+    return [caption for i, caption in enumerate(captions) if i == 0 or caption != captions[i - 1]]

@@ -1,0 +1,114 @@
+"""Adapters as files: ``adapter.safetensors`` with the tensors, ``adapter.json`` with what they are and belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyptree.errors import UserError, suggest
+from hyptree.files import load_tensors, save_tensors, write_text
+from hyptree.vlm.adapters import METHODS
+from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.attachment import attach, bare_model
+from hyptree.vlm.carrier import AdapterSet
+from hyptree.vlm.embedding import embedding_points
+from hyptree.vlm.handle import AdapterHandle
+from hyptree.vlm.structure import attachment_points
+
+VERSION = 1
+TENSORS, ABOUT = "adapter.safetensors", "adapter.json"
+
+
+def save_adapter(adapter: AdapterSet, name: str, folder: Path | str, dtype: torch.dtype | None = None) -> Path:
+    """Write an adapter; gives the folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = adapter.adapted_shapes()
+    about = {
+        "format": "hyptree adapter",
+        "version": VERSION,
+        "name": name,
+        "method": adapter.config.method,
+        "config": adapter.config.as_dict(),
+        "parameters": sum(parameter.numel() for parameter in adapter.parameters()),
+        "fingerprint": fingerprint(shapes),
+        "adapted": shapes,
+    }
+    tensors = {key: value.to(dtype or value.dtype) for key, value in adapter.state_dict().items()}
+    # The fingerprint lies in both files, so that two halves of different adapters are found out.
+    save_tensors(folder / TENSORS, tensors, {"fingerprint": about["fingerprint"], "method": about["method"]})
+    write_text(folder / ABOUT, json.dumps(about, indent=2) + "\n")
+    return folder
+
+
+def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
+    """Attach a saved adapter to a model that has the weights it was made for."""
+    about = read_about(folder)
+    config = config_from(about["method"], about["config"])
+    given, expected = _shapes(model, config), [(weight, list(shape)) for weight, shape in about["adapted"]]
+    if fingerprint(given) != about["fingerprint"]:
+        raise UserError(f"the adapter in {folder} is for another model: {_difference(expected, given)}")
+    tensors, state = load_tensors(Path(folder) / TENSORS)
+    if state.get("fingerprint") != about["fingerprint"] or state.get("method") != about["method"]:
+        raise UserError(f"{Path(folder) / TENSORS} and {ABOUT} beside it belong to different adapters; save it again")
+    handle = attach(model, config, name or about["name"])
+    shapes = {key: tuple(value.shape) for key, value in handle.state_dict().items()}
+    if shapes != {key: tuple(value.shape) for key, value in tensors.items()}:
+        handle.detach()
+        raise UserError(f"{Path(folder) / TENSORS} does not hold the tensors that {ABOUT} describes; save it again")
+    handle.load_state_dict(tensors)
+    return handle
+
+
+def read_about(folder: Path | str) -> dict[str, Any]:
+    """What ``adapter.json`` says."""
+    path = Path(folder) / ABOUT
+    if not path.is_file():
+        raise UserError(f"no adapter in {folder}: it has no {ABOUT}; expected a folder that handle.save() wrote")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    needed = {"name", "method", "config", "fingerprint", "adapted"}
+    if not isinstance(about, dict) or not needed <= about.keys():
+        raise UserError(f"{path} does not describe an adapter of hyptree")
+    if about.get("version", 0) > VERSION:
+        raise UserError(f"{path} has version {about['version']}, this hyptree reads up to {VERSION}; upgrade hyptree")
+    return about
+
+
+def config_from(method: str, settings: dict[str, Any]) -> AdapterConfig:
+    """The configuration of a method by its name."""
+    if method not in METHODS:
+        hint = suggest(method, METHODS) or f"known: {', '.join(METHODS)}"
+        raise UserError(f"unknown adapter method {method!r}; {hint}")
+    return METHODS[method].from_dict(settings)
+
+
+def fingerprint(shapes: list[tuple[str, list[int]]]) -> str:
+    """sha256 over the sorted names and shapes of the adapted weights."""
+    return hashlib.sha256(json.dumps([[name, list(shape)] for name, shape in sorted(shapes)]).encode()).hexdigest()
+
+
+def _shapes(model: Any, config: AdapterConfig) -> list[tuple[str, list[int]]]:
+    module = bare_model(model)
+    if config.where == "embedding":
+        points = embedding_points(module, config.towers)
+        return sorted((f"{point.tower}:embedding", [point.width]) for point in points)
+    sites = attachment_points(module, config.targets, config.towers, config.layers)
+    return sorted((site.name, list(site.base.shape)) for site in sites)
+
+
+def _difference(expected: list[tuple[str, list[int]]], given: list[tuple[str, list[int]]]) -> str:
+    wanted, there = dict(expected), dict(given)
+    for name, shape in expected:
+        if name not in there:
+            return f"it adapts {name} {tuple(shape)}, and the model has no such weight"
+        if there[name] != shape:
+            return f"it adapts {name} of shape {tuple(shape)}, and the model's is {tuple(there[name])}"
+    extra = next(name for name in there if name not in wanted)
+    return f"the model has {len(there)} fitting weights where it has {len(wanted)}, among them {extra}"

@@ -1,0 +1,251 @@
+"""Where adapters go: the attention layers of a model, found by how they are built and not by what they are called.
+
+An attention layer is a module that holds a query, a key and a value projection: as one parameter
+(``nn.MultiheadAttention``), as three linear layers (transformers, EVA), as one fused layer (timm), or as a query beside
+a fused key and value (pooling by attention). Each projection is a range of rows of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from hyptree.errors import UserError
+
+TARGETS = ("q", "k", "v", "out", "mlp")
+TOWERS = ("text", "image")
+
+# Linear layers by the names of their attributes: the three parts apart, all three fused, key and value fused.
+_SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("q", "k", "v"))
+_FUSED = ("qkv", "in_proj", "query_key_value", "Wqkv", "to_qkv")
+_QUERY_APART = (("q", "kv"), ("q_proj", "kv_proj"))
+_IMAGE_NAMES = ("visual", "vision", "image")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One adapted matrix: these rows of a weight.
+
+    Attributes:
+        target: q, k, v, out or mlp.
+    """
+
+    target: str
+    start: int
+    stop: int
+
+
+@dataclass(eq=False)
+class Site:
+    """A weight of a model, and the parts of it that can be adapted.
+
+    Attributes:
+        name: of the parameter in the model.
+        tower: text or image.
+        layer: number of the attention layer within its tower; layers that pool come after the blocks.
+        slots: its parts, in the order of rows.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+    tower: str
+    layer: int
+    slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def base(self) -> nn.Parameter:
+        """The weight that the model itself holds."""
+        weight = self.module._parameters[self.attribute]
+        assert weight is not None
+        return weight
+
+    @property
+    def slot_shape(self) -> tuple[int, int]:
+        """(rows, columns) of each of its parts."""
+        return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether its parts are all of its rows."""
+        return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
+
+
+def attachment_points(
+    model: nn.Module,
+    targets: Sequence[str] = TARGETS,
+    towers: Sequence[str] = TOWERS,
+    layers: str | Sequence[int] = "all",
+) -> list[Site]:
+    """The weights of a model that adapters can be put on, tower by tower and layer by layer.
+
+    Args:
+        targets: some of q, k, v, out, mlp.
+        towers: text, image or both.
+        layers: "all", or numbers of attention layers, which count in each tower for itself; -1 is the last.
+
+    Raises:
+        UserError: nothing in the model looks like attention, or a layer is not there.
+    """
+    attentions = {name: parts for name, module in model.named_modules() if (parts := _projections(module))}
+    tower_of = _Towers(model)
+    by_tower: dict[str, list[str]] = {tower: [] for tower in TOWERS}
+    for name in attentions:
+        by_tower[tower_of(name)].append(name)
+    chosen = {tower: _chosen_layers(layers, by_tower, tower) for tower in towers}
+    sites: list[Site] = []
+    for tower in towers:
+        for layer in chosen[tower]:
+            name = by_tower[tower][layer]
+            sites += _sites(model, name, attentions, tower, layer, targets)
+    if not sites:
+        where = {tower: f"{len(names)} attention layers in {tower}" for tower, names in by_tower.items()}
+        raise UserError(
+            f"nothing to adapt in {type(model).__name__} for targets {', '.join(targets)} in {', '.join(towers)}: "
+            f"found {', '.join(where.values())}; expected in_proj_weight, q_proj/k_proj/v_proj or qkv in its attention"
+        )
+    return sites
+
+
+def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
+    """``(path, attribute, parts)`` of the weights that give q, k and v; empty where the module is no attention."""
+    own = {name: weight for name, weight in module._parameters.items() if weight is not None}
+    if "in_proj_weight" in own and own["in_proj_weight"].shape[0] % 3 == 0:
+        return [("", "in_proj_weight", ["q", "k", "v"])]
+    if {"q_proj_weight", "k_proj_weight", "v_proj_weight"} <= own.keys():
+        return [("", f"{part}_proj_weight", [part]) for part in "qkv"]
+    linears = {name for name, child in module.named_children() if _is_linear(child)}
+    for triple in _SEPARATE:
+        if set(triple) <= linears:
+            return [(name, "weight", [part]) for name, part in zip(triple, "qkv", strict=True)]
+    for query, both in _QUERY_APART:
+        if {query, both} <= linears and _weight(module, both).shape[0] % 2 == 0:
+            return [(query, "weight", ["q"]), (both, "weight", ["k", "v"])]
+    for name in _FUSED:
+        if name in linears and _weight(module, name).shape[0] % 3 == 0:
+            return [(name, "weight", ["q", "k", "v"])]
+    return []
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and module._parameters["weight"] is not None and module.weight.dim() == 2
+
+
+def _weight(module: nn.Module, child: str) -> Tensor:
+    weight = module.get_submodule(child)._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+class _Towers:
+    """Says whether a module reads text or pictures, by the child of the model that it lies in."""
+
+    def __init__(self, model: nn.Module):
+        self.prefix = ""
+        children = list(_children_with_weights(model))
+        while len(children) == 1 and not _tower_by_name(children[0][0]):  # a wrapper around the model
+            self.prefix += children[0][0] + "."
+            children = list(_children_with_weights(children[0][1]))
+        by_name = {name: tower for name, _ in children if (tower := _tower_by_name(name))}
+        convolves = {name for name, child in children if any(isinstance(m, nn.Conv2d) for m in child.modules())}
+        reads_words = any(
+            isinstance(m, nn.Embedding) for name, child in children if name not in convolves for m in child.modules()
+        )
+        # Where nothing but the patches has an embedding, the whole model is a tower for pictures.
+        everything = "image" if convolves and not reads_words and "text" not in by_name.values() else "text"
+        self.towers = {
+            name: by_name.get(name) or ("image" if name in convolves else everything) for name, _ in children
+        }
+        self.otherwise = everything
+
+    def __call__(self, name: str) -> str:
+        first = name.removeprefix(self.prefix).split(".")[0]
+        return self.towers.get(first, self.otherwise)
+
+
+def _children_with_weights(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if name != "hyptree_adapters" and next(child.parameters(), None) is not None:
+            yield name, child
+
+
+def _tower_by_name(name: str) -> str | None:
+    if name.startswith(_IMAGE_NAMES):
+        return "image"
+    return "text" if name.startswith("text") else None
+
+
+def _chosen_layers(layers: str | Sequence[int], by_tower: dict[str, list[str]], tower: str) -> list[int]:
+    count = len(by_tower[tower])
+    if isinstance(layers, str):
+        return list(range(count))
+    deepest = max(map(len, by_tower.values()))
+    for layer in layers:
+        if not -deepest <= layer < deepest:
+            depths = ", ".join(f"{len(names)} in {name}" for name, names in by_tower.items())
+            raise UserError(f"there is no layer {layer}: the model has attention layers {depths}, counted from 0")
+    return sorted({layer % count for layer in layers if -count <= layer < count})
+
+
+def _sites(
+    model: nn.Module, name: str, attentions: dict[str, Any], tower: str, layer: int, targets: Sequence[str]
+) -> Iterator[Site]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, attribute, parts in attentions[name]:
+        found[_join(name, path), attribute] = parts
+    out = _output(model, name, attentions)
+    if out:
+        found[out, "weight"] = ["out"]
+    if "mlp" in targets:
+        block = _block(model, name, attentions)
+        for path, module in model.get_submodule(block).named_modules():
+            full = _join(block, path)
+            if _is_linear(module) and (full, "weight") not in found and not full.startswith("hyptree_adapters"):
+                found[full, "weight"] = ["mlp"]
+    for (path, attribute), parts in found.items():
+        module = model.get_submodule(path)
+        weight = module._parameters[attribute]
+        assert weight is not None
+        rows = weight.shape[0] // len(parts)
+        slots = [Slot(part, i * rows, (i + 1) * rows) for i, part in enumerate(parts) if part in targets]
+        if slots:
+            if not weight.is_floating_point():
+                raise UserError(f"{_join(path, attribute)} is {weight.dtype}: adapters need floating-point weights")
+            yield Site(_join(path, attribute), module, attribute, tower, layer, slots)
+
+
+def _output(model: nn.Module, name: str, attentions: dict[str, Any]) -> str | None:
+    """The linear layer that mixes the heads: the other one in the attention, or in the ``output`` beside it."""
+    inside = {_join(name, path) for path, _, _ in attentions[name]}
+    attention = model.get_submodule(name)
+    others = [_join(name, n) for n, child in attention.named_children() if _is_linear(child)]
+    others = [path for path in others if path not in inside]
+    if not others and "." in name:
+        output = _join(name.rpartition(".")[0], "output")
+        if any(path == output for path, _ in model.named_modules()):
+            found = [n for n, child in model.get_submodule(output).named_modules() if _is_linear(child)]
+            others = [_join(output, n) for n in found]
+    return others[0] if len(others) == 1 else None
+
+
+def _block(model: nn.Module, name: str, attentions: dict[str, Any]) -> str:
+    """The largest module around an attention layer that holds no other: its block."""
+    block = name
+    while "." in block and not block.rpartition(".")[2].isdigit():
+        parent = block.rpartition(".")[0]
+        is_tower = "." not in parent and parent.startswith(_IMAGE_NAMES)
+        if is_tower or sum(_is_within(other, parent) for other in attentions) > 1:
+            break
+        block = parent
+    return block
+
+
+def _is_within(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(parent + ".")
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)

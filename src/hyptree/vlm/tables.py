@@ -1,0 +1,158 @@
+"""Reports of ``hyptree vlm`` as one table for a page: mean and spread over folders, one folder per seed.
+
+``python -m hyptree.vlm.tables --row frozen runs/a0 runs/a1 runs/a2 --row prompt runs/b0 runs/b1 runs/b2`` reads what
+``train-fewshot`` wrote (results.json), or what ``eval-hierarchy`` wrote (report.json); the folders decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
+from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
+
+FEWSHOT, HIERARCHY = "results.json", "report.json"
+ABSENT = "–"
+
+CHAINS = {
+    "tau_d": ("tau_d", "tau_b"),
+    "levels 1-2": ("tau_d", "first_two"),
+    "contradiction, by angle": ("angles", "negative", "accuracy"),
+    "by cosine": ("angles", "negative", "cosine_accuracy"),
+    "other chain, by angle": ("angles", "other", "accuracy"),
+    "by cosine ": ("angles", "other", "cosine_accuracy"),  # headings of a table must differ: a blank more
+}
+PICTURES = {
+    "P": ("retrieval", "RADIUS", "precision"),
+    "R": ("retrieval", "RADIUS", "recall"),
+    "captions": ("retrieval", "RADIUS", "length"),
+    "text R@1": ("retention", "text R@1"),
+    "image R@1": ("retention", "image R@1"),
+    "zero-shot": ("zero_shot", "top-1"),
+}
+WORDS = {
+    f"{kind}, {way}": (kind, key)
+    for kind in ("all", "nouns", "verbs")
+    for way, key in (("angle", "angle"), ("reversed", "reversed"), ("cosine", "cosine"), ("distance", "distance"))
+}
+COLUMNS: dict[str, Mapping[str, tuple[str, ...]]] = {
+    "world-text": CHAINS,
+    "hierarcaps-text": CHAINS,
+    "world-images": PICTURES,
+    "hierarcaps-images": PICTURES,
+    "hyperlex": WORDS,
+}
+"""Suites of a hierarchy report that a table shows: headings, and where their numbers are in the report."""
+
+
+def vlm_table(rows: Mapping[str, Sequence[Path]], about: Sequence[str] = ()) -> str:
+    """Markdown of the reports in folders.
+
+    Args:
+        rows: name of a row (for few shots: of a host) to folders, one for each seed.
+        about: lines below the table: machine, versions.
+
+    Raises:
+        UserError: a folder without a report, or folders of both kinds.
+    """
+    folders = [folder for group in rows.values() for folder in group]
+    kinds = {name for name in (FEWSHOT, HIERARCHY) for folder in folders if (folder / name).is_file()}
+    missing = [folder for folder in folders if not any((folder / name).is_file() for name in (FEWSHOT, HIERARCHY))]
+    if missing:
+        raise UserError(f"{missing[0]} holds neither {FEWSHOT} of train-fewshot nor {HIERARCHY} of eval-hierarchy")
+    if len(kinds) != 1:
+        raise UserError("expected folders of one kind, got results of train-fewshot and of eval-hierarchy")
+    kind = kinds.pop()
+    reports = {name: [_read(folder / kind) for folder in group] for name, group in rows.items()}
+    lines = few_shot_lines(reports) if kind == FEWSHOT else hierarchy_lines(reports)
+    return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
+
+
+def few_shot_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Accuracies in percent by host and variant, over all runs of all folders."""
+    from hyptree.vlm.fewshot_run import measured
+
+    first = next(iter(reports.values()))[0]["rows"][0]
+    names = [name for name in measured(first) if name != "slope_ratio"]
+    lines = markdown_head(["", "shots", "runs", *("H" if name == "h" else name for name in names)])
+    for host, group in reports.items():
+        found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        for report in group:
+            for row in report["rows"]:
+                found.setdefault((row["variant"], row["shots"]), []).append(row)
+        for (variant, shots), same in found.items():
+            cells = [spread([100 * row[name] for row in same], 1) for name in names]
+            lines.append(markdown_row([f"{host}: {variant}", str(shots), str(len(same)), *cells]))
+    return lines
+
+
+def hierarchy_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A table for each suite; under those of chains, what the length of the captions gives."""
+    lines: list[str] = []
+    for suite, columns in COLUMNS.items():
+        if not any(suite in report["suites"] for group in reports.values() for report in group):
+            continue
+        lines += [*([""] if lines else []), *markdown_head([suite, *columns])]
+        baselines: Mapping[str, Any] = {}
+        for name, group in reports.items():
+            cells = []
+            for path in columns.values():
+                values = [value for report in group if (value := _find(report, suite, path)) is not None]
+                cells.append(spread(values, 3) if values else ABSENT)
+            lines.append(markdown_row([name, *cells]))
+            baselines = baselines or group[0]["suites"].get(suite, {}).get("baselines", {})
+        for name, order in baselines.items():
+            cells = [f"{order['tau_b']:.3f}", f"{order['first_two']:.3f}", *[ABSENT] * (len(columns) - 2)]
+            lines.append(markdown_row([f"{name} alone", *cells]))
+    if not lines:
+        raise UserError(f"the reports hold none of {', '.join(COLUMNS)}")
+    return lines
+
+
+def _find(report: Mapping[str, Any], suite: str, path: Sequence[str]) -> float | None:
+    """A number of a report; None where it is not there. ``RADIUS`` stands for the geometry of the report."""
+    found: Any = report["suites"].get(suite)
+    for key in path:
+        if not isinstance(found, Mapping):
+            return None
+        if key == "RADIUS":
+            key = report["geometry"] if report["geometry"] in found else "chord"
+        found = found.get(key)
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with as_user_error(str(path)):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _main(argv: Sequence[str] | None = None) -> int:
+    parser = one_line_parser("python -m hyptree.vlm.tables", "Reports of hyptree vlm as one table, over seeds.")
+    parser.add_argument(
+        "--row", nargs="+", action="append", required=True, metavar=("NAME", "FOLDER"), help="one folder for each seed"
+    )
+    parser.add_argument("--results", type=Path, help="page to write the table into")
+    parser.add_argument("--name", default="vlm", help="of the marks in that page")
+
+    def command() -> int:
+        from hyptree.machine import describe
+
+        given = parser.parse_args(argv)
+        rows = {name: [Path(folder) for folder in folders] for name, *folders in given.row}
+        if len(rows) < len(given.row) or not all(rows.values()):
+            raise UserError("--row takes a name of its own and at least one folder, e.g. --row frozen runs/a0 runs/a1")
+        text = vlm_table(rows, describe())
+        print(text, end="")
+        if given.results is not None:
+            write_between_marks(given.results, given.name, text)
+        return 0
+
+    return exit_code(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

@@ -1,7 +1,0 @@
-"""``python -m ramify`` is the command ``ramify``."""
-
-import sys
-
-from ramify.cli import main
-
-sys.exit(main())

@@ -1,5 +1,0 @@
-"""Metrics by task."""
-
-from ramify.evaluate.reconstruction import ConeScore, Reconstruction, cone_score, reconstruction
-
-__all__ = ["ConeScore", "Reconstruction", "cone_score", "reconstruction"]

@@ -1,9 +1,0 @@
-"""The Tree: one type for every hierarchy that ramify finds, learns or reads.
-
-Needs numpy alone; torch, scipy, networkx and matplotlib are imported inside the methods that use them.
-"""
-
-from ramify.tree.core import Tree
-from ramify.tree.measure import Distortion, GromovDelta, MaskAgreement, gromov_delta
-
-__all__ = ["Distortion", "GromovDelta", "MaskAgreement", "Tree", "gromov_delta"]
