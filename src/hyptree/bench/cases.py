@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import layers, points, steps
-from .maker import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
+from hyptree.bench import layers, points, steps
+from hyptree.bench.maker import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
 
 __all__ = [
     "COMPILED",

@@ -14,12 +14,11 @@ from typing import TextIO
 import torch
 
 from hyptree import machine
+from hyptree.bench import harness, report
+from hyptree.bench.cases import COMPILED, KERNELS, OPERATIONS, OURS, C, Maker
+from hyptree.bench.options import GeometryOptions, parse
+from hyptree.bench.session import Emit, session
 from hyptree.errors import UserError, exit_code, suggest
-
-from . import harness, report
-from .cases import COMPILED, KERNELS, OPERATIONS, OURS, C, Maker
-from .options import GeometryOptions, parse
-from .session import Emit, session
 
 TOLERANCE = {"float32": 2e-2, "float64": 1e-6, "bfloat16": 0.2}
 """An error beyond this is a wrong answer, not a rounding error; how large rounding errors are, the table shows."""

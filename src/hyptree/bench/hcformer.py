@@ -44,7 +44,7 @@ def run(options: HCFormerOptions, stream: TextIO | None = None) -> int:
 def _growth(options: HCFormerOptions, emit: Emit) -> int:
     import torch
 
-    from . import harness, hcformer_speed
+    from hyptree.bench import harness, hcformer_speed
 
     emit(
         {"kind": "table", "name": "growth"},
@@ -91,14 +91,14 @@ def _rule(columns: int) -> str:
 
 
 def _throughput(options: HCFormerOptions, emit: Emit) -> int:
-    from . import hcformer_speed
+    from hyptree.bench import hcformer_speed
 
     return hcformer_speed.run(options, emit)
 
 
 def _work(options: HCFormerOptions, emit: Emit) -> int:
     """What a GPU has to do, counted without one: kernels of an eager pass with our own, bytes, products."""
-    from . import hcformer_work as work
+    from hyptree.bench import hcformer_work as work
 
     columns = ["model", "pass", "kernels", "GB", "TFLOP", "GiB kept", "kernels, ms", "host, ms", "images/s, expected"]
     title = f"expected of an H200, not measured: bfloat16, batch {options.batch}, {options.size} px, eager with kernels"

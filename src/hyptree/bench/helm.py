@@ -61,8 +61,8 @@ def step_target(config: HelmConfig) -> float:
 
 
 def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit: Emit) -> int:
-    from . import helm_cases as cases
-    from . import helm_report as report
+    from hyptree.bench import helm_cases as cases
+    from hyptree.bench import helm_report as report
 
     title = f"forward and backward, {options.batch} x {options.length} tokens; ratios are ours / twin; "
     title += f"MiB {_memory(options)}"
@@ -96,9 +96,8 @@ Contenders = dict[str, "Callable[[], Any]"]
 
 
 def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
+    from hyptree.bench import helm_cases as cases
     from hyptree.lm.twins import attend_plainly
-
-    from . import helm_cases as cases
 
     def make(model: Any) -> Callable[[], TrainingStep]:
         return lambda: cases.TrainingStep(_given(model), ids, setting, mode)
@@ -110,7 +109,7 @@ def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> 
 
 def _models(options: HelmOptions, config: HelmConfig, setting: Setting) -> dict[str, Any]:
     """Ours and its twin; where one cannot be built, the reason."""
-    from . import helm_cases as cases
+    from hyptree.bench import helm_cases as cases
 
     experts = options.twin_experts
     if experts == "auto":
@@ -143,8 +142,8 @@ def _step(
     emit: Emit,
     later: Callable[..., None],
 ) -> int:
-    from . import helm_report as report
-    from . import helm_work
+    from hyptree.bench import helm_report as report
+    from hyptree.bench import helm_work
 
     results, steps = _compare(options, makers)
     ours, twin = results["ours"], results["twin"]
@@ -177,9 +176,9 @@ def _step(
 
 
 def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit: Emit) -> int:
-    from . import helm_cases as cases
-    from . import helm_report as report
-    from . import helm_work
+    from hyptree.bench import helm_cases as cases
+    from hyptree.bench import helm_report as report
+    from hyptree.bench import helm_work
 
     title = f"decoding, {options.decode_batch} sequences, {options.context} tokens in a static cache"
     columns = "preset|mode|who|tokens/s|ms per step|expected ms|MiB cache|bytes per token|target"
@@ -225,7 +224,7 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
 
 def _decoders(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
     """One per way to cache: a model of ours has two if its attention is latent."""
-    from . import helm_cases as cases
+    from hyptree.bench import helm_cases as cases
 
     ours = models["ours"]
     caches = ("latent", "full") if getattr(getattr(ours, "config", None), "variant", "") == "mice" else ("ours",)
@@ -254,7 +253,7 @@ def _with_cache(model: Any, cache: str) -> Any:
 
 def _decode_targets(results: dict[str, Result], sizes: dict[str, float], has_target: bool) -> tuple[str, bool | None]:
     """The latent cache beside the full one: what is printed, and whether it is small and fast enough."""
-    from . import helm_report as report
+    from hyptree.bench import helm_report as report
 
     if "latent" not in results:
         return "", None
@@ -273,8 +272,8 @@ def _compare(options: HelmOptions, makers: Contenders) -> tuple[dict[str, Result
     """Time all in turns; gives results, and the calls of those that ran, both by name."""
     import torch
 
-    from . import harness
-    from . import helm_cases as cases
+    from hyptree.bench import harness
+    from hyptree.bench import helm_cases as cases
 
     torch.compiler.reset()
     steps: dict[str, Any] = {}
@@ -299,7 +298,7 @@ def _compare(options: HelmOptions, makers: Contenders) -> tuple[dict[str, Result
 
 
 def _sample(options: HelmOptions) -> Sample:
-    from . import harness
+    from hyptree.bench import harness
 
     if options.device == "cuda":
         if options.clock == "device":

@@ -150,7 +150,7 @@ def count_macs(model: torch.nn.Module, size: int) -> int:
 def _speed(options: HiMapperOptions, emit: Emit) -> int:
     import torch
 
-    from . import harness
+    from hyptree.bench import harness
 
     columns = ["backbone", "pass", "calls in a row", "plain ms", "wrapped ms", "ratio", "quartiles", "host us"]
     title = (
@@ -217,7 +217,7 @@ def _report(
     results: Sequence[Result],
     host: Sequence[float] | None = None,
 ) -> int:
-    from . import harness
+    from hyptree.bench import harness
 
     plain, wrapped = results
     found = harness.ratio(wrapped, plain)
@@ -327,7 +327,7 @@ def _training(model: Any, x: torch.Tensor, options: HiMapperOptions) -> Callable
 
 
 def _contender(name: str, call: Callable[[], object], check: tuple[Any, Any, Any] | None) -> Any:
-    from . import harness
+    from hyptree.bench import harness
 
     def build() -> harness.Built:
         error = None
@@ -342,7 +342,7 @@ def _contender(name: str, call: Callable[[], object], check: tuple[Any, Any, Any
 
 def _sample(options: HiMapperOptions, calls: int) -> Any:
     """A clock; on a GPU one that waits for the device after so many calls."""
-    from . import harness
+    from hyptree.bench import harness
 
     if options.device == "cuda":
         return lambda run, number: harness.synced_sample(run, calls)

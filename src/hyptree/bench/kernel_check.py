@@ -13,10 +13,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from hyptree.bench.harness import Built, Contender, NotTakingPart, Run
+from hyptree.bench.kernel_cases import Made, Work
 from hyptree.ops.backend import interpreted
-
-from .harness import Built, Contender, NotTakingPart, Run
-from .kernel_cases import Made, Work
 
 KERNEL, EAGER, COMPILED, RIVAL = "kernel", "eager", "compiled", "rival"
 Pass = Literal["forward", "backward"]

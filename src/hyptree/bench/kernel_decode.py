@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from hyptree.bench.kernel_cases import BF16, FP32, C, Draw, Job, Made, Work
 from hyptree.ops import latent_decode
 from hyptree.ops.heads import Heads
 from hyptree.ops.latent_decode import reference
-
-from .kernel_cases import BF16, FP32, C, Draw, Job, Made, Work
 
 EPS, VALUE_SCALE = 1e-6, 0.4
 SIZES = {"120m": (6, 62, 16), "1B": (14, 254, 32)}

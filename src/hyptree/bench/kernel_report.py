@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hyptree.bench.harness import Result
+from hyptree.bench.kernel_cases import Job, Work
+from hyptree.bench.kernel_check import COMPILED, EAGER, KERNEL, RIVAL, Error, Pass
+from hyptree.bench.kernel_resources import Resources
 from hyptree.machine import machine_lines
-
-from .harness import Result
-from .kernel_cases import Job, Work
-from .kernel_check import COMPILED, EAGER, KERNEL, RIVAL, Error, Pass
-from .kernel_resources import Resources
 
 NOTHING = "brings nothing"
 

@@ -23,11 +23,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from hyptree.bench.kernel_cases import Job, Work
 from hyptree.errors import UserError
 from hyptree.ops import launch as launching
 from hyptree.ops.backend import HOPPER_SHARED, has_triton, interpreted
-
-from .kernel_cases import Job, Work
 
 CAPABILITY = 90
 REGISTERS, SHARED = 65536, HOPPER_SHARED

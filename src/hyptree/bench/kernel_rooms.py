@@ -14,21 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.ops import (
-    agglomerate,
-    centroid,
-    columns,
-    cosine,
-    cross_entropy,
-    heads,
-    merge,
-    merge_points,
-    residual_norm,
-    send_rows,
-    swiglu,
-)
-
-from .kernel_cases import (
+from hyptree.bench.kernel_cases import (
     BF16,
     FP32,
     C,
@@ -44,8 +30,21 @@ from .kernel_cases import (
     poincare_pairs,
     windows,
 )
-from .kernel_decode import latent_steps
-from .kernel_trees import tree_readers
+from hyptree.bench.kernel_decode import latent_steps
+from hyptree.bench.kernel_trees import tree_readers
+from hyptree.ops import (
+    agglomerate,
+    centroid,
+    columns,
+    cosine,
+    cross_entropy,
+    heads,
+    merge,
+    merge_points,
+    residual_norm,
+    send_rows,
+    swiglu,
+)
 
 TOKENS, LENGTH = 8192, 2048
 """Tokens of a step, and of a sequence."""

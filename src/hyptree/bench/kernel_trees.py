@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from hyptree.bench.kernel_cases import BATCH, BF16, Draw, Job, Made, Work
 from hyptree.ops import tree_reader
 from hyptree.ops.tree_reader import reference
-
-from .kernel_cases import BATCH, BF16, Draw, Job, Made, Work
 
 SIZES, HEADS, SCALE = (32, 16, 8, 4), 4, 1 / 0.07
 

@@ -19,15 +19,14 @@ from typing import TextIO
 import torch
 
 from hyptree import machine
+from hyptree.bench import harness, kernel_report, kernel_resources
+from hyptree.bench.kernel_cases import C, Draw, Job
+from hyptree.bench.kernel_check import KERNEL, Trial
+from hyptree.bench.kernel_options import KernelOptions, parse
+from hyptree.bench.kernel_report import Line
+from hyptree.bench.kernel_rooms import ROOMS
+from hyptree.bench.session import Emit, session
 from hyptree.errors import UserError, exit_code
-
-from . import harness, kernel_report, kernel_resources
-from .kernel_cases import C, Draw, Job
-from .kernel_check import KERNEL, Trial
-from .kernel_options import KernelOptions, parse
-from .kernel_report import Line
-from .kernel_rooms import ROOMS
-from .session import Emit, session
 
 PACKAGES = ("hyptree", "torch", "triton")
 

@@ -62,8 +62,7 @@ class LabOptions(ClockOptions):
 def run(options: LabOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if the engine is wrong or misses its target, else 0."""
     from hyptree import machine
-
-    from . import harness
+    from hyptree.bench import harness
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("hyptree", "torch"))
@@ -81,9 +80,8 @@ def run(options: LabOptions, stream: TextIO | None = None) -> int:
 def _measure(options: LabOptions, grid: Grid, emit: Emit) -> int:
     import torch
 
+    from hyptree.bench import harness
     from hyptree.lab.engine import Engine
-
-    from . import harness
 
     engine = Engine(grid, options.device)
     run_loop, loop_steps = _loop(grid, options.device)
@@ -159,10 +157,9 @@ def _disagreement(grid: Grid, device: str, steps: int) -> float:
     """Largest relative difference between the losses of engine and loop over some steps on the same samples."""
     import torch
 
+    from hyptree.bench import harness
     from hyptree.lab import definition
     from hyptree.lab.engine import Engine
-
-    from . import harness
 
     engine: Engine = Engine(grid, device)
     losses = torch.stack([_wanted(engine.advance(with_loss=True)) for _ in range(steps)])  # (steps, models)

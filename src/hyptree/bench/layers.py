@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import definitions as exact
-from . import rivals
-from .maker import C, Case, Maker
-from .rivals import Rival
+from hyptree.bench import definitions as exact
+from hyptree.bench import rivals
+from hyptree.bench.maker import C, Case, Maker
+from hyptree.bench.rivals import Rival
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

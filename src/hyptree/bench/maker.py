@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import definitions as exact
-from .harness import Built, Contender, NotTakingPart, relative_error
-from .rivals import Rival
+from hyptree.bench import definitions as exact
+from hyptree.bench.harness import Built, Contender, NotTakingPart, relative_error
+from hyptree.bench.rivals import Rival
 
 C = 0.8
 """Curvature of all cases; not 1, so that a mistaken convention is seen."""

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyptree.bench import definitions as exact
+from hyptree.bench import rivals
+from hyptree.bench.maker import C, Case, Maker
+from hyptree.bench.rivals import Rival
 from hyptree.geometry import lorentz, poincare
 from hyptree.ops import pairwise_lorentz, pairwise_poincare
-
-from . import definitions as exact
-from . import rivals
-from .maker import C, Case, Maker
-from .rivals import Rival
 
 # ------------------------------------------------------------------------------------------------------ row by row
 

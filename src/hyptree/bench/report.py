@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hyptree.bench.cases import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, Case
+from hyptree.bench.harness import Ratio, Result, ratio
 from hyptree.machine import machine_lines
-
-from .cases import COMPILED, GEOOPT, HYPLL, KERNELS, OURS, TWIN, Case
-from .harness import Ratio, Result, ratio
 
 _CONTENDERS = (OURS, COMPILED, KERNELS, GEOOPT, HYPLL)
 _WIDTHS = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .harness import NotTakingPart
+from hyptree.bench.harness import NotTakingPart
 
 Prepare = Callable[..., Sequence[Tensor]]
 

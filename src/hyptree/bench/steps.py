@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyptree.bench import definitions as exact
+from hyptree.bench import rivals
+from hyptree.bench.harness import Built, Contender, NotTakingPart, relative_error
+from hyptree.bench.maker import COMPILED, GEOOPT, HYPLL, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
 from hyptree.geometry import Lorentz, Poincare, mark_manifold
-
-from . import definitions as exact
-from . import rivals
-from .harness import Built, Contender, NotTakingPart, relative_error
-from .maker import COMPILED, GEOOPT, HYPLL, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
 
 _CHECK_LR, _TIMED_LR = 0.1, 1e-4
 

@@ -60,8 +60,8 @@ def _about(options: TokensOptions, seed: int) -> list[str]:
 
 def _sample(options: TokensOptions) -> Sample:
     """Seconds per call: kernels on a CUDA device by its own clock, models and libraries by the clock on the wall."""
-    from . import harness
-    from .tokens_cases import WholeCall
+    from hyptree.bench import harness
+    from hyptree.bench.tokens_cases import WholeCall
 
     if options.device == "cpu":
         return harness.cpu_sample if options.clock == "cpu" else harness.wall_sample
@@ -84,8 +84,8 @@ _CLUSTERING = (
 
 def _clustering(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[str, Any]]) -> int:
     """One row for each batch, number of tokens, keep rate and linkage."""
-    from . import harness
-    from .tokens_cases import MOST_DISTANCES, cluster_name, clustering_contenders, num_kept
+    from hyptree.bench import harness
+    from hyptree.bench.tokens_cases import MOST_DISTANCES, cluster_name, clustering_contenders, num_kept
 
     ours = "triton" if options.device == "cuda" else "torch"
     emit(
@@ -131,7 +131,7 @@ def _is_ours(name: str) -> bool:
 
 def _ratios(row: Mapping[str, Result], ours: str) -> dict[str, float]:
     """Ratios of median times: ours to rivals and to a block, from features to labels; each backend to the loop."""
-    from .harness import ratio
+    from hyptree.bench.harness import ratio
 
     pairs = [(f"{ours} features", other) for other in ("block", "tome")]
     pairs += [(f"{backend} D", "sklearn") for backend in OURS]
@@ -161,10 +161,9 @@ def _clustering_row(line: dict[str, Any], row: Mapping[str, Result], ratios: Map
 
 def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[str, Any]]) -> int:
     """One row for each batch and number of tokens: images per second of the plain model and the reduced ones."""
+    from hyptree.bench import harness
+    from hyptree.bench.tokens_cases import create_vit, model_contenders
     from hyptree.tokens.schedule import KeepRate, default_layers
-
-    from . import harness
-    from .tokens_cases import create_vit, model_contenders
 
     names = ["plain", *(f"atc {linkage}" for linkage in options.linkages), "tome"]
     depth = len(create_vit(options, options.tokens[0], seed).blocks)  # type: ignore[arg-type]
@@ -215,14 +214,14 @@ def _ways(options: TokensOptions) -> list[str]:
 
 
 def _against(row: Mapping[str, Result], linkage: str) -> dict[str, float]:
-    from .harness import ratio
+    from hyptree.bench.harness import ratio
 
     found = {f"atc / {other}": ratio(row[f"atc {linkage}"], row[other]) for other in ("plain", "tome")}
     return {name: value.value for name, value in found.items() if value is not None}
 
 
 def _speed(batch: int, result: Result, plain: Result) -> str:
-    from .harness import ratio
+    from hyptree.bench.harness import ratio
 
     if not result.seconds:
         return result.status

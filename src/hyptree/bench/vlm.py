@@ -78,8 +78,7 @@ def run(options: VlmOptions, stream: TextIO | None = None) -> int:
     """Run the benchmark and print it; gives 1 if an answer is wrong or, on CUDA, a limit is missed."""
     require("transformers", "vlm")
     from hyptree import machine
-
-    from . import harness
+    from hyptree.bench import harness
 
     with session(options, stream) as emit:
         head = machine.header(options.device, ("hyptree", "torch", "transformers", "triton"))
@@ -101,7 +100,7 @@ def run(options: VlmOptions, stream: TextIO | None = None) -> int:
             _table(results, bench, emit)
             code |= _verdict(results, options, emit)
         if "inference" in options.tables:
-            from . import vlm_head
+            from hyptree.bench import vlm_head
 
             ways = vlm_head.contenders(bench.model(), bench.pixels, options.classes, options.dtype, options.compile)
             binding = options.device == "cuda" and options.size == "base"
@@ -162,7 +161,7 @@ class _Bench:
     def _build(self, step: str) -> Built:
         import torch
 
-        from .harness import Built
+        from hyptree.bench.harness import Built
 
         model = self.model()
         error = self._change(model, step)
@@ -264,7 +263,7 @@ def _add_lora_layers(model: torch.nn.Module, rank: int) -> None:
 
 
 def _table(results: dict[str, Result], bench: _Bench, emit: Emit) -> None:
-    from .harness import ratio
+    from hyptree.bench.harness import ratio
 
     columns = ["step", "ms", "of trained", "of frozen", "of q,k,v", "trained parameters"]
     columns += ["MiB in a step"] if bench.memory else []
@@ -285,7 +284,7 @@ def _table(results: dict[str, Result], bench: _Bench, emit: Emit) -> None:
 
 
 def _verdict(results: dict[str, Result], options: VlmOptions, emit: Emit) -> int:
-    from .harness import ratio
+    from hyptree.bench.harness import ratio
 
     code = int(any(result.status in ("wrong", "failed") for result in results.values()))
     for name, other in (("scale", "trained"), ("merged", "frozen")):

@@ -8,11 +8,11 @@ import os
 import torch
 from torch import Tensor
 
-from ..errors import UserError, suggest
-from ..ops import agglomerate as ops
-from ..ops.agglomerate.reference import LINKAGES, Forest, cut, cut_at, grow
-from . import libraries
-from .labels import clip_k
+from hyptree.cluster import libraries
+from hyptree.cluster.labels import clip_k
+from hyptree.errors import UserError, suggest
+from hyptree.ops import agglomerate as ops
+from hyptree.ops.agglomerate.reference import LINKAGES, Forest, cut, cut_at, grow
 
 BACKENDS = ("auto", "torch", "triton", *libraries.LIBRARIES)
 # Measured on one core, keeping 1/2 and 1/4 of the tokens, torch / fastcluster and torch / scipy:

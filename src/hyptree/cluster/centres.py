@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..geometry.numerics import strict_matmul
-from ..ops.cosine.reference import unit_features
-from ..ops.merge import merge_mean
-from .distance import wide_features
-from .labels import best_member, clip_k, number_by_first_member
-from .select import top_k
+from hyptree.cluster.distance import wide_features
+from hyptree.cluster.labels import best_member, clip_k, number_by_first_member
+from hyptree.cluster.select import top_k
+from hyptree.geometry.numerics import strict_matmul
+from hyptree.ops.cosine.reference import unit_features
+from hyptree.ops.merge import merge_mean
 
 
 @torch.no_grad()

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..ops.agglomerate.reference import Forest, cut, cut_at
-from .agglomerate import as_batch, as_threshold, choose_backend, grown
-from .labels import clip_k
+from hyptree.cluster.agglomerate import as_batch, as_threshold, choose_backend, grown
+from hyptree.cluster.labels import clip_k
+from hyptree.errors import UserError
+from hyptree.ops.agglomerate.reference import Forest, cut, cut_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..tree import Tree
+    from hyptree.tree import Tree
 
 
 def dendrogram(
@@ -125,6 +125,6 @@ class Dendrogram:
             i: which image.
             label: N names of the tokens.
         """
-        from ..tree import Tree
+        from hyptree.tree import Tree
 
         return Tree.from_linkage(self.linkage(i), label)

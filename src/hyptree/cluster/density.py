@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .centres import nearest_centre, require_distances
-from .labels import clip_k, number_by_first_member
-from .select import top_k
+from hyptree.cluster.centres import nearest_centre, require_distances
+from hyptree.cluster.labels import clip_k, number_by_first_member
+from hyptree.cluster.select import top_k
 
 
 @torch.no_grad()

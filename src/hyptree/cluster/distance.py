@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..geometry import Manifold
-from ..ops import cosine as ops
+from hyptree.errors import UserError
+from hyptree.geometry import Manifold
+from hyptree.ops import cosine as ops
 
 Metric = Literal["cosine"] | Manifold
 """How far apart two features are: the angle between them, or the distance on a manifold they are lifted to."""

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import require
-from ..ops.agglomerate.reference import Forest
+from hyptree.errors import require
+from hyptree.ops.agglomerate.reference import Forest
 
 LIBRARIES = ("fastcluster", "scipy")  # in the order of preference
 _MODULES = {"fastcluster": "fastcluster", "scipy": "scipy.cluster.hierarchy"}

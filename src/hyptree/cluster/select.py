@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .labels import clip_k
+from hyptree.cluster.labels import clip_k
 
 
 @torch.no_grad()

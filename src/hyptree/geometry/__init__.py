@@ -4,15 +4,15 @@ The last axis is the manifold axis, leading axes broadcast, ``c > 0`` means curv
 space components. See docs/geometry.md.
 """
 
-from . import debug as _debug
-from . import euclidean, klein, lorentz, numerics, poincare, registry, sphere
-from .convert import curvature_from
-from .curvature import Curvature, curvature_parameters
-from .debug import GeometryError
-from .distributions import WrappedNormal
-from .frechet import frechet_mean
-from .manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from .parameter import PointModule, manifold_of, mark_manifold, mark_points
+from hyptree.geometry import debug as _debug
+from hyptree.geometry import euclidean, klein, lorentz, numerics, poincare, registry, sphere
+from hyptree.geometry.convert import curvature_from
+from hyptree.geometry.curvature import Curvature, curvature_parameters
+from hyptree.geometry.debug import GeometryError
+from hyptree.geometry.distributions import WrappedNormal
+from hyptree.geometry.frechet import frechet_mean
+from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
+from hyptree.geometry.parameter import PointModule, manifold_of, mark_manifold, mark_points
 
 debug = _debug.debug
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .registry import check_curvature
+from hyptree.geometry.registry import check_curvature
 
 
 @dataclass

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from . import lorentz, poincare
-from .manifold import Euclidean, Lorentz, Manifold, Poincare
-from .numerics import log_sinhc, root, safe_norm
+from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare
+from hyptree.geometry.numerics import log_sinhc, root, safe_norm
 
 
 class WrappedNormal(Distribution):

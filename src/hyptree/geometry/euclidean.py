@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from .numerics import Scalar, dot, safe_norm, sqnorm
-from .registry import geometric
-from .sets import accurate_cdist, points_and_weights
+from hyptree.geometry.numerics import Scalar, dot, safe_norm, sqnorm
+from hyptree.geometry.registry import geometric
+from hyptree.geometry.sets import accurate_cdist, points_and_weights
 
 
 @geometric("scalar")

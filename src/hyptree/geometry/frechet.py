@@ -7,11 +7,11 @@ the backward pass costs one small linear solve whatever the number of iterations
 import torch
 from torch import Tensor
 
-from . import lorentz, poincare, sphere
-from .debug import can_read_values
-from .manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from .numerics import dot, root, strict_matmul, unit, zcot, zcoth
-from .sets import points_and_weights
+from hyptree.geometry import lorentz, poincare, sphere
+from hyptree.geometry.debug import can_read_values
+from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
+from hyptree.geometry.numerics import dot, root, strict_matmul, unit, zcot, zcoth
+from hyptree.geometry.sets import points_and_weights
 
 _EXACT_SOLVE_UP_TO = 512
 

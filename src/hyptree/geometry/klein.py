@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from . import lorentz, poincare
-from .numerics import Scalar
-from .registry import geometric
+from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.numerics import Scalar
+from hyptree.geometry.registry import geometric
 
 
 @geometric("point")

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import debug
-from .lorentz_frame import (
+from hyptree.geometry import debug
+from hyptree.geometry.lorentz_frame import (
     asinhc_of_square,
     has_wider,
     logmap_near_origin,
@@ -28,8 +28,8 @@ from .lorentz_frame import (
     time_of,
     time_step,
 )
-from .lorentz_pairs import exact_distances, matmul_distances
-from .numerics import (
+from hyptree.geometry.lorentz_pairs import exact_distances, matmul_distances
+from hyptree.geometry.numerics import (
     Scalar,
     asinh,
     asinhc,
@@ -50,8 +50,8 @@ from .numerics import (
     unit,
     wide,
 )
-from .registry import geometric
-from .sets import points_and_weights, require_shared_curvature
+from hyptree.geometry.registry import geometric
+from hyptree.geometry.sets import points_and_weights, require_shared_curvature
 
 _SATURATED = "shorten the tangent vector, lower the learning rate, or clip gradients"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .numerics import (
+from hyptree.geometry.numerics import (
     Scalar,
     asinh,
     root,
@@ -21,7 +21,7 @@ from .numerics import (
     unit,
     wide,
 )
-from .sets import accurate_cdist
+from hyptree.geometry.sets import accurate_cdist
 
 
 def _growth(x: Tensor, s: Scalar) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import debug, euclidean, lorentz, poincare, sphere
-from .curvature import Curvature
-from .numerics import Scalar, root, safe_norm
+from hyptree.geometry import debug, euclidean, lorentz, poincare, sphere
+from hyptree.geometry.curvature import Curvature
+from hyptree.geometry.numerics import Scalar, root, safe_norm
 
 
 class Manifold(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .manifold import Manifold
+from hyptree.geometry.manifold import Manifold
 
 
 def mark_manifold(parameter: nn.Parameter, manifold: Manifold) -> nn.Parameter:

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import debug, lorentz
-from .numerics import (
+from hyptree.geometry import debug, lorentz
+from hyptree.geometry.numerics import (
     Scalar,
     asinh,
     asinhc,
@@ -36,8 +36,8 @@ from .numerics import (
     unit,
     wide,
 )
-from .registry import geometric
-from .sets import accurate_cdist, require_shared_curvature
+from hyptree.geometry.registry import geometric
+from hyptree.geometry.sets import accurate_cdist, require_shared_curvature
 
 
 def _inside(x: Tensor, c: Scalar, name: str) -> Tensor:

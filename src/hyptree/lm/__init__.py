@@ -4,15 +4,15 @@
 this package is imported ``AutoModelForCausalLM.from_pretrained`` knows such folders.
 """
 
-from ..errors import require
+from hyptree.errors import require
 
 require("transformers", "lm")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
 
-from .config import HelmConfig  # noqa: E402
-from .modeling import BalanceCallback, HelmForCausalLM, HelmModel, HelmOutput, HelmPreTrainedModel  # noqa: E402
-from .presets import preset, presets  # noqa: E402
+from hyptree.lm.config import HelmConfig  # noqa: E402
+from hyptree.lm.modeling import BalanceCallback, HelmForCausalLM, HelmModel, HelmOutput, HelmPreTrainedModel  # noqa: E402
+from hyptree.lm.presets import preset, presets  # noqa: E402
 
 AutoConfig.register("helm", HelmConfig, exist_ok=True)
 AutoModel.register(HelmConfig, HelmModel, exist_ok=True)

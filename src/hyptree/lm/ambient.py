@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry.numerics import Scalar, sqnorm
-from ..nn.common import gemm_dtype, like, wide
-from ..ops import columns
-from ..ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
-from ..ops.residual_norm.reference import rms_norm as rms_norm
-from ..ops.rounding import rounded
+from hyptree.geometry.numerics import Scalar, sqnorm
+from hyptree.nn.common import gemm_dtype, like, wide
+from hyptree.ops import columns
+from hyptree.ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
+from hyptree.ops.residual_norm.reference import rms_norm as rms_norm
+from hyptree.ops.rounding import rounded
 
 Made = TypeVar("Made")
 

@@ -20,19 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from ..geometry.numerics import sqnorm
-from ..nn.common import wide
-from ..ops.centroid import fits as centroid_fits
-from ..ops.heads import Heads
-from ..ops.heads import fits as heads_fit
-from .ambient import AmbientLinear, aligned, rounded
-from .fused_attention import centroid_product, lifted_heads
-from .rotary import rotate, score_scale
+from hyptree.geometry.numerics import sqnorm
+from hyptree.lm.ambient import AmbientLinear, aligned, rounded
+from hyptree.lm.fused_attention import centroid_product, lifted_heads
+from hyptree.lm.rotary import rotate, score_scale
+from hyptree.nn.common import wide
+from hyptree.ops.centroid import fits as centroid_fits
+from hyptree.ops.heads import Heads
+from hyptree.ops.heads import fits as heads_fit
 
 if TYPE_CHECKING:
     from transformers import Cache
 
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 
 def excess_of(square: Tensor, over_c: float | Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from ..errors import UserError
-from .config import HelmConfig
+from hyptree.errors import UserError
+from hyptree.lm.config import HelmConfig
 
 
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..errors import UserError, suggest
-from .rotary import PAIRINGS
+from hyptree.errors import UserError, suggest
+from hyptree.lm.rotary import PAIRINGS
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "variant": ("dense", "mice"),

@@ -20,17 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry.numerics import sqnorm
-from ..nn.common import wide
-from ..ops import columns
-from ..ops.merge_points.reference import merge
-from . import fused_experts
-from .ambient import Kept, Start, aligned, lift_padded, padded_width
-from .grouped import bring, grouped_linear, per_row, send
-from .routing import Gate, Order, sort_by_expert
+from hyptree.geometry.numerics import sqnorm
+from hyptree.lm import fused_experts
+from hyptree.lm.ambient import Kept, Start, aligned, lift_padded, padded_width
+from hyptree.lm.grouped import bring, grouped_linear, per_row, send
+from hyptree.lm.routing import Gate, Order, sort_by_expert
+from hyptree.nn.common import wide
+from hyptree.ops import columns
+from hyptree.ops.merge_points.reference import merge
 
 if TYPE_CHECKING:
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 CURVATURE_BOUNDS = (1e-2, 1e2)
 _MARKS: dict[str, dict[str, Any]] = {

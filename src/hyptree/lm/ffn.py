@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..nn.common import wide
-from ..ops.swiglu import fits as swiglu_fits
-from .ambient import AmbientLinear, lift_padded, padded_width
-from .fused import swiglu_product
+from hyptree.lm.ambient import AmbientLinear, lift_padded, padded_width
+from hyptree.lm.fused import swiglu_product
+from hyptree.nn.common import wide
+from hyptree.ops.swiglu import fits as swiglu_fits
 
 if TYPE_CHECKING:
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 
 class DenseFFN(nn.Module):

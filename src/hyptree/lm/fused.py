@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..nn.common import gemm_dtype
-from ..ops.residual_norm import fits as _fits
-from ..ops.residual_norm import residual_norm, residual_norm_grad
-from ..ops.swiglu import swiglu_grad, swiglu_lift
+from hyptree.nn.common import gemm_dtype
+from hyptree.ops.residual_norm import fits as _fits
+from hyptree.ops.residual_norm import residual_norm, residual_norm_grad
+from hyptree.ops.swiglu import swiglu_grad, swiglu_lift
 
 if TYPE_CHECKING:
-    from .ambient import AmbientLinear
+    from hyptree.lm.ambient import AmbientLinear
 
 
 def fits(x: Tensor) -> bool:

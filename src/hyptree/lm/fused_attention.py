@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.centroid import centroid, centroid_grad
-from ..ops.heads import Heads, lift_heads, lift_heads_grad
-from .fused import _grad_of_weight
+from hyptree.lm.fused import _grad_of_weight
+from hyptree.ops.centroid import centroid, centroid_grad
+from hyptree.ops.heads import Heads, lift_heads, lift_heads_grad
 
 if TYPE_CHECKING:
-    from .ambient import AmbientLinear
+    from hyptree.lm.ambient import AmbientLinear
 
 
 class _LiftHeads(torch.autograd.Function):

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.merge_points import fits as _merge_fits
-from ..ops.merge_points import merge_points, merge_points_grad
-from ..ops.send_rows import send_rows, send_rows_grad
-from ..ops.swiglu import MAX_WIDTH, swiglu_grad, swiglu_lift
-from .grouped import _outer, grouped_linear
+from hyptree.lm.grouped import _outer, grouped_linear
+from hyptree.ops.merge_points import fits as _merge_fits
+from hyptree.ops.merge_points import merge_points, merge_points_grad
+from hyptree.ops.send_rows import send_rows, send_rows_grad
+from hyptree.ops.swiglu import MAX_WIDTH, swiglu_grad, swiglu_lift
 
 
 class Sizes(NamedTuple):

@@ -22,17 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry.numerics import sqnorm
-from ..nn.common import wide
-from ..ops.centroid import fits as centroid_fits
-from ..ops.heads import Heads
-from ..ops.heads import fits as heads_fit
-from ..ops.latent_decode import absorb_token, latent_decode
-from ..ops.latent_decode import fits as decode_fits
-from .ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
-from .attention import excess_of
-from .fused_attention import centroid_product, lifted_heads
-from .latent_attend import (
+from hyptree.geometry.numerics import sqnorm
+from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
+from hyptree.lm.attention import excess_of
+from hyptree.lm.fused_attention import centroid_product, lifted_heads
+from hyptree.lm.latent_attend import (
     Queries,
     Sizes,
     attend,
@@ -41,13 +35,19 @@ from .latent_attend import (
     key_value_columns,
     visible_keys,
 )
-from .latent_cache import LatentState, pack, unpack
-from .rotary import rotate, score_scale
+from hyptree.lm.latent_cache import LatentState, pack, unpack
+from hyptree.lm.rotary import rotate, score_scale
+from hyptree.nn.common import wide
+from hyptree.ops.centroid import fits as centroid_fits
+from hyptree.ops.heads import Heads
+from hyptree.ops.heads import fits as heads_fit
+from hyptree.ops.latent_decode import absorb_token, latent_decode
+from hyptree.ops.latent_decode import fits as decode_fits
 
 if TYPE_CHECKING:
     from transformers import Cache
 
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 
 class Block(NamedTuple):

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from ..geometry.numerics import sqnorm
-from ..nn.common import wide
-from ..ops.latent_decode.reference import attend as attend_latents
-from .ambient import rounded
-from .attention import _flex_function, excess_of
-from .latent_cache import LatentState
+from hyptree.geometry.numerics import sqnorm
+from hyptree.lm.ambient import rounded
+from hyptree.lm.attention import _flex_function, excess_of
+from hyptree.lm.latent_cache import LatentState
+from hyptree.nn.common import wide
+from hyptree.ops.latent_decode.reference import attend as attend_latents
 
 
 class Queries(NamedTuple):

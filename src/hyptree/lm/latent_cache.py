@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.latent_decode.reference import HALF, unpack_times
-from .ambient import aligned, rounded
+from hyptree.lm.ambient import aligned, rounded
+from hyptree.ops.latent_decode.reference import HALF, unpack_times
 
 if TYPE_CHECKING:
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 
 class LatentState(NamedTuple):

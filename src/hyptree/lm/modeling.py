@@ -19,16 +19,16 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from ..errors import UserError
-from ..geometry.numerics import sqnorm
-from ..nn.common import gemm_dtype, wide
-from .ambient import STARTS, AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
-from .attention import ATTENTION, excess_of
-from .blocks import HelmBlock, PointEmbedding
-from .checks import check_ids, check_lengths
-from .config import HelmConfig
-from .loss import next_token_loss
-from .rotary import HelmRotary
+from hyptree.errors import UserError
+from hyptree.geometry.numerics import sqnorm
+from hyptree.lm.ambient import STARTS, AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
+from hyptree.lm.attention import ATTENTION, excess_of
+from hyptree.lm.blocks import HelmBlock, PointEmbedding
+from hyptree.lm.checks import check_ids, check_lengths
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.loss import next_token_loss
+from hyptree.lm.rotary import HelmRotary
+from hyptree.nn.common import gemm_dtype, wide
 
 _MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
 
@@ -84,7 +84,7 @@ class HelmPreTrainedModel(PreTrainedModel):
     def post_step(self) -> None:
         """Move the balance biases of all gates. Call it after every optimiser step, in every process."""
         if self.config.variant == "mice":
-            from .routing import gates_of, update_biases
+            from hyptree.lm.routing import gates_of, update_biases
 
             update_biases(gates_of(self))
 

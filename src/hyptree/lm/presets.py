@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import UserError, suggest
-from .config import HelmConfig
+from hyptree.errors import UserError, suggest
+from hyptree.lm.config import HelmConfig
 
 _PAPER: dict[str, Any] = {"value_scale": 1.0, "embedding": "manifold", "initializer": "xavier"}
 _D_115M: dict[str, Any] = {"num_hidden_layers": 6, "num_attention_heads": 6}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
 if TYPE_CHECKING:
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 PAIRINGS = ("interleaved", "half")
 

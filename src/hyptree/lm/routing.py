@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..nn.common import wide
-from .ambient import mark_static
+from hyptree.lm.ambient import mark_static
+from hyptree.nn.common import wide
 
 GATES = ("sigmoid", "softmax", "softmax_raw")
 RULES = ("sign", "proportional")

@@ -17,15 +17,15 @@ from transformers.cache_utils import Cache
 from transformers.integrations.moe import ExpertsInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..nn.common import gemm_dtype
-from .ambient import padded_width
-from .grouped import bring, grouped_linear, send
-from .loss import next_token_loss
-from .modeling import HelmOutput
-from .routing import balance_step, sort_by_expert
+from hyptree.lm.ambient import padded_width
+from hyptree.lm.grouped import bring, grouped_linear, send
+from hyptree.lm.loss import next_token_loss
+from hyptree.lm.modeling import HelmOutput
+from hyptree.lm.routing import balance_step, sort_by_expert
+from hyptree.nn.common import gemm_dtype
 
 if TYPE_CHECKING:
-    from .config import HelmConfig
+    from hyptree.lm.config import HelmConfig
 
 Experts = Literal["hyptree", "grouped_mm"]
 """Who runs the twin's experts, both sorted by expert with one grouped product: this package as in a HELM, in every

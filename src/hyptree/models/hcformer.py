@@ -18,12 +18,12 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..nn.cluster import ClusterAssignment, ClusterMixer
-from ..nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
-from ..nn.map_norm import MapNorm
-from ..nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
-from ..nn.windows import Size
-from .convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
+from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
+from hyptree.nn.cluster import ClusterAssignment, ClusterMixer
+from hyptree.nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
+from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
+from hyptree.nn.windows import Size
 
 __all__ = ["ClusterAssignment", "HCFormer"]
 

@@ -5,12 +5,12 @@ a learned curvature. Matrix products follow autocast and the dtype of the parame
 are float32 at least. ``nn.RMSNorm``, ``nn.GELU``, ``nn.Dropout`` and their like apply to Lorentz points as they are.
 """
 
-from .attention import LorentzAttention, lorentz_attention
-from .classifier import LorentzMLR, PoincareMLR, lorentz_mlr, poincare_mlr
-from .cluster import ClusterAssignment, ClusterMixer
-from .embedding import ManifoldEmbedding
-from .fc import LorentzFC, PoincareFC, lorentz_fc, poincare_fc
-from .linear import (
+from hyptree.nn.attention import LorentzAttention, lorentz_attention
+from hyptree.nn.classifier import LorentzMLR, PoincareMLR, lorentz_mlr, poincare_mlr
+from hyptree.nn.cluster import ClusterAssignment, ClusterMixer
+from hyptree.nn.embedding import ManifoldEmbedding
+from hyptree.nn.fc import LorentzFC, PoincareFC, lorentz_fc, poincare_fc
+from hyptree.nn.linear import (
     LorentzLinear,
     LorentzLinearBounded,
     MobiusLinear,
@@ -18,9 +18,9 @@ from .linear import (
     lorentz_linear_bounded,
     mobius_linear,
 )
-from .norm import LorentzBatchNorm, OnSpace
-from .registry import LAYERS
-from .residual import LorentzResidual, change_curvature, concat, lorentz_residual, split
+from hyptree.nn.norm import LorentzBatchNorm, OnSpace
+from hyptree.nn.registry import LAYERS
+from hyptree.nn.residual import LorentzResidual, change_curvature, concat, lorentz_residual, split
 
 __all__ = [
     "LAYERS",

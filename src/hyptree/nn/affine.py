@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..geometry.numerics import Scalar, sqnorm, strict_matmul
-from .common import like, wide
+from hyptree.geometry.numerics import Scalar, sqnorm, strict_matmul
+from hyptree.nn.common import like, wide
 
 
 def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, c: Scalar) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz
-from ..geometry.numerics import Scalar, root, sqnorm
-from .common import append_time, fused_width, gemm_dtype, like, require_features, require_lorentz, store, wide
-from .linear import LorentzLinear, lorentz_linear
-from .residual import change_curvature
+from hyptree.geometry import Lorentz
+from hyptree.geometry.numerics import Scalar, root, sqnorm
+from hyptree.nn.common import append_time, fused_width, gemm_dtype, like, require_features, require_lorentz, store, wide
+from hyptree.nn.linear import LorentzLinear, lorentz_linear
+from hyptree.nn.residual import change_curvature
 
 
 def lorentz_attention(

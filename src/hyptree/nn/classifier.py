@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Poincare, poincare
-from ..geometry.numerics import Scalar, quick_asinh, root, safe_norm
-from ..ops.lorentz_mlr import fits, mlr_logits
-from .affine import affine
-from .common import PointLayer, Space, gemm_input, require_features, uniform_, wide
+from hyptree.geometry import Lorentz, Poincare, poincare
+from hyptree.geometry.numerics import Scalar, quick_asinh, root, safe_norm
+from hyptree.nn.affine import affine
+from hyptree.nn.common import PointLayer, Space, gemm_input, require_features, uniform_, wide
+from hyptree.ops.lorentz_mlr import fits, mlr_logits
 
 
 def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

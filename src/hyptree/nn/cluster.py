@@ -12,19 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import lorentz
-from ..geometry.numerics import cap_norm
-from ..geometry.registry import check_curvature
-from ..ops.backend import BACKENDS
-from ..ops.cluster_patch import Cut, cluster_patch
-from ..ops.cluster_patch import fits as patch_fits
-from ..ops.cluster_window import cluster_window
-from ..ops.cluster_window import fits as window_fits
-from .cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
-from .common import wide
-from .map_norm import MapNorm
-from .products import linear, scaled_linear
-from .windows import (
+from hyptree.geometry import lorentz
+from hyptree.geometry.numerics import cap_norm
+from hyptree.geometry.registry import check_curvature
+from hyptree.nn.cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
+from hyptree.nn.common import wide
+from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.products import linear, scaled_linear
+from hyptree.nn.windows import (
     Size,
     Windows,
     add_to_windows,
@@ -38,6 +33,11 @@ from .windows import (
     pool_windows,
     pooling_weights,
 )
+from hyptree.ops.backend import BACKENDS
+from hyptree.ops.cluster_patch import Cut, cluster_patch
+from hyptree.ops.cluster_patch import fits as patch_fits
+from hyptree.ops.cluster_window import cluster_window
+from hyptree.ops.cluster_window import fits as window_fits
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import suggest
-from ..geometry import Lorentz, lorentz
-from ..geometry.numerics import cap_norm
-from .common import wide
-from .windows import Size
+from hyptree.errors import suggest
+from hyptree.geometry import Lorentz, lorentz
+from hyptree.geometry.numerics import cap_norm
+from hyptree.nn.common import wide
+from hyptree.nn.windows import Size
 
 Geometry = Literal["euclidean", "hyperbolic"]
 GEOMETRIES = ("euclidean", "hyperbolic")

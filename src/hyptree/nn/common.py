@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Manifold
-from ..geometry.numerics import Scalar, cap_norm, root
-from ..ops.rounding import wide as wide  # layers take it from here
+from hyptree.geometry import Lorentz, Manifold
+from hyptree.geometry.numerics import Scalar, cap_norm, root
+from hyptree.ops.rounding import wide as wide  # layers take it from here
 
 _FP16_MAX = 65504.0
 Space = TypeVar("Space", bound=Manifold)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Manifold, PointModule
+from hyptree.geometry import Manifold, PointModule
 
 
 class ManifoldEmbedding(PointModule):

@@ -8,10 +8,10 @@ ball version is the same point seen in the ball.
 import torch
 from torch import Tensor
 
-from ..geometry import Lorentz, Poincare, lorentz
-from ..geometry.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
-from .classifier import Hyperplanes, lorentz_mlr, poincare_mlr
-from .common import ball_store, gemm_input, like, require_features, store, uniform_
+from hyptree.geometry import Lorentz, Poincare, lorentz
+from hyptree.geometry.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
+from hyptree.nn.classifier import Hyperplanes, lorentz_mlr, poincare_mlr
+from hyptree.nn.common import ball_store, gemm_input, like, require_features, store, uniform_
 
 
 def _point_with_distances(v: Tensor, c: Scalar, c_out: Scalar | None) -> Tensor:

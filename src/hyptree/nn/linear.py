@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Poincare, poincare
-from ..geometry.numerics import Scalar, root, safe_norm, unit
-from .affine import affine
-from .common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
-from .residual import change_curvature
+from hyptree.geometry import Lorentz, Poincare, poincare
+from hyptree.geometry.numerics import Scalar, root, safe_norm, unit
+from hyptree.nn.affine import affine
+from hyptree.nn.common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
+from hyptree.nn.residual import change_curvature
 
 
 def lorentz_linear(

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.map_norm import map_norm
-from .common import gemm_dtype, wide
-from .windows import Windows, count_patches
+from hyptree.nn.common import gemm_dtype, wide
+from hyptree.nn.windows import Windows, count_patches
+from hyptree.ops.map_norm import map_norm
 
 
 class MapNorm(nn.Module):

@@ -8,9 +8,9 @@ where the result lives (:class:`OnSpace` may change the curvature) and which axi
 
 from torch import Tensor, nn
 
-from ..geometry import Lorentz
-from .common import out_curvature, require_features, require_lorentz
-from .residual import change_curvature
+from hyptree.geometry import Lorentz
+from hyptree.nn.common import out_curvature, require_features, require_lorentz
+from hyptree.nn.residual import change_curvature
 
 
 class OnSpace(nn.Module):

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.derivatives import grads_with_graph, in_transform, wants_graph
-from ..ops.gelu_grad import fits, gelu_grad
-from .common import gemm_dtype
+from hyptree.nn.common import gemm_dtype
+from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
+from hyptree.ops.gelu_grad import fits, gelu_grad
 
 _HALF = (torch.bfloat16, torch.float16)
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, Poincare
-from .attention import LorentzAttention
-from .classifier import LorentzMLR, PoincareMLR
-from .cluster import ClusterMixer
-from .embedding import ManifoldEmbedding
-from .fc import LorentzFC, PoincareFC
-from .linear import LorentzLinear, LorentzLinearBounded, MobiusLinear
-from .norm import LorentzBatchNorm, OnSpace
-from .residual import LorentzResidual
+from hyptree.geometry import Lorentz, Poincare
+from hyptree.nn.attention import LorentzAttention
+from hyptree.nn.classifier import LorentzMLR, PoincareMLR
+from hyptree.nn.cluster import ClusterMixer
+from hyptree.nn.embedding import ManifoldEmbedding
+from hyptree.nn.fc import LorentzFC, PoincareFC
+from hyptree.nn.linear import LorentzLinear, LorentzLinearBounded, MobiusLinear
+from hyptree.nn.norm import LorentzBatchNorm, OnSpace
+from hyptree.nn.residual import LorentzResidual
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]
 Factory = Callable[[torch.dtype, int], Example]

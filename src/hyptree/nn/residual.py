@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..geometry import Lorentz, lorentz
-from ..geometry.numerics import Scalar, root
-from .common import like, require_lorentz, wide
+from hyptree.geometry import Lorentz, lorentz
+from hyptree.geometry.numerics import Scalar, root
+from hyptree.nn.common import like, require_lorentz, wide
 
 
 def change_curvature(x: Tensor, c_in: Scalar, c_out: Scalar | None) -> Tensor:

@@ -16,9 +16,8 @@ from hyptree.geometry import manifold_of
 from hyptree.geometry.debug import is_enabled as debug_is_enabled
 from hyptree.geometry.debug import require_finite
 from hyptree.geometry.numerics import Scalar
-
-from .rows import Part
-from .spaces import (
+from hyptree.optim.rows import Part
+from hyptree.optim.spaces import (
     check_placements,
     check_point,
     curvature_of_coordinates,

@@ -6,8 +6,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
 from hyptree.geometry.numerics import Scalar, ball_limit, cap_norm, root
-
-from .rows import Kind, Part
+from hyptree.optim.rows import Kind, Part
 
 _KINDS: dict[type[Manifold], Kind] = {
     Lorentz: "lorentz",

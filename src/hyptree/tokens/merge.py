@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import UserError, suggest
-from ..ops.merge import merge_mean
-from ..ops.merge.reference import segment_sum, spread
+from hyptree.errors import UserError, suggest
+from hyptree.ops.merge import merge_mean
+from hyptree.ops.merge.reference import segment_sum, spread
 
 if TYPE_CHECKING:
-    from ..cluster.distance import Metric
+    from hyptree.cluster.distance import Metric
 
 MERGING = ("atc", "tome", "kmeans", "kmedoids", "dpcknn")
 """Methods that put every token into a cluster; the others drop tokens, which nothing can bring back."""
@@ -107,7 +107,7 @@ def matcher(
         )
     if k < 1:
         raise ValueError(f"matcher: k must be at least 1, got {k}")
-    from .methods import METHODS, Site  # here because methods import half of the clusterings
+    from hyptree.tokens.methods import METHODS, Site  # here because methods import half of the clusterings
 
     num_tokens = features.shape[1]
     k = min(k, num_tokens - protected)

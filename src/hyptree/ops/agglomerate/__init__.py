@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
-from . import reference
+from hyptree.ops.agglomerate import reference
+from hyptree.ops.backend import choose, needs_operator
 
 __all__ = ["labels", "reference"]
 
@@ -48,7 +48,7 @@ def _misfit(distance: Tensor, linkage: str) -> str | None:
 
 def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     if backend == "triton":
-        from . import triton
+        from hyptree.ops.agglomerate import triton
 
         return triton.labels(distance.contiguous(), k, linkage)
     N = distance.shape[-1]

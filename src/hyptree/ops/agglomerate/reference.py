@@ -37,7 +37,7 @@ import math
 import torch
 from torch import Tensor
 
-from .forest import Forest, Links, cut, cut_at, follow, joined
+from hyptree.ops.agglomerate.forest import Forest, Links, cut, cut_at, follow, joined
 
 __all__ = ["LINKAGES", "Forest", "cut", "cut_at", "grow"]
 

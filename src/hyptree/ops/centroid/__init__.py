@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.centroid import reference
 
 __all__ = ["centroid", "centroid_grad", "fits", "reference"]
 
@@ -63,13 +63,13 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _forward(mean: Tensor, d: int, width: int, c: float) -> Tensor:
-    from . import triton
+    from hyptree.ops.centroid import triton
 
     return triton.forward(mean, d, width, c)
 
 
 def _backward(mean: Tensor, grad: Tensor, d: int, c: float) -> tuple[Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.centroid import triton
 
     return triton.backward(mean, grad, d, c)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import rounded, wide
+from hyptree.ops.rounding import rounded, wide
 
 
 def centroid(mean: Tensor, d: int, width: int, c: float = 1.0) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..derivatives import is_plain_call
-from . import reference
-from .reference import Cut
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.cluster_patch import reference
+from hyptree.ops.cluster_patch.reference import Cut
+from hyptree.ops.derivatives import is_plain_call
 
 __all__ = ["Cut", "cluster_patch", "fits", "reference"]
 
@@ -62,7 +62,7 @@ def cluster_patch(
     if not fits(both, cut, backend):
         return reference.cluster_patch(both, alpha, bias, cut)
     if is_plain_call(both, alpha, bias) and not needs_operator(both):
-        from . import triton
+        from hyptree.ops.cluster_patch import triton
 
         held = None if bias is None else bias.contiguous()
         return triton.forward(both.contiguous(), alpha, held, cut, False)[:3]
@@ -115,7 +115,7 @@ def _forward(
     both: Tensor, alpha: Tensor, bias: Tensor | None, keep: bool, height: int, width: int, rows: int, columns: int,
     wy: int, wx: int, top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.cluster_patch import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
     return triton.forward(both, alpha, bias, cut, keep)
@@ -126,7 +126,7 @@ def _backward(
     out: Tensor, kept: Tensor, sizes: Tensor, height: int, width: int, rows: int, columns: int, wy: int, wx: int,
     top: int, left: int, my: int, mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.cluster_patch import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
     return triton.backward(both, alpha, bias, grad, grad_parts, grad_moments, out, kept, sizes, cut)

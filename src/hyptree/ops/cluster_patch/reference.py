@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import wide
+from hyptree.ops.rounding import wide
 
 
 class Cut(NamedTuple):

@@ -32,9 +32,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted
-from ..launch import launch
-from .reference import Cut
+from hyptree.ops.backend import has_data, interpreted
+from hyptree.ops.cluster_patch.reference import Cut
+from hyptree.ops.launch import launch
 
 PARTS = 4
 """Parts of a window that belong to different cells of the map: two down, two across."""
@@ -388,7 +388,7 @@ def forward(
     if has_data(both) and B:
         tensors = (both, alpha, alpha if bias is None else bias, out, parts, moments)
         if is_wide(cut):
-            from .wide import wide_cluster_patch_kernel as kernel
+            from hyptree.ops.cluster_patch.wide import wide_cluster_patch_kernel as kernel
 
             grid = (cut.num_windows * cut.num_heads, B)
             options = _wide_settings(cut, bias is not None, dtype, "wide forward") | {"KEEP": keep}
@@ -423,7 +423,7 @@ def backward(
         given = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments)
         made = (grad_both, part_alpha, part_bias)
         if is_wide(cut):
-            from .wide import wide_cluster_patch_grad_kernel as kernel
+            from hyptree.ops.cluster_patch.wide import wide_cluster_patch_grad_kernel as kernel
 
             options = _wide_settings(cut, bias is not None, both.dtype, "wide backward")
             launch(kernel, grid, (*given, out, kept, sizes, *made, torch.empty_like(kept)), (), options)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..cluster_patch import Cut
-from ..derivatives import is_plain_call
-from . import reference
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.cluster_patch import Cut
+from hyptree.ops.cluster_window import reference
+from hyptree.ops.derivatives import is_plain_call
 
 __all__ = ["cluster_window", "fits", "reference"]
 
@@ -62,7 +62,7 @@ def cluster_window(
     if not fits(parts, cut, c, clip, backend):
         return reference.cluster_window(parts, alpha, bias, cut, c, clip)
     if is_plain_call(parts, alpha, bias) and not needs_operator(parts):
-        from . import triton
+        from hyptree.ops.cluster_window import triton
 
         held = None if bias is None else bias.contiguous()
         return triton.forward(parts.contiguous(), alpha, held, cut, c, clip)
@@ -112,7 +112,7 @@ def _forward(
     rows: int, columns: int, wy: int, wx: int, top: int, left: int, my: int, mx: int, num_heads: int, dim: int,
     cells_y: int, cells_x: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.cluster_window import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
     return triton.forward(parts, alpha, bias, cut, c, clip)
@@ -123,7 +123,7 @@ def _backward(
     clip: float, height: int, width: int, rows: int, columns: int, wy: int, wx: int, top: int, left: int, my: int,
     mx: int, num_heads: int, dim: int, cells_y: int, cells_x: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.cluster_window import triton
 
     cut = Cut(height, width, rows, columns, wy, wx, top, left, my, mx, num_heads, dim, cells_y, cells_x)
     return triton.backward(parts, alpha, bias, grad, grad_moments, cut, c, clip)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...geometry import lorentz
-from ...geometry.numerics import cap_norm
-from ..cluster_patch import Cut
-from ..rounding import wide
+from hyptree.geometry import lorentz
+from hyptree.geometry.numerics import cap_norm
+from hyptree.ops.cluster_patch import Cut
+from hyptree.ops.rounding import wide
 
 
 def cluster_window(

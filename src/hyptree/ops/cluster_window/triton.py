@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted
-from ..cluster_patch import Cut
-from ..cluster_patch.triton import product
-from ..launch import launch
+from hyptree.ops.backend import has_data, interpreted
+from hyptree.ops.cluster_patch import Cut
+from hyptree.ops.cluster_patch.triton import product
+from hyptree.ops.launch import launch
 
 
 @triton.jit

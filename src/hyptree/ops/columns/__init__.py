@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from . import reference
-from .layout import Layout
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.columns import reference
+from hyptree.ops.columns.layout import Layout
 
 __all__ = ["Layout", "join", "reference"]
 
@@ -57,7 +57,7 @@ class _Join(torch.autograd.Function):
 
 
 def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], dtype: torch.dtype) -> Tensor:
-    from . import triton
+    from hyptree.ops.columns import triton
 
     return triton.join(weight, time, bias, Layout(*layout), dtype)
 
@@ -65,7 +65,7 @@ def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: list[int], 
 def _split(
     matrix: Tensor, layout: list[int], size: int, has_bias: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.columns import triton
 
     return triton.split(matrix, Layout(*layout), size, has_bias, dtype)
 

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data
-from ..launch import launch
-from .layout import Layout
+from hyptree.ops.backend import has_data
+from hyptree.ops.columns.layout import Layout
+from hyptree.ops.launch import launch
 
 TILE = 4096
 """Cells of a matrix that a program copies."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
-from . import reference
+from hyptree.ops.backend import choose, needs_operator
+from hyptree.ops.cosine import reference
 
 __all__ = ["cosine_distance", "reference"]
 
@@ -33,7 +33,7 @@ def cosine_distance(features: Tensor, backend: str = "auto") -> Tensor:
 
 
 def _launch(features: Tensor) -> Tensor:
-    from . import triton
+    from hyptree.ops.cosine import triton
 
     return triton.cosine_distance(features)
 

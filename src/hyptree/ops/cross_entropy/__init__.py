@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import choose
-from . import reference
+from hyptree.ops.backend import choose
+from hyptree.ops.cross_entropy import reference
 
 __all__ = ["cross_entropy_", "reference"]
 
@@ -32,6 +32,6 @@ def cross_entropy_(
     misfit = "logits are float64, the kernel needs float32" if logits.dtype == torch.float64 else None
     if choose(backend, logits, misfit) == "torch":
         return reference.cross_entropy_(logits, labels, ignore_index, with_gradient)
-    from . import triton
+    from hyptree.ops.cross_entropy import triton
 
     return triton.cross_entropy_(logits, labels, ignore_index, with_gradient)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from . import reference
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.gelu_grad import reference
 
 __all__ = ["gelu_grad", "reference"]
 
@@ -46,7 +46,7 @@ def gelu_grad(
 
 
 def _run(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.gelu_grad import triton
 
     return triton.gelu_grad(x, grad, overwrite)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import wide
+from hyptree.ops.rounding import wide
 
 
 def gelu_grad(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

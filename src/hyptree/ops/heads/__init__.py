@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
-from .reference import Heads
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.heads import reference
+from hyptree.ops.heads.reference import Heads
 
 __all__ = ["Heads", "fits", "lift_heads", "lift_heads_grad", "reference"]
 
@@ -96,7 +96,7 @@ def _forward(
     num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float, value_scale: float, c: float,
     interleaved: bool, shared_dim: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.heads import triton
 
     heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
     return triton.forward(rows, queries, shared, cos, sin, log_tau, heads)
@@ -107,7 +107,7 @@ def _backward(
     log_tau: Tensor, shared_width: int, num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float,
     value_scale: float, c: float, interleaved: bool, shared_dim: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.heads import triton
 
     heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
     return triton.backward(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, heads, shared_width)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import rounded, wide
+from hyptree.ops.rounding import rounded, wide
 
 
 class Heads(NamedTuple):

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data
-from ..launch import launch
-from .reference import Heads
+from hyptree.ops.backend import has_data
+from hyptree.ops.heads.reference import Heads
+from hyptree.ops.launch import launch
 
 TILE = 2048
 """Elements that a program holds of a tensor."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..heads.reference import Heads
-from . import reference
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.heads.reference import Heads
+from hyptree.ops.latent_decode import reference
 
 __all__ = ["absorb_token", "fits", "latent_decode", "reference"]
 
@@ -105,7 +105,7 @@ def _forward(
     queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, up_value: Tensor, mask: Tensor | None,
     value_scale: float, width: int, c: float,
 ) -> Tensor:  # fmt: skip
-    from . import triton
+    from hyptree.ops.latent_decode import triton
 
     return triton.forward(queries, time, keys, times, up_value, mask, value_scale, width, c)
 
@@ -115,7 +115,7 @@ def _absorb(
     up: Tensor, num_heads: int, width: int, key_dim: int, value_dim: int, score_scale: float, value_scale: float,
     c: float, interleaved: bool, shared_dim: int, eps: float, bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.latent_decode import triton
 
     heads = Heads(num_heads, width, key_dim, value_dim, score_scale, value_scale, c, interleaved, shared_dim)
     return triton.absorb(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)

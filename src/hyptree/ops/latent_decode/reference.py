@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..centroid.reference import centroid
-from ..heads.reference import Heads, _factor, _turned
-from ..rounding import rounded, wide
+from hyptree.ops.centroid.reference import centroid
+from hyptree.ops.heads.reference import Heads, _factor, _turned
+from hyptree.ops.rounding import rounded, wide
 
 HALF = (torch.bfloat16, torch.float16)
 

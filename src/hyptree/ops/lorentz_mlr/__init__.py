@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...geometry.numerics import Scalar
-from ..backend import needs_operator, operator, rows_fit
-from ..derivatives import grads_with_graph, in_transform, wants_graph
-from ..rounding import wide
-from . import reference
+from hyptree.geometry.numerics import Scalar
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
+from hyptree.ops.lorentz_mlr import reference
+from hyptree.ops.rounding import wide
 
 __all__ = ["fits", "mlr_logits", "reference"]
 
@@ -52,7 +52,7 @@ def mlr_logits(
 def _forward(
     product: Tensor, x: Tensor, time_column: Tensor, scale: Tensor, over_c: Tensor | None, c: float
 ) -> tuple[Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.lorentz_mlr import triton
 
     return triton.forward(product, x, time_column, scale, over_c, c)
 
@@ -60,7 +60,7 @@ def _forward(
 def _backward(
     product: Tensor, times: Tensor, time_column: Tensor, scale: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.lorentz_mlr import triton
 
     return triton.backward(product, times, time_column, scale, grad)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...geometry.numerics import Scalar, asinh, sqnorm
-from ..rounding import wide
+from hyptree.geometry.numerics import Scalar, asinh, sqnorm
+from hyptree.ops.rounding import wide
 
 
 def mlr_logits(product: Tensor, x: Tensor, time_column: Tensor, scale: Tensor, c: Scalar) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..derivatives import in_transform, is_plain_call, wants_graph
-from . import reference
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.derivatives import in_transform, is_plain_call, wants_graph
+from hyptree.ops.map_norm import reference
 
 __all__ = ["fits", "map_norm", "map_norm_grad", "reference"]
 
@@ -81,13 +81,13 @@ def map_norm_grad(
 
 
 def _forward(x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.map_norm import triton
 
     return triton.forward(x, eps, dtype)
 
 
 def _backward(normed: Tensor, rstd: Tensor, grad: Tensor, dtype: torch.dtype, grad_rstd: Tensor | None) -> Tensor:
-    from . import triton
+    from hyptree.ops.map_norm import triton
 
     return triton.backward(normed, rstd, grad, dtype, grad_rstd)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import wide
+from hyptree.ops.rounding import wide
 
 
 def map_norm(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator
-from . import reference
+from hyptree.ops.backend import choose, needs_operator
+from hyptree.ops.merge import reference
 
 __all__ = ["merge_mean", "reference"]
 
@@ -49,7 +49,7 @@ def merge_mean(
 
 
 def _launch(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple[Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.merge import triton
 
     return triton.merge_mean(x, size, labels, k, num_prefix)
 
@@ -65,7 +65,7 @@ def _(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple
 
 @torch.library.custom_op("hyptree::merge_mean_backward", mutates_args=())
 def _spread(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
-    from . import triton
+    from hyptree.ops.merge import triton
 
     return triton.spread(grad, size, labels, out_size, num_prefix)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.merge_points import reference
 
 __all__ = ["fits", "merge_points", "merge_points_grad", "reference"]
 
@@ -66,7 +66,7 @@ def merge_points_grad(
 
 
 def _forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float) -> Tensor:
-    from . import triton
+    from hyptree.ops.merge_points import triton
 
     return triton.forward(shared, routed, weight, inverse, n, c)
 
@@ -74,7 +74,7 @@ def _forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Ten
 def _backward(
     shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, grad: Tensor, c: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.merge_points import triton
 
     return triton.backward(shared, routed, weight, inverse, grad, c)
 

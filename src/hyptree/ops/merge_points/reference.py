@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..rounding import wide
+from hyptree.ops.rounding import wide
 
 
 def merge(shared: Sequence[Tensor], routed: Tensor, weight: Tensor, c: float = 1.0) -> Tensor:

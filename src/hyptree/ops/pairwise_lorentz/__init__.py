@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...geometry import lorentz, poincare
-from ...geometry.numerics import Scalar, root
-from ...geometry.registry import check_curvature
-from ...geometry.sets import require_shared_curvature
-from ..backend import KERNEL_DTYPES, choose, needs_operator, operator
-from ..derivatives import grads_with_graph, in_transform, wants_graph
-from . import reference
-from .reference import Mode
+from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.numerics import Scalar, root
+from hyptree.geometry.registry import check_curvature
+from hyptree.geometry.sets import require_shared_curvature
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
+from hyptree.ops.pairwise_lorentz import reference
+from hyptree.ops.pairwise_lorentz.reference import Mode
 
 __all__ = ["distance_softmax", "fits", "nearest", "pairwise_dist", "reference"]
 
@@ -172,7 +172,7 @@ class _Sets:
 def _dist(
     x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.pairwise_lorentz import triton
 
     d, known = triton.pairwise_dist(x, y, chart, c, exact)
     return d, *known
@@ -181,20 +181,20 @@ def _dist(
 def _softmax(
     x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from . import softmax_kernel
+    from hyptree.ops.pairwise_lorentz import softmax_kernel
 
     p, log_sums, known = softmax_kernel.distance_softmax(x, y, chart, c, temperature)
     return p, log_sums, *known
 
 
 def _nearest(x: Tensor, y: Tensor | None, chart: int, c: float) -> tuple[Tensor, Tensor]:
-    from . import nearest_kernel
+    from hyptree.ops.pairwise_lorentz import nearest_kernel
 
     return nearest_kernel.nearest(x, y, chart, c)
 
 
 def _means(p: Tensor, grad: Tensor) -> Tensor:
-    from . import grad as kernels
+    from hyptree.ops.pairwise_lorentz import grad as kernels
 
     return kernels.row_means(p, grad)
 
@@ -204,7 +204,7 @@ def _grad(
     log_sums: Tensor | None, means: Tensor | None, c: float, exact: bool, temperature: float, needs_x: bool,
     needs_y: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import grad as kernels
+    from hyptree.ops.pairwise_lorentz import grad as kernels
 
     known = stats_x, stats_y, parts_x, parts_y
     return kernels.pairs_grad(x, y, known, grad, log_sums, means, c, exact, temperature, needs_x, needs_y)

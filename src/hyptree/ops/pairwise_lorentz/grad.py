@@ -28,9 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted
-from ..launch import launch
-from .pairs import (
+from hyptree.ops.backend import has_data, interpreted
+from hyptree.ops.launch import launch
+from hyptree.ops.pairwise_lorentz.pairs import (
     across,
     across_by_differences,
     add_products,
@@ -44,8 +44,8 @@ from .pairs import (
     no_nan,
     over_root,
 )
-from .rows import PART_SCALE, Known
-from .tiles import blur, precision, sets_of, width
+from hyptree.ops.pairwise_lorentz.rows import PART_SCALE, Known
+from hyptree.ops.pairwise_lorentz.tiles import blur, precision, sets_of, width
 
 WEIGHT_SCALE = tl.constexpr(16384.0)
 """Weights as float16 are at most this: no sum of parts leaves its range."""

@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import interpreted
-from ..launch import launch
-from .pairs import LOWEST, add_products, excess_of, growth, log2, no_nan, row_factors
-from .tiles import columns, store_tile, strip_rows, tile_product, tile_stats, width
+from hyptree.ops.backend import interpreted
+from hyptree.ops.launch import launch
+from hyptree.ops.pairwise_lorentz.pairs import LOWEST, add_products, excess_of, growth, log2, no_nan, row_factors
+from hyptree.ops.pairwise_lorentz.tiles import columns, store_tile, strip_rows, tile_product, tile_stats, width
 
 _TILES = 2
 """Tiles of a program: 64 terms in each thread. More would leave two programs on a multiprocessor, not four."""

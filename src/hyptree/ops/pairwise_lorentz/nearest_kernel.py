@@ -7,11 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted, shared_memory
-from ..launch import launch
-from .pairs import across, across_by_differences, distance, has_marks, load_stats, margins, radial
-from .rows import row_stats
-from .tiles import blur, precision, sets_of, strip_rows, strip_sizes, tile_product, tile_stats
+from hyptree.ops.backend import has_data, interpreted, shared_memory
+from hyptree.ops.launch import launch
+from hyptree.ops.pairwise_lorentz.pairs import (
+    across,
+    across_by_differences,
+    distance,
+    has_marks,
+    load_stats,
+    margins,
+    radial,
+)
+from hyptree.ops.pairwise_lorentz.rows import row_stats
+from hyptree.ops.pairwise_lorentz.tiles import (
+    blur,
+    precision,
+    sets_of,
+    strip_rows,
+    strip_sizes,
+    tile_product,
+    tile_stats,
+)
 
 
 @triton.jit

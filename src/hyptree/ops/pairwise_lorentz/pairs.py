@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import PART_SCALE
+from hyptree.ops.pairwise_lorentz.rows import PART_SCALE
 
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: infinity less itself is not a number."""

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...geometry import lorentz
-from ...geometry.numerics import Scalar
+from hyptree.geometry import lorentz
+from hyptree.geometry.numerics import Scalar
 
 Mode = Literal["exact", "matmul"]
 

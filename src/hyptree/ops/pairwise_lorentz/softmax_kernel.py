@@ -9,12 +9,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted, multiprocessors, shared_memory
-from ..launch import launch
-from .joint_kernel import joint_sizes, joint_softmax, num_strips
-from .pairs import LOWEST, excess_of, growth, log2, no_nan, row_factors
-from .rows import Known, row_stats
-from .tiles import precision, sets_of, store_tile, strip_rows, strip_sizes, tile_product, tile_stats
+from hyptree.ops.backend import has_data, interpreted, multiprocessors, shared_memory
+from hyptree.ops.launch import launch
+from hyptree.ops.pairwise_lorentz.joint_kernel import joint_sizes, joint_softmax, num_strips
+from hyptree.ops.pairwise_lorentz.pairs import LOWEST, excess_of, growth, log2, no_nan, row_factors
+from hyptree.ops.pairwise_lorentz.rows import Known, row_stats
+from hyptree.ops.pairwise_lorentz.tiles import (
+    precision,
+    sets_of,
+    store_tile,
+    strip_rows,
+    strip_sizes,
+    tile_product,
+    tile_stats,
+)
 
 
 @triton.jit

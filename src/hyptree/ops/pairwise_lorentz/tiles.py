@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import interpreted
-from .pairs import add_products, load_rows, load_stats
-from .rows import Known
+from hyptree.ops.backend import interpreted
+from hyptree.ops.pairwise_lorentz.pairs import add_products, load_rows, load_stats
+from hyptree.ops.pairwise_lorentz.rows import Known
 
 _SHARED = 120 * 1024
 """Bytes of shared memory of a program that has the rows of two tiles; with those of one it has 65 KB."""

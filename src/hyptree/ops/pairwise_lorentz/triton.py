@@ -31,11 +31,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted, shared_memory
-from ..launch import launch
-from .pairs import across, across_by_differences, distance, load_stats, margins, radial
-from .rows import Known, row_stats
-from .tiles import (
+from hyptree.ops.backend import has_data, interpreted, shared_memory
+from hyptree.ops.launch import launch
+from hyptree.ops.pairwise_lorentz.pairs import across, across_by_differences, distance, load_stats, margins, radial
+from hyptree.ops.pairwise_lorentz.rows import Known, row_stats
+from hyptree.ops.pairwise_lorentz.tiles import (
     blur,
     precision,
     sets_of,

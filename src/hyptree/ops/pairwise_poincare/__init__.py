@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...geometry import poincare
-from ...geometry.numerics import Scalar
-from .. import pairwise_lorentz as pairs
-from ..pairwise_lorentz import fits
-from ..pairwise_lorentz.reference import Mode
+from hyptree.geometry import poincare
+from hyptree.geometry.numerics import Scalar
+from hyptree.ops import pairwise_lorentz as pairs
+from hyptree.ops.pairwise_lorentz import fits
+from hyptree.ops.pairwise_lorentz.reference import Mode
 
 __all__ = ["distance_softmax", "fits", "nearest", "pairwise_dist"]
 

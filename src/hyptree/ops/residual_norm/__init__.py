@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.residual_norm import reference
 
 __all__ = ["fits", "reference", "residual_norm", "residual_norm_grad"]
 
@@ -119,7 +119,7 @@ def _forward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, dtype: torch.dtype, width: int, gain: float,
     eps: float, c: float, bias: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.residual_norm import triton
 
     return triton.forward(x, y, raw, gamma, dtype, width, gain, eps, c, bias)
 
@@ -128,7 +128,7 @@ def _backward(
     x: Tensor, y: Tensor | None, raw: Tensor | None, gamma: Tensor | None, grad_joined: Tensor | None,
     grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.residual_norm import triton
 
     return triton.backward(x, y, raw, gamma, grad_joined, grad_lifted, dtype, width, gain, eps, c, bias)
 

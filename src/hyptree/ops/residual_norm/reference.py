@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...geometry.numerics import Scalar, dot, root, sqnorm
-from ..rounding import rounded, wide
+from hyptree.geometry.numerics import Scalar, dot, root, sqnorm
+from hyptree.ops.rounding import rounded, wide
 
 
 def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Scalar = 1.0) -> Tensor:

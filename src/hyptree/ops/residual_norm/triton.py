@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data
-from ..launch import launch
+from hyptree.ops.backend import has_data
+from hyptree.ops.launch import launch
 
 PROCESSORS = 132
 """Multiprocessors of a Hopper GPU."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.send_rows import reference
 
 __all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
 
@@ -70,7 +70,7 @@ def send_rows_grad(
 def _send(
     rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.send_rows import triton
 
     return triton.send(rows, inverse, copies, a, chosen, one)
 
@@ -79,7 +79,7 @@ def _grad(
     rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
     one: int, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.send_rows import triton
 
     return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
 

@@ -11,8 +11,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from ..backend import needs_operator, operator, rows_fit
-from . import reference
+from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.swiglu import reference
 
 __all__ = ["reference", "swiglu_grad", "swiglu_lift"]
 
@@ -81,7 +81,7 @@ def swiglu_grad(
 
 
 def _forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: bool) -> Tensor:
-    from . import triton
+    from hyptree.ops.swiglu import triton
 
     return triton.forward(both.contiguous(), factors, hidden, c, bias)
 
@@ -89,7 +89,7 @@ def _forward(both: Tensor, factors: Tensor | None, hidden: int, c: float, bias: 
 def _backward(
     both: Tensor, factors: Tensor | None, grad: Tensor, hidden: int, c: float, bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from . import triton
+    from hyptree.ops.swiglu import triton
 
     return triton.backward(both.contiguous(), factors, grad, hidden, c, bias)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rounding import rounded, wide
+from hyptree.ops.rounding import rounded, wide
 
 
 def swiglu_lift(both: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None) -> Tensor:

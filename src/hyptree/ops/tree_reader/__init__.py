@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..backend import choose, needs_operator, operator, shared_memory
-from . import reference
+from hyptree.ops.backend import choose, needs_operator, operator, shared_memory
+from hyptree.ops.tree_reader import reference
 
 __all__ = ["encode_tree", "fits", "misfit", "read_tree", "reference"]
 
@@ -88,7 +88,7 @@ def _read(
     queries: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, bias: Tensor, sizes: list[int], heads: int,
     scale: float, cosine: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from . import triton
+    from hyptree.ops.tree_reader import triton
 
     return triton.read_tree(queries, key_value, matrices, vectors, bias, sizes, heads, scale, cosine)
 
@@ -96,7 +96,7 @@ def _read(
 def _encode(
     x: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, sizes: list[int], heads: int
 ) -> Tensor:  # fmt: skip
-    from . import triton
+    from hyptree.ops.tree_reader import triton
 
     return triton.encode_tree(x, key_value, matrices, vectors, sizes, heads)
 

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backend import has_data, interpreted
-from ..launch import launch
-from .reference import EPS, RATIO
+from hyptree.ops.backend import has_data, interpreted
+from hyptree.ops.launch import launch
+from hyptree.ops.tree_reader.reference import EPS, RATIO
 
 TOKENS = 32
 """Tokens that all nodes of an image read at a time.
