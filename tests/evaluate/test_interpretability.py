@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from explore.fake import tiny
 from torch import nn
 
-from explore.fake import tiny
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.errors import UserError
 from hyptree.evaluate import superpixels as sp

@@ -18,8 +18,8 @@ pytest.importorskip("triton")
 COMPILE = """
 import json
 import torch
-from hyptree.bench import kernel_resources
-from hyptree.bench.kernel_cases import Draw, Work, _patch_work
+from benchmarks import kernel_resources
+from benchmarks.kernels.cases import Draw, Work, _patch_work
 from hyptree.ops import pairwise_lorentz
 from hyptree.ops.cluster_patch import Cut
 

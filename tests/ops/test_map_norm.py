@@ -10,8 +10,8 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from hyptree.bench.kernel_cases import MAPS
-from hyptree.bench.kernel_check import poisoned
+from benchmarks.kernels.cases import MAPS
+from benchmarks.kernels.check import poisoned
 from hyptree.nn.map_norm import MapNorm
 from hyptree.ops.map_norm import fits, map_norm, map_norm_grad, reference
 

@@ -1,6 +1,6 @@
 """A task small enough to be trained hundreds of times: vectors in blobs, a two-layer net with dropout.
 
-It stands on the real loader and loop; only what a task must say is here. ``python -m train.tiny`` trains it.
+It stands on the real loader and loop; only what a task must say is here. ``python -m tests.train.tiny`` trains it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Tiny(Task):
         }
 
 
-TASKS["tiny"] = f"{__name__}:Tiny" if __name__ != "__main__" else "train.tiny:Tiny"
+TASKS["tiny"] = f"{__name__}:Tiny" if __name__ != "__main__" else "tests.train.tiny:Tiny"
 
 
 def recipe(*overrides: str) -> Recipe:

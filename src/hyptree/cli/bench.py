@@ -1,107 +1,33 @@
-"""``hyptree bench``: how fast and how right the library is, beside its rivals."""
+"""``hyptree bench``: how fast and how right the library is, beside its rivals.
+
+The benchmarks lie beside the package in a checkout and not in the wheel, since they compare with other libraries.
+"""
 
 from __future__ import annotations
 
-from hyptree.bench.hcformer_options import HCFormerOptions
-from hyptree.bench.helm_options import HelmOptions
-from hyptree.bench.himapper import HiMapperOptions
-from hyptree.bench.kernel_options import KernelOptions
-from hyptree.bench.lab import LabOptions
-from hyptree.bench.options import GeometryOptions
-from hyptree.bench.tokens_options import TokensOptions
-from hyptree.bench.vlm import VlmOptions
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hyptree.errors import UserError
 
 
-def geometry(config: GeometryOptions) -> int:
-    """Time and check the geometry against geoopt, HypLL and the Euclidean twin.
-
-    One line per operation, shape and pass: the time of the Euclidean twin, everybody else as a multiple of it, and the
-    largest error of each against float64. Exit code 1 if an answer of ours is wrong.
-    """
-    from hyptree.bench import geometry as bench
-
-    return bench.run(config)
+def _checkout() -> Path:
+    """The checkout that this package is imported from, else the one around the current folder."""
+    for root in (Path(__file__).resolve().parents[3], Path.cwd()):
+        if (root / "benchmarks" / "command.py").is_file():
+            return root
+    raise UserError("the benchmarks are not installed with the package: clone the repository, run hyptree bench there")
 
 
-def hcformer(config: HCFormerOptions) -> int:
-    """Show that HCFormer's cost per patch does not grow with the picture, and its speed beside its authors' and timm's.
+def _subverbs() -> dict[str, Callable[[Any], int]]:
+    root = str(_checkout())
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    from benchmarks.command import SUBVERBS
 
-    Exit code 1 if time or memory per patch grows by more than 1.3 from the smallest to the largest picture, if an
-    answer of ours is wrong, or if a target of this device is missed.
-    """
-    from hyptree.bench import hcformer as bench
-
-    return bench.run(config)
+    return SUBVERBS
 
 
-def tokens(config: TokensOptions) -> int:
-    """Time the clustering of tokens on every backend beside its rivals, and whole models with fewer tokens.
-
-    Exit code 1 if labels of ours are wrong or a target of this device is missed.
-    """
-    from hyptree.bench import tokens as bench
-
-    return bench.run(config)
-
-
-def lab(config: LabOptions) -> int:
-    """Time the batched engine of the superposition lab against one model at a time by autograd.
-
-    Exit code 1 if they disagree or the engine misses its target: 4 times the loop on a CPU, 50 times on a GPU.
-    """
-    from hyptree.bench import lab as bench
-
-    return bench.run(config)
-
-
-def helm(config: HelmOptions) -> int:
-    """Time hyperbolic language models beside Llama and DeepSeek-V3 of equal shape, training and decoding.
-
-    Exit code 1 if a model of ours fails or a target of the GPU is missed.
-    """
-    from hyptree.bench import helm as bench
-
-    return bench.run(config)
-
-
-def vlm(config: VlmOptions) -> int:
-    """Time a training step of CLIP with adapters attached beside one without, and after merging.
-
-    Exit code 1 if an answer is wrong or a limit of the GPU is missed.
-    """
-    from hyptree.bench import vlm as bench
-
-    return bench.run(config)
-
-
-def himapper(config: HiMapperOptions) -> int:
-    """Count what Hi-Mapper adds to a backbone, and time the wrapped model beside the plain one.
-
-    Exit code 1 if a fresh wrapped model is not the plain one, or a limit on parameters or (on a GPU) time is missed.
-    """
-    from hyptree.bench import himapper as bench
-
-    return bench.run(config)
-
-
-def kernels(config: KernelOptions) -> int:
-    """Check every kernel against its definition, and time it beside that, compiled too, and the floor.
-
-    One line per kernel, shape and pass; a kernel that is not faster than its compiled definition brings nothing. Exit
-    code 1 if a kernel is wrong or fails.
-    """
-    from hyptree.bench import kernels as bench
-
-    return bench.run(config)
-
-
-SUBVERBS = {
-    "geometry": geometry,
-    "kernels": kernels,
-    "hcformer": hcformer,
-    "tokens": tokens,
-    "lab": lab,
-    "helm": helm,
-    "himapper": himapper,
-    "vlm": vlm,
-}
+SUBVERBS = _subverbs()

@@ -1,0 +1,1 @@
+"""``hyptree bench geometry``; run.py is where it starts."""

@@ -1,0 +1,1 @@
+"""``hyptree bench hcformer``; run.py is where it starts."""

@@ -1,0 +1,58 @@
+"""What ``hyptree bench hcformer`` can be asked for; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.options import ClockOptions
+from hyptree.errors import UserError
+
+RIVALS = ("swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50")
+TABLES = ("growth", "throughput", "work")
+WAYS = {
+    "cpu": ("eager", "compiled"),
+    "cuda": ("kernels", "graphs", "eager", "compiled", "kernels+mlp", "graphs+mlp", "compiled+mlp", "autotuned"),
+}
+
+
+@dataclass
+class HCFormerOptions(ClockOptions):
+    tables: tuple[str, ...] = ("growth", "throughput")
+    """What to measure: growth, throughput; work counts kernels and bytes of a GPU without one."""
+    models: tuple[str, ...] = ("hcformer_nano", "hcformer_medium", *RIVALS)
+    """timm names for the throughput table; those of ours for the table of work."""
+    ways: tuple[str, ...] = ("auto",)
+    """How ours run: eager (plain torch), compiled; on cuda also kernels and graphs, +mlp with MLPs computed again."""
+    published: bool = True
+    """Also run the authors' order of operations, written out in plain torch, eager."""
+    growth_model: str = "hcformer_nano"
+    """Model of the growth table."""
+    sizes: tuple[int, ...] = (224, 448, 896)
+    """Picture sizes of the growth table, in pixels, smallest first."""
+    patches: int = 50176
+    """Patches (4 x 4 pixels) per batch of the growth table, about; one picture of 896 px by default."""
+    batch: int = 0
+    """Pictures per batch of the throughput table; 0 for 128 on cuda and 32 on cpu."""
+    size: int = 224
+    """Picture size of the throughput table."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 means autocast; auto takes it on cuda, and float32 on cpu."""
+    time_limit: float = 0.0
+    """Seconds for the throughput table, about; what is not ready by then is left out. 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "auto" in self.ways:
+            self.ways = WAYS[self.device]
+        for name, chosen, known in (("tables", self.tables, TABLES), ("ways", self.ways, WAYS[self.device])):
+            if unknown := set(chosen) - set(known):
+                raise UserError(f"{name} on {self.device} are {', '.join(known)}, got {', '.join(sorted(unknown))}")
+        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes) < 4:
+            raise UserError(f"sizes must grow and be 4 or more, got {self.sizes}")
+        if self.batch < 0 or self.size < 4 or self.time_limit < 0:
+            given = f"{self.batch}, {self.size} and {self.time_limit:g}"
+            raise UserError(f"batch must be 0 or more, size 4 or more and time-limit 0 or more, got {given}")
+        if self.dtype == "auto":
+            self.dtype = "bfloat16" if self.device == "cuda" else "float32"
+        self.batch = self.batch or (128 if self.device == "cuda" else 32)

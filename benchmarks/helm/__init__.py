@@ -1,0 +1,1 @@
+"""``hyptree bench helm``; run.py is where it starts."""

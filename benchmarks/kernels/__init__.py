@@ -1,0 +1,1 @@
+"""``hyptree bench kernels``; run.py is where it starts."""

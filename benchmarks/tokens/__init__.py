@@ -1,0 +1,1 @@
+"""``hyptree bench tokens``; run.py is where it starts."""

@@ -1,0 +1,1 @@
+"""``hyptree bench vlm``; run.py is where it starts."""
