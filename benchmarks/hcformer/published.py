@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.geometry.numerics import cap_norm
+from hyptree.geometry.core.numerics import cap_norm
 from hyptree.models.hcformer import Block, HCFormer
 from hyptree.nn.cluster_level import ClusterLevel
 from hyptree.nn.map_norm import MapNorm

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from explore.fake import tiny
+from tests.explore.fake import tiny
 from torch import nn
 
 from hyptree.data.sample import IGNORE, Sample

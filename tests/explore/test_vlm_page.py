@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vlm.small_models import register_open_clip, save_bert, save_dual
+from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
 from hyptree import cli
 from hyptree.data.hierarcaps import Chain

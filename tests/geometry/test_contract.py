@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
-from hyptree.geometry.registry import FUNCTIONS, GeometryFunction
+from hyptree.geometry.core.registry import FUNCTIONS, GeometryFunction
 
 C = 0.7
 NUM_ROWS, DIM = 3, 4

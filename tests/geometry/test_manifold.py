@@ -25,9 +25,9 @@ from hyptree.geometry import (
     lorentz,
     manifold_of,
     mark_points,
-    numerics,
     poincare,
 )
+from hyptree.geometry.core import numerics
 
 
 @pytest.mark.parametrize("c", [1e-3, 0.3, 1.0, 7.0, 1e3])

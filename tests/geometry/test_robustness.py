@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import Curvature, klein, lorentz, poincare
-from hyptree.geometry.registry import FUNCTIONS
+from hyptree.geometry.core.registry import FUNCTIONS
 
 ROWS = 10_000
 DIM = 4

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.geometry.parameter import manifold_of
+from hyptree.geometry.core.parameter import manifold_of
 from hyptree.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
 
 from .make import DENSE, SHAPES, VOCAB, small, tokens

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyptree.geometry import lorentz, poincare
-from hyptree.geometry.numerics import ball_limit
+from hyptree.geometry.core.numerics import ball_limit
 from hyptree.vlm import LatentHierarchyHead
 from hyptree.vlm.hierarchy_loss import hierarchy_loss, mine_triplets
 from hyptree.vlm.lathadapter import default_num_attributes, polar_distances

@@ -113,7 +113,7 @@ def _split(item: Any) -> list[BlockClusters]:
     import torch
 
     from hyptree.geometry import lorentz
-    from hyptree.geometry.numerics import cap_norm
+    from hyptree.geometry.core.numerics import cap_norm
 
     (height, width), (rows, columns) = item.windows.size, item.windows.grid
     (tall, wide), (top, left) = item.windows.window, item.windows.offset

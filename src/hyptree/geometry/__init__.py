@@ -4,17 +4,15 @@ The last axis is the manifold axis, leading axes broadcast, ``c > 0`` means curv
 space components. See docs/geometry.md.
 """
 
-from hyptree.geometry import debug as _debug
-from hyptree.geometry import euclidean, klein, lorentz, numerics, poincare, registry, sphere
+from hyptree.geometry import euclidean, klein, lorentz, poincare, sphere
 from hyptree.geometry.convert import curvature_from
-from hyptree.geometry.curvature import Curvature, curvature_parameters
-from hyptree.geometry.debug import GeometryError
+from hyptree.geometry.core import numerics, registry
+from hyptree.geometry.core.curvature import Curvature, curvature_parameters
+from hyptree.geometry.core.debug import GeometryError, debug
+from hyptree.geometry.core.parameter import PointModule, manifold_of, mark_manifold, mark_points
 from hyptree.geometry.distributions import WrappedNormal
 from hyptree.geometry.frechet import frechet_mean
 from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from hyptree.geometry.parameter import PointModule, manifold_of, mark_manifold, mark_points
-
-debug = _debug.debug
 
 __all__ = [
     "Curvature",

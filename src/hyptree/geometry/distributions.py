@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from hyptree.geometry import lorentz, poincare
+from hyptree.geometry.core.numerics import log_sinhc, root, safe_norm
 from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare
-from hyptree.geometry.numerics import log_sinhc, root, safe_norm
 
 
 class WrappedNormal(Distribution):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, dot, safe_norm, sqnorm
-from hyptree.geometry.registry import geometric
+from hyptree.geometry.core.numerics import Scalar, dot, safe_norm, sqnorm
+from hyptree.geometry.core.registry import geometric
 from hyptree.geometry.sets import accurate_cdist, points_and_weights
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare, sphere
-from hyptree.geometry.debug import can_read_values
+from hyptree.geometry.core.debug import can_read_values
+from hyptree.geometry.core.numerics import dot, root, strict_matmul, unit, zcot, zcoth
 from hyptree.geometry.manifold import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from hyptree.geometry.numerics import dot, root, strict_matmul, unit, zcot, zcoth
 from hyptree.geometry.sets import points_and_weights
 
 _EXACT_SOLVE_UP_TO = 512

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
-from hyptree.geometry.numerics import Scalar
-from hyptree.geometry.registry import geometric
+from hyptree.geometry.core.numerics import Scalar
+from hyptree.geometry.core.registry import geometric
 
 
 @geometric("point")

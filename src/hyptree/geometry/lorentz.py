@@ -16,20 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyptree.geometry import debug
-from hyptree.geometry.lorentz_frame import (
-    asinhc_of_square,
-    has_wider,
-    logmap_near_origin,
-    radial_frame,
-    sinh_dist,
-    sqsinh_half,
-    tangent_sqnorm,
-    time_of,
-    time_step,
-)
-from hyptree.geometry.lorentz_pairs import exact_distances, matmul_distances
-from hyptree.geometry.numerics import (
+from hyptree.geometry.core import debug
+from hyptree.geometry.core.numerics import (
     Scalar,
     asinh,
     asinhc,
@@ -50,7 +38,19 @@ from hyptree.geometry.numerics import (
     unit,
     wide,
 )
-from hyptree.geometry.registry import geometric
+from hyptree.geometry.core.registry import geometric
+from hyptree.geometry.lorentz_frame import (
+    asinhc_of_square,
+    has_wider,
+    logmap_near_origin,
+    radial_frame,
+    sinh_dist,
+    sqsinh_half,
+    tangent_sqnorm,
+    time_of,
+    time_step,
+)
+from hyptree.geometry.lorentz_pairs import exact_distances, matmul_distances
 from hyptree.geometry.sets import points_and_weights, require_shared_curvature
 
 _SATURATED = "shorten the tangent vector, lower the learning rate, or clip gradients"

@@ -7,7 +7,18 @@ and checks are the business of the public functions.
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, asinhc, dot, root, safe_hypot, safe_norm, safe_sqrt, sqnorm, unit, wide
+from hyptree.geometry.core.numerics import (
+    Scalar,
+    asinhc,
+    dot,
+    root,
+    safe_hypot,
+    safe_norm,
+    safe_sqrt,
+    sqnorm,
+    unit,
+    wide,
+)
 
 
 def time_of(x: Tensor, c: Scalar) -> Tensor:

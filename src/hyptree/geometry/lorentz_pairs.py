@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import (
+from hyptree.geometry.core.numerics import (
     Scalar,
     asinh,
     root,

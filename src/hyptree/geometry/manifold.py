@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.geometry import debug, euclidean, lorentz, poincare, sphere
-from hyptree.geometry.curvature import Curvature
-from hyptree.geometry.numerics import Scalar, root, safe_norm
+from hyptree.geometry import euclidean, lorentz, poincare, sphere
+from hyptree.geometry.core import debug
+from hyptree.geometry.core.curvature import Curvature
+from hyptree.geometry.core.numerics import Scalar, root, safe_norm
 
 
 class Manifold(nn.Module):

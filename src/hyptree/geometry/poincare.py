@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyptree.geometry import debug, lorentz
-from hyptree.geometry.numerics import (
+from hyptree.geometry import lorentz
+from hyptree.geometry.core import debug
+from hyptree.geometry.core.numerics import (
     Scalar,
     asinh,
     asinhc,
@@ -36,7 +37,7 @@ from hyptree.geometry.numerics import (
     unit,
     wide,
 )
-from hyptree.geometry.registry import geometric
+from hyptree.geometry.core.registry import geometric
 from hyptree.geometry.sets import accurate_cdist, require_shared_curvature
 
 

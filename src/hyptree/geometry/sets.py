@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, strict_matmul
+from hyptree.geometry.core.numerics import Scalar, strict_matmul
 
 
 def require_shared_curvature(name: str, c: Scalar) -> None:

@@ -8,8 +8,8 @@ so that all functions keep the shape. Angles come from ``atan2`` of chords: righ
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, dot, root, safe_norm, sqnorm, strict_matmul, unit
-from hyptree.geometry.registry import geometric
+from hyptree.geometry.core.numerics import Scalar, dot, root, safe_norm, sqnorm, strict_matmul, unit
+from hyptree.geometry.core.registry import geometric
 from hyptree.geometry.sets import accurate_cdist, points_and_weights, require_shared_curvature
 
 

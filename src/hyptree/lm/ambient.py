@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.geometry.numerics import Scalar, sqnorm
+from hyptree.geometry.core.numerics import Scalar, sqnorm
 from hyptree.nn.common import gemm_dtype, like, wide
 from hyptree.ops import columns
 from hyptree.ops.residual_norm.reference import residual as residual  # one definition, beside its kernel

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from hyptree.geometry.numerics import sqnorm
+from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import AmbientLinear, aligned, rounded
 from hyptree.lm.fused_attention import centroid_product, lifted_heads
 from hyptree.lm.rotary import rotate, score_scale

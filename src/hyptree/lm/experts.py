@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.geometry.numerics import sqnorm
+from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm import fused_experts
 from hyptree.lm.ambient import Kept, Start, aligned, lift_padded, padded_width
 from hyptree.lm.grouped import bring, grouped_linear, per_row, send

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.geometry.numerics import sqnorm
+from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
 from hyptree.lm.attention import excess_of
 from hyptree.lm.fused_attention import centroid_product, lifted_heads

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from hyptree.geometry.numerics import sqnorm
+from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import rounded
 from hyptree.lm.attention import _flex_function, excess_of
 from hyptree.lm.latent_cache import LatentState

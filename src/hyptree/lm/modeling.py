@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from hyptree.errors import UserError
-from hyptree.geometry.numerics import sqnorm
+from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import STARTS, AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
 from hyptree.lm.attention import ATTENTION, excess_of
 from hyptree.lm.blocks import HelmBlock, PointEmbedding

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, sqnorm, strict_matmul
+from hyptree.geometry.core.numerics import Scalar, sqnorm, strict_matmul
 from hyptree.nn.common import like, wide
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz
-from hyptree.geometry.numerics import Scalar, root, sqnorm
+from hyptree.geometry.core.numerics import Scalar, root, sqnorm
 from hyptree.nn.common import append_time, fused_width, gemm_dtype, like, require_features, require_lorentz, store, wide
 from hyptree.nn.linear import LorentzLinear, lorentz_linear
 from hyptree.nn.residual import change_curvature

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Poincare, poincare
-from hyptree.geometry.numerics import Scalar, quick_asinh, root, safe_norm
+from hyptree.geometry.core.numerics import Scalar, quick_asinh, root, safe_norm
 from hyptree.nn.affine import affine
 from hyptree.nn.common import PointLayer, Space, gemm_input, require_features, uniform_, wide
 from hyptree.ops.lorentz_mlr import fits, mlr_logits

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import lorentz
-from hyptree.geometry.numerics import cap_norm
-from hyptree.geometry.registry import check_curvature
+from hyptree.geometry.core.numerics import cap_norm
+from hyptree.geometry.core.registry import check_curvature
 from hyptree.nn.cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
 from hyptree.nn.common import wide
 from hyptree.nn.map_norm import MapNorm

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import suggest
 from hyptree.geometry import Lorentz, lorentz
-from hyptree.geometry.numerics import cap_norm
+from hyptree.geometry.core.numerics import cap_norm
 from hyptree.nn.common import wide
 from hyptree.nn.windows import Size
 

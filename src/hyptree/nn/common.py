@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Manifold
-from hyptree.geometry.numerics import Scalar, cap_norm, root
+from hyptree.geometry.core.numerics import Scalar, cap_norm, root
 from hyptree.ops.rounding import wide as wide  # layers take it from here
 
 _FP16_MAX = 65504.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import Lorentz, Poincare, lorentz
-from hyptree.geometry.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
+from hyptree.geometry.core.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
 from hyptree.nn.classifier import Hyperplanes, lorentz_mlr, poincare_mlr
 from hyptree.nn.common import ball_store, gemm_input, like, require_features, store, uniform_
 

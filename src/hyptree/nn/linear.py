@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Poincare, poincare
-from hyptree.geometry.numerics import Scalar, root, safe_norm, unit
+from hyptree.geometry.core.numerics import Scalar, root, safe_norm, unit
 from hyptree.nn.affine import affine
 from hyptree.nn.common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
 from hyptree.nn.residual import change_curvature

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, lorentz
-from hyptree.geometry.numerics import Scalar, root
+from hyptree.geometry.core.numerics import Scalar, root
 from hyptree.nn.common import like, require_lorentz, wide
 
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hyptree.geometry import manifold_of
-from hyptree.geometry.debug import is_enabled as debug_is_enabled
-from hyptree.geometry.debug import require_finite
-from hyptree.geometry.numerics import Scalar
+from hyptree.geometry.core.debug import is_enabled as debug_is_enabled
+from hyptree.geometry.core.debug import require_finite
+from hyptree.geometry.core.numerics import Scalar
 from hyptree.optim.rows import Part
 from hyptree.optim.spaces import (
     check_placements,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import sphere
-from hyptree.geometry.numerics import Scalar, ball_limit, dot, lorentz_limit, root, sinh
+from hyptree.geometry.core.numerics import Scalar, ball_limit, dot, lorentz_limit, root, sinh
 
 Kind = Literal["lorentz", "poincare", "euclidean", "sphere"]
 Part = tuple[Kind, int]

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from hyptree.geometry.numerics import Scalar, ball_limit, cap_norm, root
+from hyptree.geometry.core.numerics import Scalar, ball_limit, cap_norm, root
 from hyptree.optim.rows import Kind, Part
 
 _KINDS: dict[type[Manifold], Kind] = {

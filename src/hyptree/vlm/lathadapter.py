@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import poincare
-from hyptree.geometry.numerics import ball_limit
+from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
 from hyptree.vlm.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
 from hyptree.vlm.refine import Affinity, refine, require_choice

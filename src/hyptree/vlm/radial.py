@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from hyptree.errors import suggest
 from hyptree.geometry import lorentz, sphere
-from hyptree.geometry.numerics import dot, safe_norm, unit, wide
+from hyptree.geometry.core.numerics import dot, safe_norm, unit, wide
 
 GEOMETRIES = ("chord", "geodesic", "lorentz")
 

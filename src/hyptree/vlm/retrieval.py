@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyptree.errors import suggest
-from hyptree.geometry.numerics import wide
+from hyptree.geometry.core.numerics import wide
 from hyptree.vlm.contrast import similarity
 
 RADII = ("chord", "one_minus_cos")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.geometry.numerics import strict_matmul
+from hyptree.geometry.core.numerics import strict_matmul
 from hyptree.models.himapper.tree import TreeShape
 from hyptree.ops.tree_reader.reference import join_heads, split_heads
 

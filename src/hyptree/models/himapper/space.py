@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.geometry import euclidean, lorentz
-from hyptree.geometry.numerics import root, safe_norm, tanhc
+from hyptree.geometry.core.numerics import root, safe_norm, tanhc
 from hyptree.models.himapper.tree import TreeShape
 
 Geometry = Literal["lorentz", "euclidean"]

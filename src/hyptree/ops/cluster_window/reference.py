@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz
-from hyptree.geometry.numerics import cap_norm
+from hyptree.geometry.core.numerics import cap_norm
 from hyptree.ops.cluster_patch import Cut
 from hyptree.ops.rounding import wide
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import strict_matmul
+from hyptree.geometry.core.numerics import strict_matmul
 
 SMALLEST_NORM = 1e-12
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar
+from hyptree.geometry.core.numerics import Scalar
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
 from hyptree.ops.lorentz_mlr import reference

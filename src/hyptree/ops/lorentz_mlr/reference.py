@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, asinh, sqnorm
+from hyptree.geometry.core.numerics import Scalar, asinh, sqnorm
 from hyptree.ops.rounding import wide
 
 

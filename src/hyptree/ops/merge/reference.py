@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.geometry.numerics import strict_matmul
+from hyptree.geometry.core.numerics import strict_matmul
 
 _ORDERED = frozenset({"cpu"})
 """Devices whose ``index_add_`` adds row after row; elsewhere it may use atomics, in an order that changes."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
-from hyptree.geometry.numerics import Scalar, root
-from hyptree.geometry.registry import check_curvature
+from hyptree.geometry.core.numerics import Scalar, root
+from hyptree.geometry.core.registry import check_curvature
 from hyptree.geometry.sets import require_shared_curvature
 from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
 from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph

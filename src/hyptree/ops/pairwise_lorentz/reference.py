@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz
-from hyptree.geometry.numerics import Scalar
+from hyptree.geometry.core.numerics import Scalar
 
 Mode = Literal["exact", "matmul"]
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyptree.geometry.numerics import ball_limit
+from hyptree.geometry.core.numerics import ball_limit
 from hyptree.ops.backend import has_data
 from hyptree.ops.launch import launch
 

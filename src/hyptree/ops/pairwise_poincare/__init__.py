@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hyptree.geometry import poincare
-from hyptree.geometry.numerics import Scalar
+from hyptree.geometry.core.numerics import Scalar
 from hyptree.ops import pairwise_lorentz as pairs
 from hyptree.ops.pairwise_lorentz import fits
 from hyptree.ops.pairwise_lorentz.reference import Mode

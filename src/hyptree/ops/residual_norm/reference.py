@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.geometry.numerics import Scalar, dot, root, sqnorm
+from hyptree.geometry.core.numerics import Scalar, dot, root, sqnorm
 from hyptree.ops.rounding import rounded, wide
 
 

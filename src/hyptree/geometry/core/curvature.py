@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.geometry.registry import check_curvature
+from hyptree.geometry.core.registry import check_curvature
 
 
 @dataclass

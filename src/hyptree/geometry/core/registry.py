@@ -14,8 +14,8 @@ from typing import Any, Literal, ParamSpec
 import torch
 from torch import Tensor
 
-from hyptree.geometry import debug
-from hyptree.geometry.numerics import cap_norm, root
+from hyptree.geometry.core import debug
+from hyptree.geometry.core.numerics import cap_norm, root
 
 Returns = Literal["point", "tangent", "ball", "scalar"]
 P = ParamSpec("P")

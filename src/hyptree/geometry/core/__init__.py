@@ -1,0 +1,1 @@
+"""What every space is built from: numerics, curvatures, parameters that are points, the rules of a public function."""
