@@ -19,8 +19,8 @@ from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.models.hcformer import Block, HCFormer
-from hyptree.nn.cluster_level import ClusterLevel
-from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.cluster.level import ClusterLevel
+from hyptree.nn.cluster.map_norm import MapNorm
 
 
 class PublishedMixer(nn.Module):

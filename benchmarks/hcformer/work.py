@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from hyptree.models import hcformer
 from hyptree.models.hcformer import Block, HCFormer
 from hyptree.nn import products
-from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.cluster.map_norm import MapNorm
 
 PEAK, BANDWIDTH, LAUNCH = 600e12, 4.2e12, 7e-6
 """An H200, as reached and not as printed: bfloat16 products per second, bytes per second, seconds per eager launch."""

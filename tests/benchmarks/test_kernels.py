@@ -187,7 +187,7 @@ def test_one_bad_place_among_many_is_seen() -> None:
 def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import hyptree.models  # noqa: F401
-    from hyptree.nn import cluster
+    from hyptree.nn.cluster import mixer as cluster
     from hyptree.ops.cluster_patch import cluster_patch
 
     seen: list[Any] = []

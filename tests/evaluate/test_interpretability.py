@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.explore.fake import tiny
 from torch import nn
 
 from hyptree.data.sample import IGNORE, Sample
@@ -15,6 +14,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate import superpixels as sp
 from hyptree.evaluate.interpretability import cluster_maps, interpretability_table, print_table
 from hyptree.explore.picture import model_input
+from tests.explore.fake import tiny
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.nn.cluster import ClusterAssignment, ClusterMixer
+from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
 from hyptree import cli
 from hyptree.data.hierarcaps import Chain
@@ -17,6 +16,7 @@ from hyptree.data.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.explore import vlm_page, vlm_subject
 from hyptree.explore.vlm_page import Looked
+from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
 from .html import read
 

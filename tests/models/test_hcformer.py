@@ -15,9 +15,9 @@ from torch import nn
 from hyptree.geometry import Lorentz
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 from hyptree.nn import ClusterMixer
-from hyptree.nn.cluster_level import PositionBias, hyperbolic_similarity
-from hyptree.nn.map_norm import MapNorm
-from hyptree.nn.windows import cut, join, plan, pool
+from hyptree.nn.cluster.level import PositionBias, hyperbolic_similarity
+from hyptree.nn.cluster.map_norm import MapNorm
+from hyptree.nn.cluster.windows import cut, join, plan, pool
 
 from . import naive_hcformer as naive
 

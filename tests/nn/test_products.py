@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hyptree.models import hcformer
 from hyptree.models.hcformer import HCFormer
 from hyptree.nn import ClusterMixer, products
-from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
 from hyptree.ops import backend as backends
 

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.kernels.cases import MAPS
 from benchmarks.kernels.check import poisoned
-from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops.map_norm import fits, map_norm, map_norm_grad, reference
 
 pytest.importorskip("triton")
@@ -242,7 +242,7 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
 def test_shapes_of_the_benchmark_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import hyptree.models  # noqa: F401
-    from hyptree.nn import map_norm as map_norm_layer
+    from hyptree.nn.cluster import map_norm as map_norm_layer
 
     seen: list[tuple[int, ...]] = []
 

@@ -109,7 +109,7 @@ def read_clusters(model: Any, x: Tensor) -> list[list[BlockClusters]]:
 
 
 def _split(item: Any) -> list[BlockClusters]:
-    """What HCFormer says of one block (``hyptree.nn.cluster.ClusterAssignment``), picture by picture."""
+    """What HCFormer says of one block (``hyptree.nn.cluster.mixer.ClusterAssignment``), picture by picture."""
     import torch
 
     from hyptree.geometry import lorentz

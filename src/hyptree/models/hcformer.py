@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
-from hyptree.nn.cluster import ClusterAssignment, ClusterMixer
-from hyptree.nn.cluster_level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
-from hyptree.nn.map_norm import MapNorm
+from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
+from hyptree.nn.cluster.map_norm import MapNorm
+from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
+from hyptree.nn.cluster.windows import Size
 from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
-from hyptree.nn.windows import Size
 
 __all__ = ["ClusterAssignment", "HCFormer"]
 

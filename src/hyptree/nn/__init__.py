@@ -7,7 +7,7 @@ are float32 at least. ``nn.RMSNorm``, ``nn.GELU``, ``nn.Dropout`` and their like
 
 from hyptree.nn.attention import LorentzAttention, lorentz_attention
 from hyptree.nn.classifier import LorentzMLR, PoincareMLR, lorentz_mlr, poincare_mlr
-from hyptree.nn.cluster import ClusterAssignment, ClusterMixer
+from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
 from hyptree.nn.embedding import ManifoldEmbedding
 from hyptree.nn.fc import LorentzFC, PoincareFC, lorentz_fc, poincare_fc
 from hyptree.nn.linear import (

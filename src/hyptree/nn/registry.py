@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyptree.geometry import Lorentz, Poincare
 from hyptree.nn.attention import LorentzAttention
 from hyptree.nn.classifier import LorentzMLR, PoincareMLR
-from hyptree.nn.cluster import ClusterMixer
+from hyptree.nn.cluster.mixer import ClusterMixer
 from hyptree.nn.embedding import ManifoldEmbedding
 from hyptree.nn.fc import LorentzFC, PoincareFC
 from hyptree.nn.linear import LorentzLinear, LorentzLinearBounded, MobiusLinear

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.geometry.core.registry import check_curvature
-from hyptree.nn.cluster_level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
-from hyptree.nn.common import wide
-from hyptree.nn.map_norm import MapNorm
-from hyptree.nn.products import linear, scaled_linear
-from hyptree.nn.windows import (
+from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
+from hyptree.nn.cluster.map_norm import MapNorm
+from hyptree.nn.cluster.windows import (
     Size,
     Windows,
     add_to_windows,
@@ -33,6 +31,8 @@ from hyptree.nn.windows import (
     pool_windows,
     pooling_weights,
 )
+from hyptree.nn.common import wide
+from hyptree.nn.products import linear, scaled_linear
 from hyptree.ops.backend import BACKENDS
 from hyptree.ops.cluster_patch import Cut, cluster_patch
 from hyptree.ops.cluster_patch import fits as patch_fits

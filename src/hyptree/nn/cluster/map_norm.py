@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.nn.cluster.windows import Windows, count_patches
 from hyptree.nn.common import gemm_dtype, wide
-from hyptree.nn.windows import Windows, count_patches
 from hyptree.ops.map_norm import map_norm
 
 

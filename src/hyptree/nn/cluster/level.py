@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from hyptree.errors import suggest
 from hyptree.geometry import Lorentz, lorentz
 from hyptree.geometry.core.numerics import cap_norm
+from hyptree.nn.cluster.windows import Size
 from hyptree.nn.common import wide
-from hyptree.nn.windows import Size
 
 Geometry = Literal["euclidean", "hyperbolic"]
 GEOMETRIES = ("euclidean", "hyperbolic")

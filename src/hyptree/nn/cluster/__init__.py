@@ -1,0 +1,1 @@
+"""HCFormer's token mixing: patches around centres inside windows, windows around centres of the whole map."""
