@@ -3,7 +3,7 @@
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 
-from hyptree.tokens.diffusion import patch_unet
+from hyptree.tokens.families.diffusers import patch_unet
 
 torch.manual_seed(0)
 

@@ -15,7 +15,7 @@ diffusers = pytest.importorskip("diffusers")
 from hyptree.cluster import agglomerate, cosine_distance, manifold_distance  # noqa: E402
 from hyptree.errors import UserError  # noqa: E402
 from hyptree.geometry import Lorentz  # noqa: E402
-from hyptree.tokens.diffusion import patch_unet  # noqa: E402
+from hyptree.tokens.families.diffusers import patch_unet  # noqa: E402
 
 FINEST = {
     "down_blocks.0.attentions.0.transformer_blocks.0",

@@ -18,7 +18,7 @@ from hyptree.errors import UserError
 
 if TYPE_CHECKING:
     from hyptree.evaluate.reduction_subject import ReducedModel
-    from hyptree.tokens.family import FamilyAdapter
+    from hyptree.tokens.families.base import FamilyAdapter
 
 __all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
 

@@ -12,12 +12,12 @@ from torch import nn
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError, suggest
 from hyptree.geometry import Manifold
-from hyptree.tokens.family import FamilyAdapter, UnsupportedModel
+from hyptree.tokens.families.base import FamilyAdapter, UnsupportedModel
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle, Options
 from hyptree.tokens.methods import find_method
 from hyptree.tokens.schedule import Removal, check_layers
 
-FAMILIES = {"timm": "hyptree.tokens.timm", "transformers": "hyptree.tokens.transformers"}
+FAMILIES = {"timm": "hyptree.tokens.families.timm", "transformers": "hyptree.tokens.families.transformers"}
 """Library that defines a model -> module of ours with ``sites(model)``."""
 
 

@@ -1,0 +1,1 @@
+"""Families of models whose tokens can be reduced, one file each; ``base.py`` says what a family tells of itself."""
