@@ -123,7 +123,7 @@ def test_a_fresh_process_can_read_the_folder(run, exported):
 
 
 def test_text_comes_in_whole_pieces_and_leaves_the_generators_alone(run):
-    from hyptree.evaluate.generation import generate_text
+    from hyptree.lm.generate import generate_text
     from hyptree.train.language import load_language_model
 
     model, tokenizer = load_language_model(run)

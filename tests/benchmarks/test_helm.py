@@ -18,7 +18,7 @@ from benchmarks.helm import run as bench
 from benchmarks.helm import tables as report
 from benchmarks.helm.options import HelmOptions
 from hyptree.cli import main
-from hyptree.lm.latent_cache import cache_bytes_per_token
+from hyptree.lm.latent.cache import cache_bytes_per_token
 from hyptree.lm.presets import preset
 
 SMALL: dict[str, Any] = {

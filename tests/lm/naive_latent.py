@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyptree.lm.ambient import AmbientLinear
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.latent import LatentAttention
+from hyptree.lm.latent.attention import LatentAttention
 from hyptree.lm.rotary import HelmRotary
 
 

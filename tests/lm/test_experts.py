@@ -16,7 +16,7 @@ from torch.autograd import gradcheck
 from hyptree.geometry import lorentz
 from hyptree.lm.ambient import lift, rms_norm
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.experts import CURVATURE_BOUNDS, ExpertStack, Mice, merge
+from hyptree.lm.experts.mixture import CURVATURE_BOUNDS, ExpertStack, Mice, merge
 from hyptree.lm.ffn import DenseFFN
 from hyptree.train.optimizer import param_groups
 from hyptree.train.recipe import OptimSettings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyptree.lm.ambient import lift
-from hyptree.lm.experts import Mice
+from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
 
 from .test_experts import config, points, stir

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyptree.lm import HelmForCausalLM, fused, preset
+from hyptree.lm import HelmForCausalLM, preset
 from hyptree.lm.ambient import AmbientLinear, lift, lift_padded, padded_width, residual, rms_norm
+from hyptree.lm.fused import branches as fused
 from hyptree.ops import backend as backends
 
 pytest.importorskip("triton")

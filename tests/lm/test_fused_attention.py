@@ -12,7 +12,7 @@ from torch import Tensor
 from hyptree.lm.ambient import lift
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.latent import LatentAttention
+from hyptree.lm.latent.attention import LatentAttention
 from hyptree.lm.rotary import HelmRotary
 from hyptree.ops import backend as backends
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache, Trainer, TrainingArguments
 
 from hyptree.lm import BalanceCallback, HelmForCausalLM
 from hyptree.lm.ambient import AmbientLinear, kept_in_graphs, lift
-from hyptree.lm.routing import gates_of
+from hyptree.lm.experts.routing import gates_of
 
 from .make import VOCAB, small, tokens
 

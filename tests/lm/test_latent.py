@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 from hyptree.lm.ambient import lift
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.latent import LatentAttention
-from hyptree.lm.latent_attend import Queries, Sizes, key_value_columns, query_columns, visible_keys
+from hyptree.lm.latent.attention import LatentAttention
+from hyptree.lm.latent.scores import Queries, Sizes, key_value_columns, query_columns, visible_keys
 from hyptree.lm.rotary import HelmRotary
 
 from .naive_latent import inner, naive_latent_attention

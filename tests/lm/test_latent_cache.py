@@ -13,9 +13,9 @@ from transformers import DynamicCache, StaticCache
 
 from hyptree.lm.ambient import lift
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.latent import LatentAttention
-from hyptree.lm.latent_attend import attend_absorbed
-from hyptree.lm.latent_cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
+from hyptree.lm.latent.attention import LatentAttention
+from hyptree.lm.latent.cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
+from hyptree.lm.latent.scores import attend_absorbed
 from hyptree.lm.modeling import HelmForCausalLM, HelmModel
 from hyptree.lm.presets import preset, presets
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from hyptree.lm import latent
 from hyptree.lm.ambient import lift
+from hyptree.lm.latent import attention as latent
 from hyptree.ops import backend as backends
 
 from .test_latent import make, run, tables

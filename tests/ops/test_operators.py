@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from hyptree.lm.ambient import AmbientLinear, padded_width
-from hyptree.lm.fused import join, norm_product, swiglu_product
+from hyptree.lm.fused.branches import join, norm_product, swiglu_product
 from hyptree.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
 from hyptree.ops.cluster_window import _ClusterWindow, cluster_window
 from hyptree.ops.launch import launch

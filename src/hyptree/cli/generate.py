@@ -44,7 +44,7 @@ def run(config: GenerateConfig) -> None:
     import json
 
     from hyptree.devices import find_device
-    from hyptree.evaluate.generation import generate_text
+    from hyptree.lm.generate import generate_text
     from hyptree.train.language import load_language_model
 
     if config.num < 1:

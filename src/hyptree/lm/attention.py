@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import AmbientLinear, aligned, rounded
-from hyptree.lm.fused_attention import centroid_product, lifted_heads
+from hyptree.lm.fused.attention import centroid_product, lifted_heads
 from hyptree.lm.rotary import rotate, score_scale
 from hyptree.nn.common import wide
 from hyptree.ops.centroid import fits as centroid_fits

@@ -11,11 +11,11 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hyptree.geometry import Lorentz, PointModule, lorentz
-from hyptree.lm import fused
 from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, lift, padded_width, residual, rms_norm
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.ffn import DenseFFN
+from hyptree.lm.fused import branches as fused
 
 
 class PointEmbedding(nn.Embedding, PointModule):
@@ -47,13 +47,13 @@ class HelmBlock(GradientCheckpointingLayer):
         self.attention: nn.Module
         self.ffn: nn.Module
         if config.variant == "mice":
-            from hyptree.lm.latent import LatentAttention
+            from hyptree.lm.latent.attention import LatentAttention
 
             self.attention = LatentAttention(config, layer_idx)
         else:
             self.attention = HelmAttention(config, layer_idx)
         if config.variant == "mice" and layer_idx >= config.num_dense_layers:
-            from hyptree.lm.experts import Mice
+            from hyptree.lm.experts.mixture import Mice
 
             self.ffn = Mice(config)
         else:

@@ -57,7 +57,7 @@ class HelmConfig(PreTrainedConfig):
         cache_mode: what latent attention caches.
         num_dense_layers: leading layers of mice with a dense feed-forward part.
         gate, route_scale, expert_norm, shared_curvature, expert_curvature, expert_curvature_range: see
-            :mod:`hyptree.lm.experts`.
+            :mod:`hyptree.lm.experts.mixture`.
         balance_rate, balance_rule, balance_loss: how the load of experts is kept even.
         output_logits: give logits back in training too; without, the loss never builds them whole.
     """

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.lm.ambient import AmbientLinear, lift_padded, padded_width
-from hyptree.lm.fused import swiglu_product
+from hyptree.lm.fused.branches import swiglu_product
 from hyptree.nn.common import wide
 from hyptree.ops.swiglu import fits as swiglu_fits
 

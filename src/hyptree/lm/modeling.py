@@ -84,7 +84,7 @@ class HelmPreTrainedModel(PreTrainedModel):
     def post_step(self) -> None:
         """Move the balance biases of all gates. Call it after every optimiser step, in every process."""
         if self.config.variant == "mice":
-            from hyptree.lm.routing import gates_of, update_biases
+            from hyptree.lm.experts.routing import gates_of, update_biases
 
             update_biases(gates_of(self))
 

@@ -18,10 +18,10 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hyptree.lm.ambient import padded_width
-from hyptree.lm.grouped import bring, grouped_linear, send
+from hyptree.lm.experts.grouped import bring, grouped_linear, send
+from hyptree.lm.experts.routing import balance_step, sort_by_expert
 from hyptree.lm.loss import next_token_loss
 from hyptree.lm.modeling import HelmOutput
-from hyptree.lm.routing import balance_step, sort_by_expert
 from hyptree.nn.common import gemm_dtype
 
 if TYPE_CHECKING:

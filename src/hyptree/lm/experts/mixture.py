@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm import fused_experts
 from hyptree.lm.ambient import Kept, Start, aligned, lift_padded, padded_width
-from hyptree.lm.grouped import bring, grouped_linear, per_row, send
-from hyptree.lm.routing import Gate, Order, sort_by_expert
+from hyptree.lm.experts.grouped import bring, grouped_linear, per_row, send
+from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
+from hyptree.lm.fused import experts as fused_experts
 from hyptree.nn.common import wide
 from hyptree.ops import columns
 from hyptree.ops.merge_points.reference import merge

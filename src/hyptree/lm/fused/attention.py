@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.lm.fused import _grad_of_weight
+from hyptree.lm.fused.branches import _grad_of_weight
 from hyptree.ops.centroid import centroid, centroid_grad
 from hyptree.ops.heads import Heads, lift_heads, lift_heads_grad
 

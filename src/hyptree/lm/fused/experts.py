@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyptree.lm.grouped import _outer, grouped_linear
+from hyptree.lm.experts.grouped import _outer, grouped_linear
 from hyptree.ops.merge_points import fits as _merge_fits
 from hyptree.ops.merge_points import merge_points, merge_points_grad
 from hyptree.ops.send_rows import send_rows, send_rows_grad

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
 from hyptree.lm.attention import excess_of
-from hyptree.lm.fused_attention import centroid_product, lifted_heads
-from hyptree.lm.latent_attend import (
+from hyptree.lm.fused.attention import centroid_product, lifted_heads
+from hyptree.lm.latent.cache import LatentState, pack, unpack
+from hyptree.lm.latent.scores import (
     Queries,
     Sizes,
     attend,
@@ -35,7 +36,6 @@ from hyptree.lm.latent_attend import (
     key_value_columns,
     visible_keys,
 )
-from hyptree.lm.latent_cache import LatentState, pack, unpack
 from hyptree.lm.rotary import rotate, score_scale
 from hyptree.nn.common import wide
 from hyptree.ops.centroid import fits as centroid_fits

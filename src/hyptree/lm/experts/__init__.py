@@ -1,0 +1,1 @@
+"""MICE, the mixture of curvature experts: networks, routing, and the grouped products that a GPU wants."""

@@ -1,0 +1,1 @@
+"""Latent attention of HELM-MICE: projections, scores and the cache."""
