@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
-from hyptree.models.hcformer import Block, HCFormer
+from hyptree.models.hcformer.model import Block, HCFormer
 from hyptree.nn.cluster.level import ClusterLevel
 from hyptree.nn.cluster.map_norm import MapNorm
 

@@ -23,7 +23,7 @@ from benchmarks.hcformer.work import floor
 from benchmarks.session import Emit
 from hyptree.errors import UserError
 from hyptree.models.convs import Stem
-from hyptree.models.hcformer import HCFormer
+from hyptree.models.hcformer.model import HCFormer
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest relative distance of logits, and of the stem's gradient, from plain torch in float32."""

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from hyptree.models import hcformer
-from hyptree.models.hcformer import Block, HCFormer
+from hyptree.models.hcformer import model as hcformer
+from hyptree.models.hcformer.model import Block, HCFormer
 from hyptree.nn import products
 from hyptree.nn.cluster.map_norm import MapNorm
 

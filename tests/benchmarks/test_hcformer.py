@@ -17,7 +17,7 @@ from benchmarks.hcformer.options import HCFormerOptions
 from benchmarks.hcformer.published import PublishedHCFormer
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.models.hcformer import HCFormer
+from hyptree.models.hcformer.model import HCFormer
 
 SMALL = {"growth_model": "hcformer_pico", "repeats": 2, "threads": 1, "clock": "cpu"}
 

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyptree.models
-from hyptree.models.hcformer import HCFormer
+from hyptree.models.hcformer.model import HCFormer
 from hyptree.nn import ClusterMixer
 from hyptree.ops import backend as backends
 

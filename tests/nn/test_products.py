@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hyptree.models import hcformer
-from hyptree.models.hcformer import HCFormer
+from hyptree.models.hcformer import model as hcformer
+from hyptree.models.hcformer.model import HCFormer
 from hyptree.nn import ClusterMixer, products
 from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear

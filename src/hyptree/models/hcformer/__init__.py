@@ -1,0 +1,1 @@
+"""HCFormer: a vision backbone whose token mixer is soft clustering."""
