@@ -236,9 +236,9 @@ def vlm() -> None:
     from hyptree.explore.vlm_figures import plot_latent_tree, plot_radial
     from hyptree.explore.vlm_subject import world_latent
     from hyptree.train import Recipe, fit
-    from hyptree.vlm.encoders import load_encoder
-    from hyptree.vlm.suites import Texts
-    from hyptree.vlm.world_text import captions_of
+    from hyptree.vlm.clip.world_text import captions_of
+    from hyptree.vlm.encoders.encoder import load_encoder
+    from hyptree.vlm.radial.suites import Texts
 
     root = FOLDER.parents[1]
     run = root / "runs" / "clip_world_tiny"

@@ -19,7 +19,7 @@ ENTRY_POINTS = {"__init__.py", "__main__.py", "vlm/openvocab/__main__.py"}
 
 EXCEPTIONS = {
     ("data/text/tokenizer.py", "lm"),  # transformers must know a helm before it reads the tokenizer beside one
-    ("vlm/world_clip.py", "train"),  # a run of `hyptree train` is loaded as an encoder
+    ("vlm/clip/world_clip.py", "train"),  # a run of `hyptree train` is loaded as an encoder
     ("vlm/openvocab/detector.py", "models"),  # boxes are brought to another size by the one function that does it
 }
 

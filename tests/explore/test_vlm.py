@@ -15,7 +15,7 @@ from hyptree.errors import UserError
 from hyptree.explore import vlm_charts
 from hyptree.explore.vlm import radial_picture
 from hyptree.explore.vlm_radial import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, svg_radial
-from hyptree.vlm.suites import Texts
+from hyptree.vlm.radial.suites import Texts
 
 from .html import read
 

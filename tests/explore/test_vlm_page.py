@@ -70,7 +70,7 @@ def test_page_of_a_function(tmp_path: Path, seed: int) -> None:
         assert title in text
     assert "From a picture to a chain of captions" not in text and "Random weights." not in text
 
-    from hyptree.vlm.suites import Texts, chain_angles, chain_order, graded_entailment
+    from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment
 
     texts = Texts(rows_by_text(seed))
     order = chain_order(texts, [chain.captions for chain in chains])
@@ -102,8 +102,8 @@ def test_best_and_worst_chains(tmp_path: Path) -> None:
 
 def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
     from hyptree.vlm import load_encoder
-    from hyptree.vlm.retrieval import hierarchical_retrieval
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.retrieval import hierarchical_retrieval
+    from hyptree.vlm.radial.suites import Texts
 
     encoder = load_encoder(f"hf:{clip}")
     chains = vlm_subject.read_texts(CHAINS)
@@ -129,7 +129,7 @@ def test_explain_an_encoder_with_texts_picture_and_head(
     tmp_path: Path, clip: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from hyptree.vlm import LatentHierarchyHead
-    from hyptree.vlm.head_file import save_head
+    from hyptree.vlm.lathadapter.head_file import save_head
 
     head = LatentHierarchyHead(24, 2, seed=seed)
     (tmp_path / "run" / "heads").mkdir(parents=True)
@@ -167,9 +167,9 @@ def test_random_weights_need_the_flag_and_are_told(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize("geometry", ["chord", "lorentz"])
 def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: str) -> None:
     from hyptree.data.world import World
-    from hyptree.vlm.pixels import PixelFormat
-    from hyptree.vlm.world_clip import WorldClip, as_encoder, build_clip, preset
-    from hyptree.vlm.world_text import world_tokenizer
+    from hyptree.vlm.clip.world_clip import WorldClip, as_encoder, build_clip, preset
+    from hyptree.vlm.clip.world_text import world_tokenizer
+    from hyptree.vlm.encoders.pixels import PixelFormat
 
     torch.manual_seed(seed)
     tokenizer = world_tokenizer()
@@ -225,7 +225,7 @@ def test_mistakes_are_one_line(
 
 def test_a_head_for_another_encoder_is_told(tmp_path: Path, clip: Path) -> None:
     from hyptree.vlm import LatentHierarchyHead, load_encoder
-    from hyptree.vlm.head_file import save_head
+    from hyptree.vlm.lathadapter.head_file import save_head
 
     encoder, looked = load_encoder(f"hf:{clip}"), [Looked(np.zeros((8, 8, 3), np.uint8), "x")]
     save_head(LatentHierarchyHead(16, 2), tmp_path / "a.safetensors", about={"classes": ["car", "truck"]})

@@ -143,7 +143,7 @@ def test_figures_hold_what_the_page_shows(seed: int) -> None:
     assert len(disk.collections[-1].get_offsets()) == disk_of(latent)[0].num_nodes
 
     from hyptree.explore.vlm import radial_picture
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.suites import Texts
 
     torch.manual_seed(seed)
     rows_of_text = torch.randn(30, 6)

@@ -18,8 +18,8 @@ from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
 from hyptree.train.recipe import Recipe
 from hyptree.train.tasks.contrast import Contrast, ContrastSettings
-from hyptree.vlm.encoders import load_encoder
-from hyptree.vlm.world_text import captions_of, encode_table
+from hyptree.vlm.clip.world_text import captions_of, encode_table
+from hyptree.vlm.encoders.encoder import load_encoder
 
 from .test_resume import assert_same_run, dying_before_step
 

@@ -21,7 +21,7 @@ from hyptree.vlm import (
     attach,
     attachment_points,
 )
-from hyptree.vlm.attachment import handle_of
+from hyptree.vlm.adapters.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, encode_image, encode_text, every_clip, pixels, shake, tokens
 
@@ -80,7 +80,7 @@ def test_merge_is_exact_and_unmerge_restores_every_bit(small: SmallModel):
         bare = handle.merge_and_unload()
         assert bare is model and torch.equal(encode(bare, words, pictures), adapted)
     assert set(bare.state_dict()) == set(state)
-    assert all(type(module).__module__ != "hyptree.vlm.intercept" for module in bare.modules())
+    assert all(type(module).__module__ != "hyptree.vlm.adapters.intercept" for module in bare.modules())
     assert all(parameter.requires_grad for parameter in bare.parameters())  # as before attach
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyptree.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
-from hyptree.vlm.attachment import handle_of
+from hyptree.vlm.adapters.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, encode_image, encode_text, every_clip, pixels, shake, tokens
 

@@ -10,7 +10,7 @@ import torch
 
 from hyptree.errors import UserError
 from hyptree.vlm import DiagonalConfig, FullConfig, LoraConfig, ScaleAdapterConfig, attach
-from hyptree.vlm.attachment import handle_of
+from hyptree.vlm.adapters.attachment import handle_of
 
 from .small_clips import CLIPS, SmallModel, encode, every_clip, pixels, shake, tokens
 

@@ -21,7 +21,7 @@ from hyptree.vlm import (
     ScaleAdapterConfig,
     attach,
 )
-from hyptree.vlm.store import config_from
+from hyptree.vlm.adapters.store import config_from
 
 from .small_clips import CLIPS, encode, pixels, shake, tokens
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError
-from hyptree.vlm import ScaleAdapterConfig, attach, encoders_hf
-from hyptree.vlm.encoders import load_encoder
-from hyptree.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
+from hyptree.vlm import ScaleAdapterConfig, attach
+from hyptree.vlm.encoders import transformers as encoders_hf
+from hyptree.vlm.encoders.encoder import load_encoder
+from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 from .small_models import register_open_clip, save_bert, save_dual
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hyptree.data import DataSettings, build_dataset
 from hyptree.errors import UserError
 from hyptree.files import save_tensors
-from hyptree.vlm.features import FeatureSet
-from hyptree.vlm.fewshot import (
+from hyptree.vlm.encoders.features import FeatureSet
+from hyptree.vlm.lathadapter.fewshot import (
     _rate,
     build_head,
     class_names,
@@ -24,12 +24,12 @@ from hyptree.vlm.fewshot import (
     split_base_new,
     train,
 )
-from hyptree.vlm.fewshot_run import Bench, run_one, summarise, table
-from hyptree.vlm.fewshot_settings import PARTS, FewShotJob, FewShotSettings
-from hyptree.vlm.head_file import load_head, save_head
-from hyptree.vlm.lathadapter import LatentHierarchyHead
+from hyptree.vlm.lathadapter.fewshot_run import Bench, run_one, summarise, table
+from hyptree.vlm.lathadapter.head import LatentHierarchyHead
+from hyptree.vlm.lathadapter.head_file import load_head, save_head
+from hyptree.vlm.lathadapter.hosts import Host
+from hyptree.vlm.lathadapter.settings import PARTS, FewShotJob, FewShotSettings
 from hyptree.vlm.progress import counted
-from hyptree.vlm.prompts import Host
 
 NAMES = tuple(f"class {i}" for i in range(8))
 

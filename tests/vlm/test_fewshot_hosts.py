@@ -13,9 +13,9 @@ from torch import Tensor
 from hyptree.cli import main
 from hyptree.data.world import World
 from hyptree.errors import UserError
-from hyptree.vlm import features as features_module
-from hyptree.vlm.encoders import Encoder, load_encoder
-from hyptree.vlm.features import (
+from hyptree.vlm.encoders import features as features_module
+from hyptree.vlm.encoders.encoder import Encoder, load_encoder
+from hyptree.vlm.encoders.features import (
     SHIFTS,
     PixelSet,
     data_fingerprint,
@@ -24,9 +24,9 @@ from hyptree.vlm.features import (
     picture_features,
     text_features,
 )
-from hyptree.vlm.fewshot import freeze
-from hyptree.vlm.fewshot_run import short_names
-from hyptree.vlm.prompts import JointHost, PromptHost
+from hyptree.vlm.lathadapter.fewshot import freeze
+from hyptree.vlm.lathadapter.fewshot_run import short_names
+from hyptree.vlm.lathadapter.hosts import JointHost, PromptHost
 
 from .small_models import register_open_clip, save_bert, save_dual
 

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyptree.geometry import lorentz, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.vlm import LatentHierarchyHead
-from hyptree.vlm.hierarchy_loss import hierarchy_loss, mine_triplets
-from hyptree.vlm.lathadapter import default_num_attributes, polar_distances
-from hyptree.vlm.refine import refine
+from hyptree.vlm.lathadapter.head import default_num_attributes, polar_distances
+from hyptree.vlm.lathadapter.hierarchy_loss import hierarchy_loss, mine_triplets
+from hyptree.vlm.lathadapter.refine import refine
 
 
 def features(count: int, d: int = 16, seed: int = 0) -> Tensor:

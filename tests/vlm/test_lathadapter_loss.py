@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyptree.geometry import poincare
-from hyptree.vlm.hierarchy_loss import choose_ancestors, gumbel_noise, hierarchy_loss, mine_triplets
+from hyptree.vlm.lathadapter.hierarchy_loss import choose_ancestors, gumbel_noise, hierarchy_loss, mine_triplets
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -176,8 +176,8 @@ def test_flags_go_over_a_recipe() -> None:
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -> None:
     """The command of the README: blocks of 128 would not divide its width."""
+    from hyptree.vlm.clip.world_clip import build_clip, preset
     from hyptree.vlm.openvocab.segmenter import attach_method
-    from hyptree.vlm.world_clip import build_clip, preset
 
     settings = OpenVocabSettings.read(TrainScaleConfig(method=method).settings().model.args)
     assert settings.adapter == ({"block_size": 64} if method in (None, "scale", "orthogonal") else {})
@@ -191,11 +191,11 @@ def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -
 def test_methods_are_compared_at_equal_parameters() -> None:
     """The table's rows fit the small CLIP, and HyperCLIP's blocks and LoRA train equally many numbers there."""
     from hyptree.train.table import read_table, row_recipe
-    from hyptree.vlm.encoders_hf import HfEncoder
+    from hyptree.vlm.clip.world_clip import build_clip, preset
+    from hyptree.vlm.clip.world_text import world_tokenizer
+    from hyptree.vlm.encoders.pixels import PixelFormat
+    from hyptree.vlm.encoders.transformers import HfEncoder
     from hyptree.vlm.openvocab.segmenter import attach_method
-    from hyptree.vlm.pixels import PixelFormat
-    from hyptree.vlm.world_clip import build_clip, preset
-    from hyptree.vlm.world_text import world_tokenizer
 
     table = read_table(ROOT / "recipes" / "compare_openvocab.yaml")
     tokenizer = world_tokenizer()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.dense_features import dense_tower, resize_positions
+from hyptree.vlm.encoders.patch_features import dense_tower, resize_positions
 
 from .small_models import register_open_clip, save_dual
 
@@ -125,7 +125,7 @@ def test_queries_of_the_last_block_get_a_gradient_of_zero(pair: tuple[nn.Module,
 
 
 def test_siglip_patches_are_pooled_alone(tmp_path: Path) -> None:
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
 
     encoder = load_encoder(f"hf:{save_dual(tmp_path / 'siglip', 'siglip')}")
     pixels = torch.randn(2, 3, 32, 32)

@@ -26,7 +26,7 @@ from hyptree.train import fit
 from hyptree.train.recipe import Recipe
 from hyptree.train.tasks import build_task
 from hyptree.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
-from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.encoders.encoder import load_encoder
 from hyptree.vlm.openvocab.detector import OpenVocabDetector, region_features
 
 from .small_models import save_dual

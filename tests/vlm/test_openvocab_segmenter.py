@@ -39,7 +39,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_segmenter(folder: Path, **settings: Any) -> Any:
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
     from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
     chosen = OpenVocabSettings(**{"method": "frozen"} | settings)
@@ -367,7 +367,7 @@ def test_methods_train_the_adapter_and_nothing_else(clip_folder: Path, method: s
 def test_open_clip_is_tuned_as_well(tmp_path: Path) -> None:
     """On pictures of another size than the pretraining one."""
     pytest.importorskip("open_clip", reason="install hyptree[vlm]")
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
     from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
     from .small_models import register_open_clip

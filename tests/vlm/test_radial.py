@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from hyptree.geometry import lorentz
-from hyptree.vlm.radial import ConeLoss, RadialLoss, coincide, cone_energy, exterior_angle, root_distance
+from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, coincide, cone_energy, exterior_angle, root_distance
 
 D = 12
 

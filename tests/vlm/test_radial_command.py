@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyptree.cli import main
-from hyptree.vlm.encoders import load_encoder
+from hyptree.vlm.encoders.encoder import load_encoder
 
 from .small_models import register_open_clip, save_bert, save_dual
 

@@ -18,11 +18,11 @@ from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.tree import Tree
-from hyptree.vlm.coarse import coarse_classes, coarse_recall, words_of
-from hyptree.vlm.report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
-from hyptree.vlm.report_table import report_lines
-from hyptree.vlm.retention import class_embeddings, image_text_recall, zero_shot_accuracy
-from hyptree.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
+from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
+from hyptree.vlm.radial.hierarchy_report import TINY_IMAGENET_CUT, hierarchy_report, world_chains
+from hyptree.vlm.radial.report_lines import report_lines
+from hyptree.vlm.radial.retention import class_embeddings, image_text_recall, zero_shot_accuracy
+from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 
 def radial_encoder(directions, norm=3.0):
@@ -303,7 +303,7 @@ def test_real_sentence_encoder(shared_data):
     folder = os.environ.get("HYPTREE_MINILM")
     if not folder:
         pytest.skip("set HYPTREE_MINILM to the folder of a MiniLM sentence encoder")
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
 
     report = hierarchy_report(load_encoder(f"hf:{folder}"), "hierarcaps-text", data=shared_data, limit=100)
     found = report["suites"]["hierarcaps-text"]

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from hyptree.data.hierarcaps import Chain, read_hierarcaps, without_images_of
 from hyptree.errors import UserError
-from hyptree.vlm.radial import RadialLoss
-from hyptree.vlm.radial_settings import RadialSettings
-from hyptree.vlm.radial_trainer import CHECKPOINT, FIRST, METRICS, TRAINED, RadialTrainer, train
+from hyptree.vlm.radial.loss import RadialLoss
+from hyptree.vlm.radial.settings import RadialSettings
+from hyptree.vlm.radial.trainer import CHECKPOINT, FIRST, METRICS, TRAINED, RadialTrainer, train
 
 
 class TinyTower(nn.Module):

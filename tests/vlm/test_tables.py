@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyptree.vlm.tables import _main, vlm_table
+from results.vlm_reports import _main, vlm_table
 
 
 def fewshot(folder: Path, base: float, full: float) -> Path:

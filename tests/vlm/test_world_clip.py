@@ -16,12 +16,12 @@ from torch import Tensor
 from hyptree.data.world import CLASSES, World
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.vlm.contrast import chain_loss, contrastive_loss, entailment_loss, info_nce, similarity
-from hyptree.vlm.contrast_scores import score_embeddings
-from hyptree.vlm.encoders import load_encoder
-from hyptree.vlm.pixels import PixelFormat
-from hyptree.vlm.world_clip import MAX_SCALE, WorldClip, as_encoder, build_clip, preset
-from hyptree.vlm.world_text import PROMPTS, captions_of, class_prompts, encode_table, world_tokenizer, world_words
+from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss, info_nce, similarity
+from hyptree.vlm.clip.contrast_scores import score_embeddings
+from hyptree.vlm.clip.world_clip import MAX_SCALE, WorldClip, as_encoder, build_clip, preset
+from hyptree.vlm.clip.world_text import PROMPTS, captions_of, class_prompts, encode_table, world_tokenizer, world_words
+from hyptree.vlm.encoders.encoder import load_encoder
+from hyptree.vlm.encoders.pixels import PixelFormat
 
 from . import two_processes
 

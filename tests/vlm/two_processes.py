@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from hyptree.vlm.contrast import contrastive_loss, gather_rows
+from hyptree.vlm.clip.contrast import contrastive_loss, gather_rows
 
 CURVATURES = (None, 0.7)
 

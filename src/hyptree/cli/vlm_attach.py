@@ -50,7 +50,7 @@ class AttachInfoConfig:
 
     def settings(self) -> AdapterConfig:
         """The adapter's configuration; a setting that it does not have is an error."""
-        from hyptree.vlm.store import config_from
+        from hyptree.vlm.adapters.store import config_from
 
         given: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
         given |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hyptree.vlm.fewshot_settings import FewShotJob
+from hyptree.vlm.lathadapter.settings import FewShotJob
 
 
 @dataclass(kw_only=True)
@@ -21,7 +21,7 @@ def train_fewshot(config: TrainFewshotConfig) -> None:
 
     hyptree vlm train-fewshot --model hf:runs/clip_world --data world --shots 1 2 4 8 16 --protocol base-to-new
     """
-    from hyptree.vlm.fewshot_run import run_fewshot, table
+    from hyptree.vlm.lathadapter.fewshot_run import run_fewshot, table
 
     report = run_fewshot(config)
     if config.json:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, write_text
-from hyptree.vlm.radial_settings import ADAPTER_LR, RadialSettings
+from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 
 if TYPE_CHECKING:
     from hyptree.data.hierarcaps import Chain
-    from hyptree.vlm.encoders import Encoder
-    from hyptree.vlm.radial_trainer import Progress
+    from hyptree.vlm.encoders.encoder import Encoder
+    from hyptree.vlm.radial.trainer import Progress
 
 AdapterName = Literal["none", "scale", "lora", "diagonal", "orthogonal", "full"]
 
@@ -105,8 +105,8 @@ def train_radial(config: TrainRadialConfig) -> None:
     Trains the text tower, or an adapter on it. Ctrl-C writes a checkpoint; --resume goes on bit for bit.
     """
     config.check()
-    from hyptree.vlm import radial_trainer as radial
     from hyptree.vlm.progress import counted
+    from hyptree.vlm.radial import trainer as radial
 
     out = config.out
     if (out / radial.CHECKPOINT).exists() and not (config.resume or config.overwrite):
@@ -165,8 +165,8 @@ def train_radial(config: TrainRadialConfig) -> None:
 
 def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     """Measure the hierarchy in an encoder: order, angles, HyperLex, retrieval, coarse classes, with their baselines."""
-    from hyptree.vlm.report import SUITES, check_request, hierarchy_report
-    from hyptree.vlm.report_table import report_lines
+    from hyptree.vlm.radial.hierarchy_report import SUITES, check_request, hierarchy_report
+    from hyptree.vlm.radial.report_lines import report_lines
 
     about = {
         "random_init": config.random_init,
@@ -187,7 +187,7 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
 
         AdapterHandle.load(encoder, config.weights / "adapter")
     elif config.weights is not None:
-        from hyptree.vlm.radial_trainer import load_trained
+        from hyptree.vlm.radial.trainer import load_trained
 
         load_trained(encoder, config.weights)
     report: dict[str, Any] = {}
@@ -215,13 +215,13 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
 
 def _load(model: str, random_init: bool, seed: int, device: str) -> Encoder:
     from hyptree.devices import find_device
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
 
     return load_encoder(model, random_init=random_init, seed=seed, device=find_device(device))
 
 
 def _check_weights(path: Path) -> None:
-    from hyptree.vlm.radial_trainer import TRAINED
+    from hyptree.vlm.radial.trainer import TRAINED
 
     if not path.exists():
         raise UserError(f"--weights {path}: no such file or folder; expected the folder of a train-radial run")
@@ -236,7 +236,7 @@ def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
     if config.num_chains is not None and config.num_chains < 1:
         raise UserError(f"num_chains must be 1 or more, got {config.num_chains}")
     if config.chains == "world":
-        from hyptree.vlm.report import world_chains
+        from hyptree.vlm.radial.hierarchy_report import world_chains
 
         return world_chains("train", config.num_chains or 2000, config.seed)
     path = Path(config.chains)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyptree.evaluate.detection import CocoScorer
 from hyptree.evaluate.segmentation import segmentation_scores
-from hyptree.vlm.fewshot import harmonic_mean
+from hyptree.vlm.lathadapter.fewshot import harmonic_mean
 
 
 def split_scores(matrix: Tensor, classes: Sequence[str], unseen: Sequence[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from hyptree.errors import UserError
 from hyptree.explore.curves import _ticks
 
 if TYPE_CHECKING:
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.suites import Texts
 
 __all__ = ["RadialPicture", "axis_of", "radial_picture", "same_levels"]
 
@@ -87,12 +87,12 @@ def radial_picture(texts: Texts, chains: Sequence[Sequence[str]], shown: int | N
     """Where the captions of chains lie around the root.
 
     Args:
-        texts: the encoder's texts, see ``hyptree.vlm.suites.Texts``.
+        texts: the encoder's texts, see ``hyptree.vlm.radial.suites.Texts``.
         chains: captions from general to specific, all with as many levels.
         shown: chains to draw, the first ones that differ; by default as many as have about 90 captions together. tau
             is that of all.
     """
-    from hyptree.vlm.order import length_baselines, order_of_levels
+    from hyptree.vlm.radial.order import length_baselines, order_of_levels
 
     num_levels = same_levels(chains)
     if shown is not None and shown < 1:
@@ -148,7 +148,7 @@ def _directions(texts: Texts, captions: Sequence[str]) -> np.ndarray:
 
 def _projected(unit: np.ndarray) -> tuple[np.ndarray, float, float]:
     """(n,) angles of directions on their two main axes, the share of variance kept, and how true the angles are."""
-    from hyptree.vlm.order import spearman
+    from hyptree.vlm.radial.order import spearman
 
     centred = unit - unit.mean(0)
     axes = np.linalg.svd(centred, full_matrices=False)[2][:2]

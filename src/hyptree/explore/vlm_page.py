@@ -26,7 +26,7 @@ from hyptree.explore.vlm_tree import LatentTree
 
 if TYPE_CHECKING:
     from hyptree.data.hyperlex import WordPair
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.suites import Texts
 
 __all__ = ["Looked", "sections", "write"]
 
@@ -64,11 +64,11 @@ def write(
         random_init: the weights are random: the page says so in red.
     """
     from hyptree.errors import as_user_error
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.suites import Texts
 
     if chains is None:
         from hyptree.data.world import World
-        from hyptree.vlm.world_text import captions_of
+        from hyptree.vlm.clip.world_text import captions_of
 
         words = captions_of(World("val", num_images=NUM_WORLD_CHAINS))
         chains = [Chain(captions, wrong) for captions, wrong in words]
@@ -99,7 +99,7 @@ def write(
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:
     """The report of what a page shows, by the measures of ``hierarchy_report``."""
-    from hyptree.vlm.suites import chain_angles, chain_order, graded_entailment
+    from hyptree.vlm.radial.suites import chain_angles, chain_order, graded_entailment
 
     same_levels([chain.captions for chain in chains])
     order = chain_order(texts, [chain.captions for chain in chains])

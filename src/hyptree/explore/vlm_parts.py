@@ -19,7 +19,7 @@ from hyptree.explore.vlm_tree import LatentTree, dendrogram_says, svg_dendrogram
 
 if TYPE_CHECKING:
     from hyptree.data.hyperlex import WordPair
-    from hyptree.vlm.suites import Texts
+    from hyptree.vlm.radial.suites import Texts
 
 STYLE = (
     charts.STYLE
@@ -68,8 +68,8 @@ class Looked:
 
 def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: Texts, pairs: Sequence[WordPair]) -> str:
     """The first numbers, each with its baseline below."""
-    from hyptree.vlm.order import length_baselines, order_of_levels
-    from hyptree.vlm.suites import graded_entailment
+    from hyptree.vlm.radial.order import length_baselines, order_of_levels
+    from hyptree.vlm.radial.suites import graded_entailment
 
     mine, words = order_of_levels(distance), length_baselines(captions)["words"]
     cards = [
@@ -89,7 +89,7 @@ def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: T
 
 def levels_html(captions: Sequence[Sequence[str]], distance: np.ndarray) -> str:
     """Distance by level, and tau of every chain."""
-    from hyptree.vlm.order import kendall_tau
+    from hyptree.vlm.radial.order import kendall_tau
 
     counts = np.array([[len(caption.split()) for caption in chain] for chain in captions], np.float64)
     tau, by_words = kendall_tau(distance)[0], kendall_tau(counts)[0]
@@ -149,7 +149,7 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Loo
     """For each picture the chain of captions that widening the circle around the root finds."""
     import torch
 
-    from hyptree.vlm.retrieval import hierarchical_retrieval, score_chains
+    from hyptree.vlm.radial.retrieval import hierarchical_retrieval, score_chains
 
     if getattr(encoder, "image_tower", None) is None:
         raise UserError(f"{getattr(encoder, 'name', 'this encoder')} reads text alone; leave the pictures out")
@@ -194,7 +194,7 @@ def latent_html(latent: LatentTree) -> str:
 
 def hyperlex_html(texts: Texts, pairs: Sequence[WordPair]) -> str:
     """People's answers against the angle, and against the cosine."""
-    from hyptree.vlm.order import spearman
+    from hyptree.vlm.radial.order import spearman
 
     words, general = [pair.word for pair in pairs], [pair.general for pair in pairs]
     scores = [pair.score for pair in pairs]
@@ -217,7 +217,7 @@ def hyperlex_html(texts: Texts, pairs: Sequence[WordPair]) -> str:
 
 def tables_html(report: Mapping[str, Any]) -> str:
     """The tables that ``hyptree vlm eval-hierarchy`` prints, as HTML."""
-    from hyptree.vlm.report_table import report_lines
+    from hyptree.vlm.radial.report_lines import report_lines
 
     first, *lines = report_lines(report)
     parts = [f"<p>{escape(first)}.</p>"]

@@ -25,7 +25,7 @@ SHOWN_PIXELS = 128
 
 def is_encoder(model: str) -> bool:
     """Whether the name is that of an encoder: ``hf:...`` or ``open_clip:...``."""
-    from hyptree.vlm.encoders import KINDS
+    from hyptree.vlm.encoders.encoder import KINDS
 
     return model.partition(":")[0] in KINDS and ":" in model
 
@@ -47,7 +47,7 @@ def page_of_encoder(
     from hyptree.data.hyperlex import read_hyperlex
     from hyptree.explore.picture import read_picture
     from hyptree.train.embedder import find_device
-    from hyptree.vlm.encoders import load_encoder
+    from hyptree.vlm.encoders.encoder import load_encoder
 
     chains = read_texts(texts) if texts else None
     word_pairs = read_hyperlex(pairs) if pairs is not None else []
@@ -121,7 +121,7 @@ def _chain(text: str, where: str) -> Chain:
 def world_looked(count: int) -> list[Looked]:
     """Validation pictures of the built-in world, with the captions that are true of them."""
     from hyptree.data.world import World
-    from hyptree.vlm.world_text import captions_of
+    from hyptree.vlm.clip.world_text import captions_of
 
     world = World("val", num_images=count, size=SHOWN_PIXELS)
     words = [captions for captions, _ in captions_of(world)]
@@ -145,11 +145,11 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     import torch
 
     from hyptree.data.world import World
-    from hyptree.vlm import fewshot
-    from hyptree.vlm.features import FeatureSet
-    from hyptree.vlm.fewshot_settings import PARTS, FewShotSettings
-    from hyptree.vlm.prompts import Host
-    from hyptree.vlm.world_text import captions_of
+    from hyptree.vlm.clip.world_text import captions_of
+    from hyptree.vlm.encoders.features import FeatureSet
+    from hyptree.vlm.lathadapter import fewshot
+    from hyptree.vlm.lathadapter.hosts import Host
+    from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
 
     world = World("train", num_images=1500, size=SHOWN_PIXELS, seed=seed)
     classes = list(range(len(world.classes)))
@@ -175,9 +175,9 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
 
 def head_latent(encoder: Any, path: Path, looked: Sequence[Looked]) -> LatentTree:
     """The tree of a head that ``hyptree vlm train-fewshot`` wrote, with these pictures in it."""
-    from hyptree.vlm.fewshot_settings import FewShotSettings
-    from hyptree.vlm.head_file import load_head
-    from hyptree.vlm.prompts import Host
+    from hyptree.vlm.lathadapter.head_file import load_head
+    from hyptree.vlm.lathadapter.hosts import Host
+    from hyptree.vlm.lathadapter.settings import FewShotSettings
 
     head, learned, about = load_head(path)
     classes = about.get("classes")

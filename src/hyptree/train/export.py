@@ -36,7 +36,7 @@ def export(
     """
     if format == "hf":
         if RunFolder(run).recipe().task == "contrast":
-            from hyptree.vlm.world_clip import export_run
+            from hyptree.vlm.clip.world_clip import export_run
 
             return export_run(run, out), None
         from hyptree.train.language import export_language_model

@@ -17,43 +17,43 @@ from typing import TYPE_CHECKING
 from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
+    from hyptree.vlm.adapters.attachment import attach, handle_of
     from hyptree.vlm.adapters.base import AdapterConfig
-    from hyptree.vlm.adapters.diagonal import DiagonalConfig
-    from hyptree.vlm.adapters.full import FullConfig
-    from hyptree.vlm.adapters.lora import LoraConfig
-    from hyptree.vlm.adapters.orthogonal import OrthogonalConfig
-    from hyptree.vlm.adapters.scale import ScaleAdapterConfig, reference_mobius
-    from hyptree.vlm.attachment import attach, handle_of
-    from hyptree.vlm.encoders import Encoder, load_encoder
-    from hyptree.vlm.handle import AdapterHandle
-    from hyptree.vlm.lathadapter import LatentHierarchyHead
-    from hyptree.vlm.radial import RadialLoss, exterior_angle
-    from hyptree.vlm.radial_trainer import RadialTrainer
+    from hyptree.vlm.adapters.handle import AdapterHandle
+    from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
+    from hyptree.vlm.adapters.kinds.full import FullConfig
+    from hyptree.vlm.adapters.kinds.lora import LoraConfig
+    from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
+    from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig, reference_mobius
+    from hyptree.vlm.adapters.structure import attachment_points
+    from hyptree.vlm.encoders.encoder import Encoder, load_encoder
+    from hyptree.vlm.lathadapter.head import LatentHierarchyHead
+    from hyptree.vlm.radial.hierarchy_report import hierarchy_report
+    from hyptree.vlm.radial.loss import RadialLoss, exterior_angle
+    from hyptree.vlm.radial.trainer import RadialTrainer
     from hyptree.vlm.radii import RadiusLoss, radius
-    from hyptree.vlm.report import hierarchy_report
-    from hyptree.vlm.structure import attachment_points
 
 _HOMES = {
     "AdapterConfig": "adapters.base",
-    "AdapterHandle": "handle",
-    "DiagonalConfig": "adapters.diagonal",
-    "Encoder": "encoders",
-    "FullConfig": "adapters.full",
-    "LatentHierarchyHead": "lathadapter",
-    "LoraConfig": "adapters.lora",
-    "OrthogonalConfig": "adapters.orthogonal",
-    "RadialLoss": "radial",
-    "RadialTrainer": "radial_trainer",
+    "AdapterHandle": "adapters.handle",
+    "DiagonalConfig": "adapters.kinds.diagonal",
+    "Encoder": "encoders.encoder",
+    "FullConfig": "adapters.kinds.full",
+    "LatentHierarchyHead": "lathadapter.head",
+    "LoraConfig": "adapters.kinds.lora",
+    "OrthogonalConfig": "adapters.kinds.orthogonal",
+    "RadialLoss": "radial.loss",
+    "RadialTrainer": "radial.trainer",
     "RadiusLoss": "radii",
-    "ScaleAdapterConfig": "adapters.scale",
-    "attach": "attachment",
-    "attachment_points": "structure",
-    "exterior_angle": "radial",
-    "handle_of": "attachment",
-    "hierarchy_report": "report",
-    "load_encoder": "encoders",
+    "ScaleAdapterConfig": "adapters.kinds.scale",
+    "attach": "adapters.attachment",
+    "attachment_points": "adapters.structure",
+    "exterior_angle": "radial.loss",
+    "handle_of": "adapters.attachment",
+    "hierarchy_report": "radial.hierarchy_report",
+    "load_encoder": "encoders.encoder",
     "radius": "radii",
-    "reference_mobius": "adapters.scale",
+    "reference_mobius": "adapters.kinds.scale",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 
 if TYPE_CHECKING:
-    from hyptree.vlm.handle import AdapterHandle
+    from hyptree.vlm.adapters.handle import AdapterHandle
 
 
 def radius(embeddings: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pictures and their captions brought together: the small CLIP of ``hyptree.vlm.world_clip``, flat or hyperbolic."""
+"""Pictures and their captions brought together: the small CLIP of ``hyptree.vlm.clip.world_clip``, flat or hyperbolic."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hyptree.data.sample import Sample
 from hyptree.errors import UserError, suggest
 from hyptree.train.recipe import Recipe
 from hyptree.train.task import Task
-from hyptree.vlm.contrast import chain_loss, contrastive_loss, entailment_loss
-from hyptree.vlm.contrast_scores import score_embeddings
-from hyptree.vlm.world_clip import WorldClip, build_clip, preset
-from hyptree.vlm.world_text import PROMPTS, captions_of, encode_table, world_tokenizer
+from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss
+from hyptree.vlm.clip.contrast_scores import score_embeddings
+from hyptree.vlm.clip.world_clip import WorldClip, build_clip, preset
+from hyptree.vlm.clip.world_text import PROMPTS, captions_of, encode_table, world_tokenizer
 
 Batch = dict[str, Tensor]
 

@@ -45,7 +45,7 @@ class OpenVocab(Segment):
     def encoder(self) -> Any:
         """The CLIP that the recipe names, loaded once."""
         if self._encoder is None:
-            from hyptree.vlm.encoders import load_encoder
+            from hyptree.vlm.encoders.encoder import load_encoder
 
             seed = self.recipe.run.seed
             found = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)

@@ -6,11 +6,11 @@ A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, 
 from __future__ import annotations
 
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.adapters.diagonal import DiagonalConfig
-from hyptree.vlm.adapters.full import FullConfig
-from hyptree.vlm.adapters.lora import LoraConfig
-from hyptree.vlm.adapters.orthogonal import OrthogonalConfig
-from hyptree.vlm.adapters.scale import ScaleAdapterConfig
+from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
+from hyptree.vlm.adapters.kinds.full import FullConfig
+from hyptree.vlm.adapters.kinds.lora import LoraConfig
+from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
+from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig
 
 METHODS: dict[str, type[AdapterConfig]] = {
     config.method: config for config in (ScaleAdapterConfig, LoraConfig, DiagonalConfig, OrthogonalConfig, FullConfig)

@@ -2,7 +2,7 @@
 
 An adapter holds the parameters of many matrices of one shape at once, stacked along the first dimension ("slots"), so
 that all layers of a tower are adapted by a few operations. It is written in plain torch as a function of its
-parameters; when and how often it is called is the business of ``hyptree.vlm.group``.
+parameters; when and how often it is called is the business of ``hyptree.vlm.adapters.group``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, suggest
-from hyptree.vlm.structure import TARGETS, TOWERS
+from hyptree.vlm.adapters.structure import TARGETS, TOWERS
 
 Space = Literal["weight", "embedding"]
 

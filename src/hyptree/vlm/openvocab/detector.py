@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hyptree.data.sample import Sample
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD
 from hyptree.errors import UserError
-from hyptree.vlm.dense_features import dense_tower
+from hyptree.vlm.encoders.patch_features import dense_tower
 from hyptree.vlm.openvocab.settings import OpenVocabSettings
 
 Found = dict[str, Tensor]

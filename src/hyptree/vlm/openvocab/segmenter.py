@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, suggest
-from hyptree.vlm.dense_features import dense_tower
+from hyptree.vlm.encoders.patch_features import dense_tower
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, cosine_volume
 from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
 from hyptree.vlm.openvocab.sliding import sliding_scores

@@ -24,9 +24,9 @@ from hyptree.data.hierarcaps import (
 )
 from hyptree.data.hyperlex import read_hyperlex
 from hyptree.errors import UserError, as_user_error, suggest
-from hyptree.vlm.coarse import coarse_classes, coarse_recall, words_of
-from hyptree.vlm.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
-from hyptree.vlm.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
+from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
+from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
+from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet", "cifar10")
 """Those that end in -text and hyperlex need a text encoder alone, the others pictures too."""

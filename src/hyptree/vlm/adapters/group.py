@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter
-from hyptree.vlm.structure import Site
+from hyptree.vlm.adapters.structure import Site
 
 
 @dataclass

@@ -11,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError, suggest
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.embedding import AdaptedEmbedding, embedding_points
-from hyptree.vlm.group import AdaptedGroup
-from hyptree.vlm.intercept import intercept, intercept_text, release, release_text
-from hyptree.vlm.structure import Site, attachment_points
+from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
+from hyptree.vlm.adapters.group import AdaptedGroup
+from hyptree.vlm.adapters.intercept import intercept, intercept_text, release, release_text
+from hyptree.vlm.adapters.structure import Site, attachment_points
 
 CHILD = "hyptree_adapters"
 """Name of the child, and so the first word of adapter keys in the model's state dict."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.scale import ScaleAdapterConfig
+from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.vlm.contrast import similarity
-from hyptree.vlm.retention import TEMPLATE, class_embeddings
-from hyptree.vlm.retrieval import hierarchical_retrieval
+from hyptree.vlm.clip.contrast import similarity
+from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings
+from hyptree.vlm.radial.retrieval import hierarchical_retrieval
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hyptree.data.pictures import name_some
 from hyptree.data.seeding import mix_bits
 from hyptree.errors import UserError
-from hyptree.vlm.fewshot_settings import PARTS, FewShotSettings
-from hyptree.vlm.lathadapter import LatentHierarchyHead
-from hyptree.vlm.prompts import Host
+from hyptree.vlm.lathadapter.head import LatentHierarchyHead
+from hyptree.vlm.lathadapter.hosts import Host
+from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
 
 _TEST_BATCH = 256
 _SYNSET = re.compile(r"\.[nvars]\.\d+$")  # how WordNet ends a name

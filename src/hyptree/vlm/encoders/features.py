@@ -15,7 +15,7 @@ from torch import Tensor
 from hyptree.data.sample import BadSample, PictureDataset
 from hyptree.errors import UserError
 from hyptree.files import load_tensors, save_tensors
-from hyptree.vlm.encoders import Encoder
+from hyptree.vlm.encoders.encoder import Encoder
 
 PART = 1024
 """Pictures per file while features are being made: what a stop can lose."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hyptree.errors import suggest
 from hyptree.geometry.core.numerics import wide
-from hyptree.vlm.contrast import similarity
+from hyptree.vlm.clip.contrast import similarity
 
 RADII = ("chord", "one_minus_cos")
 

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, suggest
-from hyptree.vlm.carrier import CHILD, adapter_tower
-from hyptree.vlm.pixels import PixelFormat
+from hyptree.vlm.adapters.carrier import CHILD, adapter_tower
+from hyptree.vlm.encoders.pixels import PixelFormat
 
-KINDS = {"open_clip": "hyptree.vlm.encoders_open_clip:load", "hf": "hyptree.vlm.encoders_hf:load"}
+KINDS = {"open_clip": "hyptree.vlm.encoders.open_clip:load", "hf": "hyptree.vlm.encoders.transformers:load"}
 """First word of a spec to the function that loads the rest: ``load(rest, random_init, seed)``."""
 
 BATCH = 256

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.carrier import CHILD, AdapterSet, Carrier
-from hyptree.vlm.embedding import AdaptedEmbedding
-from hyptree.vlm.group import AdaptedGroup
+from hyptree.vlm.adapters.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.adapters.embedding import AdaptedEmbedding
+from hyptree.vlm.adapters.group import AdaptedGroup
 
 
 class AdapterHandle:
@@ -224,7 +224,7 @@ class AdapterHandle:
         Args:
             dtype: e.g. ``torch.float16`` for half the size.
         """
-        from hyptree.vlm.store import save_adapter
+        from hyptree.vlm.adapters.store import save_adapter
 
         return save_adapter(self._set, self.name, folder, dtype)
 
@@ -241,7 +241,7 @@ class AdapterHandle:
         Raises:
             UserError: the adapter was made for another model.
         """
-        from hyptree.vlm.store import load_adapter
+        from hyptree.vlm.adapters.store import load_adapter
 
         return load_adapter(model, folder, name)
 

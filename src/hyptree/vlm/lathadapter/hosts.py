@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.encoders import Encoder
+from hyptree.vlm.encoders.encoder import Encoder
 
 TEMPLATE = "a photo of a {}."
 CONTEXT = "a photo of a"

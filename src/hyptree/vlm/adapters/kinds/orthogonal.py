@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter, choice
-from hyptree.vlm.adapters.scale import ScaleAdapter, check_block_size
+from hyptree.vlm.adapters.kinds.scale import ScaleAdapter, check_block_size
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reports of ``hyptree vlm`` as one table for a page: mean and spread over folders, one folder per seed.
 
-``python -m hyptree.vlm.tables --row frozen runs/a0 runs/a1 runs/a2 --row prompt runs/b0 runs/b1 runs/b2`` reads what
+``python -m results.vlm_reports --row frozen runs/a0 runs/a1 runs/a2 --row prompt runs/b0 runs/b1 runs/b2`` reads what
 ``train-fewshot`` wrote (results.json), or what ``eval-hierarchy`` wrote (report.json); the folders decide.
 """
 
@@ -73,7 +73,7 @@ def vlm_table(rows: Mapping[str, Sequence[Path]], about: Sequence[str] = ()) -> 
 
 def few_shot_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Accuracies in percent by host and variant, over all runs of all folders."""
-    from hyptree.vlm.fewshot_run import measured
+    from hyptree.vlm.lathadapter.fewshot_run import measured
 
     first = next(iter(reports.values()))[0]["rows"][0]
     names = [name for name in measured(first) if name != "slope_ratio"]
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m hyptree.vlm.tables", "Reports of hyptree vlm as one table, over seeds.")
+    parser = one_line_parser("python -m results.vlm_reports", "Reports of hyptree vlm as one table, over seeds.")
     parser.add_argument(
         "--row", nargs="+", action="append", required=True, metavar=("NAME", "FOLDER"), help="one folder for each seed"
     )

@@ -15,10 +15,10 @@ from hyptree.data.hierarcaps import Chain
 from hyptree.data.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.vlm.order import length_baselines, order_of_levels, spearman
-from hyptree.vlm.radial import exterior_angle, root_distance
-from hyptree.vlm.retention import image_text_recall
-from hyptree.vlm.retrieval import RADII, hierarchical_retrieval, radii, score_chains
+from hyptree.vlm.radial.loss import exterior_angle, root_distance
+from hyptree.vlm.radial.order import length_baselines, order_of_levels, spearman
+from hyptree.vlm.radial.retention import image_text_recall
+from hyptree.vlm.radial.retrieval import RADII, hierarchical_retrieval, radii, score_chains
 
 
 class Texts:

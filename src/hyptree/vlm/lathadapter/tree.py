@@ -12,7 +12,7 @@ from hyptree.geometry import Poincare, poincare
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
-    from hyptree.vlm.lathadapter import LatentHierarchyHead
+    from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 
 
 def latent_tree(

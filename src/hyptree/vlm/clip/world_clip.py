@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, require, suggest
 from hyptree.geometry import Lorentz
-from hyptree.vlm.encoders import Encoder, seeded
-from hyptree.vlm.encoders_hf import HfEncoder, features_of
-from hyptree.vlm.pixels import PixelFormat
-from hyptree.vlm.world_text import CONTEXT, SPECIAL
+from hyptree.vlm.clip.world_text import CONTEXT, SPECIAL
+from hyptree.vlm.encoders.encoder import Encoder, seeded
+from hyptree.vlm.encoders.pixels import PixelFormat
+from hyptree.vlm.encoders.transformers import HfEncoder, features_of
 
 MAX_SCALE = 100.0
 """Largest factor of the similarities, as in CLIP."""

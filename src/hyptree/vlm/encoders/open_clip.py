@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, require, suggest
 from hyptree.files import save_tensors
-from hyptree.vlm.encoders import Encoder, no_weights, readable_imports, seeded
-from hyptree.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
+from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
+from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 
 class OpenClipEncoder(Encoder):

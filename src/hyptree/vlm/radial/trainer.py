@@ -28,11 +28,11 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.signals import stop_signals
-from hyptree.vlm.radial import ConeLoss, RadialLoss, RadialTerms
-from hyptree.vlm.radial_settings import TOWER_LR, RadialSettings
+from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, RadialTerms
+from hyptree.vlm.radial.settings import TOWER_LR, RadialSettings
 
 if TYPE_CHECKING:
-    from hyptree.vlm.encoders import Encoder
+    from hyptree.vlm.encoders.encoder import Encoder
 
 Encode = Callable[[list[str]], Tensor]
 """(n, d) embeddings of n texts, with gradients."""

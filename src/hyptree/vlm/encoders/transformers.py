@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hyptree.config import recipe_folder
 from hyptree.errors import UserError, require
 from hyptree.files import write_text
-from hyptree.vlm.encoders import Encoder, no_weights, readable_imports, seeded
-from hyptree.vlm.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
+from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
+from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 _HALF = (0.5, 0.5, 0.5)
 _POOLING = {
@@ -178,7 +178,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", _folder(rest)
     if (Path(source) / "recipe.yaml").is_file():
-        from hyptree.vlm.world_clip import load_run
+        from hyptree.vlm.clip.world_clip import load_run
 
         return load_run(source, random_init=random_init, seed=seed)
     with readable_imports(), _quiet():

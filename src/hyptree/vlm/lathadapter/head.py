@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hyptree.geometry import poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
-from hyptree.vlm.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
-from hyptree.vlm.refine import Affinity, refine, require_choice
+from hyptree.vlm.lathadapter.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
+from hyptree.vlm.lathadapter.refine import Affinity, refine, require_choice
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -334,7 +334,7 @@ class LatentHierarchyHead(nn.Module):
         image_names: Sequence[str] | None = None,
     ) -> Tree:
         """The hierarchy class > attribute > image that the head learned, see ``latent_tree``."""
-        from hyptree.vlm.latent_tree import latent_tree
+        from hyptree.vlm.lathadapter.tree import latent_tree
 
         return latent_tree(self, text_features, image_features, class_names, image_names)
 

@@ -14,9 +14,9 @@ from hyptree.data import DataSettings, build_dataset
 from hyptree.data.sample import PictureDataset
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, write_text
-from hyptree.vlm.encoders import Encoder, load_encoder
-from hyptree.vlm.features import SHIFTS, PixelSet, labels_of, picture_features, text_features
-from hyptree.vlm.fewshot import (
+from hyptree.vlm.encoders.encoder import Encoder, load_encoder
+from hyptree.vlm.encoders.features import SHIFTS, PixelSet, labels_of, picture_features, text_features
+from hyptree.vlm.lathadapter.fewshot import (
     Pictures,
     build_head,
     class_names,
@@ -27,10 +27,10 @@ from hyptree.vlm.fewshot import (
     split_base_new,
     train,
 )
-from hyptree.vlm.fewshot_settings import ZERO_SHOT, FewShotJob
-from hyptree.vlm.head_file import save_head
+from hyptree.vlm.lathadapter.head_file import save_head
+from hyptree.vlm.lathadapter.hosts import Host, JointHost, PromptHost
+from hyptree.vlm.lathadapter.settings import ZERO_SHOT, FewShotJob
 from hyptree.vlm.progress import counted
-from hyptree.vlm.prompts import Host, JointHost, PromptHost
 
 _NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "device", "seeds", "shots", "ablate")
 """Settings that may differ when a run goes on: rows that are there stay right."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.files import load_tensors, save_tensors
-from hyptree.vlm.lathadapter import LatentHierarchyHead
+from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 
 
 def save_head(

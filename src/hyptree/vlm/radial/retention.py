@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyptree.errors import UserError
-from hyptree.vlm.contrast import similarity
+from hyptree.vlm.clip.contrast import similarity
 
 TEMPLATE = "a photo of a {}."
 

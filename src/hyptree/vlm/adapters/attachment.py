@@ -8,14 +8,14 @@ from torch import nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.carrier import CHILD, AdapterSet, Carrier
-from hyptree.vlm.handle import AdapterHandle
+from hyptree.vlm.adapters.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.adapters.handle import AdapterHandle
 
 
 def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterHandle:
     """Put a fresh adapter on a model, in place, make it the active one and freeze everything else.
 
-    Layers are found by their structure (``hyptree.vlm.structure``). The model keeps its classes, its forward pass and
+    Layers are found by their structure (``hyptree.vlm.adapters.structure``). The model keeps its classes, its forward pass and
     the keys of its state dict; the adapter's parameters are added below ``hyptree_adapters``, so that optimizers, DDP
     and ``.to()`` see them. A base checkpoint can be loaded before and after.
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz
-from hyptree.vlm.contrast import similarity
-from hyptree.vlm.order import order_of_levels
-from hyptree.vlm.retention import recall_at
-from hyptree.vlm.retrieval import radii
-from hyptree.vlm.world_text import class_prompts
+from hyptree.vlm.clip.contrast import similarity
+from hyptree.vlm.clip.world_text import class_prompts
+from hyptree.vlm.radial.order import order_of_levels
+from hyptree.vlm.radial.retention import recall_at
+from hyptree.vlm.radial.retrieval import radii
 
 
 def score_embeddings(

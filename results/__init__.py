@@ -1,0 +1,1 @@
+"""What writes the tables of docs/RESULTS.md; not in the wheel."""

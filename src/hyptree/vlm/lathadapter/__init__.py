@@ -1,0 +1,1 @@
+"""LatHAdapter: a latent hierarchy of class, attribute and picture for few-shot learning."""

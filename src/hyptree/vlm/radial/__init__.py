@@ -1,0 +1,1 @@
+"""Radial embeddings: reading and aligning the hierarchy inside encoders of text and pictures."""
