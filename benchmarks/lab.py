@@ -16,7 +16,7 @@ from hyptree.tables import markdown_head
 
 if TYPE_CHECKING:
     from hyptree.lab.engine import Engine
-    from hyptree.lab.grid import Grid
+    from hyptree.lab.sweeps.grid import Grid
 
 TARGETS = {"cpu": 4.0, "cuda": 50.0}
 """How many times the loop's model-steps per second the engine must reach."""
@@ -49,7 +49,7 @@ class LabOptions(ClockOptions):
 
     def grid(self) -> Grid:
         """What is trained."""
-        from hyptree.lab.grid import Grid
+        from hyptree.lab.sweeps.grid import Grid
 
         return Grid(
             n=self.n, m=self.m, alpha=self.alpha, gamma=self.gamma, seeds=self.seeds, batch=self.batch, bias_init="zero"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyptree.lab.drawing import write_figure
-from hyptree.lab.figures import FIGURES
+from hyptree.lab.figures.drawing import write_figure
+from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.run_table import read_runs
 
 FOLDER = Path(__file__).parent / "img"
 PICTURES = {

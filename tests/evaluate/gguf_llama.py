@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.lab.gguf import _ARRAY, _SCALARS, _string, _unpack, read_gguf
+from hyptree.lab.heads.gguf import _ARRAY, _SCALARS, _string, _unpack, read_gguf
 
 
 def find_gguf() -> Path | None:

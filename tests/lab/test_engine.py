@@ -11,8 +11,8 @@ from torch import Tensor
 from hyptree.errors import UserError
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine, build_index, gradients
-from hyptree.lab.grid import Grid, Model, schedule
 from hyptree.lab.sample import Sampler
+from hyptree.lab.sweeps.grid import Grid, Model, schedule
 
 GRID = Grid(
     n=40, m=(3, 7), alpha=(0.0, 1.0, 1.5), gamma=(-0.8, 0.3), seeds=2, batch=64, steps=50, eval_samples=256

@@ -15,7 +15,7 @@ from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
 from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
-from hyptree.lab.table import COLUMNS, completed
+from hyptree.lab.sweeps.run_table import COLUMNS, completed
 from hyptree.tables import to_csv
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.lab.gguf import KINDS, read_gguf
-from hyptree.lab.head_overlap import overlap
-from hyptree.lab.heads import find_head
+from hyptree.lab.heads.checkpoint import find_head
+from hyptree.lab.heads.gguf import KINDS, read_gguf
+from hyptree.lab.heads.overlap import overlap
 
 
 def text(value: str) -> bytes:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine
-from hyptree.lab.grid import Grid
-from hyptree.lab.runner import sweep
 from hyptree.lab.sample import Sampler
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.run_table import read_runs
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.tables import to_csv
 
 pytestmark = pytest.mark.gpu

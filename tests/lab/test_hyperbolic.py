@@ -18,15 +18,15 @@ from hyptree.geometry import lorentz
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine, build_index, gradients
 from hyptree.lab.fits import best_curvatures, fit_power, fit_runs
-from hyptree.lab.folder import stored_parts
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.grid import Grid, Model
 from hyptree.lab.hyperbolic import excess, readout
 from hyptree.lab.metrics import lorentz_overlap, overlap
-from hyptree.lab.presets import preset
-from hyptree.lab.runner import sweep
 from hyptree.lab.sample import Sampler
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.folder import stored_parts
+from hyptree.lab.sweeps.grid import Grid, Model
+from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.run_table import read_runs
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import curved_floor, curved_threshold, matched_curvature
 from hyptree.tables import to_csv
 

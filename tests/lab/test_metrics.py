@@ -13,7 +13,7 @@ from torch import Tensor
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import readout
 from hyptree.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
-from hyptree.lab.table import COLUMNS, completed
+from hyptree.lab.sweeps.run_table import COLUMNS, completed
 from hyptree.lab.theory import (
     finite_exponent,
     random_overlap,

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.lab.head_overlap import compare, overlap
-from hyptree.lab.heads import Head, find_head
+from hyptree.lab.heads.checkpoint import Head, find_head
+from hyptree.lab.heads.overlap import compare, overlap
+from hyptree.lab.heads.rows import DTYPES, read_safetensors
 from hyptree.lab.metrics import overlap as overlap_in_memory
-from hyptree.lab.rows import DTYPES, read_safetensors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -369,7 +369,7 @@ def test_a_figure_of_heads(tmp_path: Path, seed: int) -> None:
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from hyptree.lab.head_overlap import overlap
+from hyptree.lab.heads.overlap import overlap
 overlap(sys.argv[1], block=int(sys.argv[3]), pairs_sample=20000)  # what torch needs for itself
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = overlap(sys.argv[2], block=int(sys.argv[3]), pairs_sample=20000, remove_pcs=1)
@@ -423,8 +423,8 @@ class FakeHub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     found = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("hyptree.lab.hub.find_spec", lambda name: name)
-    monkeypatch.setattr("hyptree.lab.hub.import_module", lambda name: found)
+    monkeypatch.setattr("hyptree.lab.heads.hub.find_spec", lambda name: name)
+    monkeypatch.setattr("hyptree.lab.heads.hub.import_module", lambda name: found)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -460,7 +460,7 @@ def test_what_looks_like_a_path_is_not_asked_of_the_hub(
     for path in ("runs/misspelt", "org/head.safetensors", "nowhere", "/a/b"):
         with pytest.raises(UserError, match=f"cannot read {path}: no such file or folder"):
             overlap(path)
-    monkeypatch.setattr("hyptree.lab.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("hyptree.lab.heads.hub.find_spec", lambda name: None)
     with pytest.raises(UserError, match="models of the Hub need huggingface_hub: pip install huggingface_hub"):
         overlap("org/name")
     assert hub.fetched == []

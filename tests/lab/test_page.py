@@ -19,11 +19,11 @@ from hyptree.errors import UserError
 from hyptree.explore.lab_page import FIGURES as ON_PAGE
 from hyptree.explore.lab_page import lab_page, lab_sections
 from hyptree.lab.engine import Engine
-from hyptree.lab.figures import FIGURES
+from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.grid import Grid
-from hyptree.lab.runner import sweep
-from hyptree.lab.table import COLUMNS, read_runs, write_runs
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.run_table import COLUMNS, read_runs, write_runs
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import finite_exponent, strong_exponent
 from hyptree.tables import to_csv
 
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_drawn(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for name, command in (
-        ("hyptree.lab.drawing.write_atomic", "plot"),
+        ("hyptree.lab.figures.drawing.write_atomic", "plot"),
         ("hyptree.files._write_text", "plot"),  # the page
         ("hyptree.cli.lab.write_text", "fit"),
     ):
@@ -198,7 +198,7 @@ def test_a_full_disk_at_the_tables_loses_no_model(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr("hyptree.files._write_text", full)
-        patch.setattr("hyptree.lab.table.find_spec", lambda name: None)  # as if pyarrow were not there
+        patch.setattr("hyptree.lab.sweeps.run_table.find_spec", lambda name: None)  # as if pyarrow were not there
         with pytest.raises(UserError, match=r"the disk of .* is full .*free some space and go on with --resume"):
             sweep(grid, tmp_path)
     assert (tmp_path / "parts" / "grid.safetensors").is_file() and not (tmp_path / "runs.csv").exists()

@@ -12,8 +12,8 @@ import pytest
 from hyptree.files import load_tensors
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.presets import preset
-from hyptree.lab.runner import sweep
+from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.runner import sweep
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ import pytest
 
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.lab.drawing import _draw_lines, plot
-from hyptree.lab.figures import FIGURES
+from hyptree.lab.figures.drawing import _draw_lines, plot
+from hyptree.lab.figures.panels import Panel, Series, means, to_rows
+from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.grid import Grid
-from hyptree.lab.panels import Panel, Series, means, to_rows
-from hyptree.lab.runner import sweep
-from hyptree.lab.table import COLUMNS
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.run_table import COLUMNS
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import curved_floor, finite_exponent, matched_curvature, strong_exponent, welch_bound
 from hyptree.tables import to_csv
 
@@ -193,7 +193,7 @@ def test_a_floor_is_drawn_where_it_lies_among_the_losses() -> None:
 
 
 def test_names_of_widths_have_room() -> None:
-    from hyptree.lab.drawing import _apart
+    from hyptree.lab.figures.drawing import _apart
 
     assert _apart([5, 8, 12, 18, 19, 28, 31, 44, 50], "{:g}".format) == [5, 8, 12, 18, 28, 44]
     assert _apart([7], "{:g}".format) == [7]

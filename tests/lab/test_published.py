@@ -14,15 +14,15 @@ import pytest
 
 from hyptree.cli import main
 from hyptree.files import load_tensors, save_tensors
-from hyptree.lab.drawing import _draw_lines
-from hyptree.lab.figures import FIGURES
+from hyptree.lab.figures.drawing import _draw_lines
+from hyptree.lab.figures.panels import Panel, Series
+from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_power, fit_runs
-from hyptree.lab.grid import Grid
-from hyptree.lab.panels import Panel, Series
-from hyptree.lab.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
 from hyptree.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
-from hyptree.lab.runner import sweep
-from hyptree.lab.table import COLUMNS, read_runs
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
+from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.tables import to_csv
 
 

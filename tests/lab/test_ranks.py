@@ -15,12 +15,12 @@ import torch
 from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.files import load_tensors
-from hyptree.lab.folder import read_part
-from hyptree.lab.grid import Grid
-from hyptree.lab.presets import preset
-from hyptree.lab.ranks import Ranks
-from hyptree.lab.runner import sweep
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.folder import read_part
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.ranks import Ranks
+from hyptree.lab.sweeps.run_table import read_runs
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.tables import to_csv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +32,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from hyptree.lab.engine import Engine
-from hyptree.lab.grid import Grid
-from hyptree.lab.runner import sweep
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.runner import sweep
 from tests.lab.test_ranks import GRID
 out, stop = Path(sys.argv[1]), int(sys.argv[2])
 if stop:

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from hyptree.errors import UserError
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.head_overlap import overlap
-from hyptree.lab.heads import find_head
+from hyptree.lab.heads.checkpoint import find_head
+from hyptree.lab.heads.overlap import overlap
 from hyptree.lab.sample import Sampler
 from hyptree.lab.shared_exponent import fit_shared
 from hyptree.lab.theory import finite_exponent

@@ -18,14 +18,14 @@ import torch
 from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.files import load_tensors
-from hyptree.lab import runner
 from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.grid import Grid
-from hyptree.lab.presets import PRESETS, preset
-from hyptree.lab.runner import Progress, sweep
-from hyptree.lab.table import COLUMNS, read_runs
+from hyptree.lab.sweeps import runner
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.presets import PRESETS, preset
+from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
+from hyptree.lab.sweeps.runner import Progress, sweep
 from hyptree.lab.theory import unlearned_loss
 from hyptree.tables import to_csv
 

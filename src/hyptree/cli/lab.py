@@ -14,8 +14,8 @@ import tyro
 from hyptree.cli.lab_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
-from hyptree.lab.grid import Grid
-from hyptree.lab.report import print_fits, progress, say
+from hyptree.lab.sweeps.grid import Grid
+from hyptree.lab.sweeps.messages import print_fits, progress, say
 
 
 @dataclass
@@ -88,14 +88,14 @@ class SweepConfig:
 
     def parts(self) -> list[Grid]:
         """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
-        from hyptree.lab.presets import preset
+        from hyptree.lab.sweeps.presets import preset
 
         given = {field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None}
         grids: Sequence[Grid] = (Grid(),)
         if self.preset is not None:
             grids = preset(self.preset)
         elif self.resume:
-            from hyptree.lab.folder import stored_parts
+            from hyptree.lab.sweeps.folder import stored_parts
 
             grids = stored_parts(self.out)
         return [replace(grid, **given) for grid in grids]
@@ -162,14 +162,14 @@ def sweep(config: SweepConfig) -> None:
 
     from hyptree.devices import find_device
     from hyptree.lab.fits import best_curvatures, fit_runs
-    from hyptree.lab.runner import sweep as run
+    from hyptree.lab.sweeps.runner import sweep as run
 
     # Two threads that wait for each other in small products can be ten times slower than one on a busy machine.
     if config.threads or max(grid.batch * grid.n for grid in parts) < 2**20:
         torch.set_num_threads(config.threads or 1)
     device, dtype = find_device(config.device), getattr(torch, config.dtype)
     if config.dry_run:
-        from hyptree.lab.cost import cost, describe
+        from hyptree.lab.sweeps.cost import cost, describe
 
         print("\n".join(describe([cost(grid, device, dtype) for grid in parts])))
         return
@@ -199,9 +199,9 @@ def fit(config: FitConfig) -> None:
 
     Of a sweep that was stopped, the parts that are complete.
     """
-    from hyptree.lab.drawing import require_apart
+    from hyptree.lab.figures.drawing import require_apart
     from hyptree.lab.fits import best_curvatures, fit_runs
-    from hyptree.lab.table import read_runs
+    from hyptree.lab.sweeps.run_table import read_runs
     from hyptree.tables import to_csv
 
     folder = config.runs if config.runs.is_dir() else config.runs.parent
@@ -220,7 +220,7 @@ def plot(config: PlotConfig) -> None:
 
     Of a sweep that was stopped, the parts that are complete.
     """
-    from hyptree.lab.drawing import plot as draw
+    from hyptree.lab.figures.drawing import plot as draw
 
     written = draw(config.runs, config.which, config.out, say)
     for name, files in written.items():

@@ -94,8 +94,8 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
-    from hyptree.lab import head_overlap
-    from hyptree.lab.drawing import figure_files, require_apart
+    from hyptree.lab.figures.drawing import figure_files, require_apart
+    from hyptree.lab.heads import overlap as head_overlap
     from hyptree.tables import show, to_csv
 
     drawn = figure_files(config.plot) if config.plot is not None else []
@@ -117,8 +117,8 @@ def overlap(config: OverlapConfig) -> None:
         plain = [{k: v for k, v in line.items() if not isinstance(v, list | dict)} for line in lines]
         written.append(_write_text(config.csv, to_csv(plain)))
     if config.plot is not None:
-        from hyptree.lab.drawing import write_figure
-        from hyptree.lab.head_figures import heads
+        from hyptree.lab.figures.drawing import write_figure
+        from hyptree.lab.figures.head_figures import heads
 
         written += write_figure(config.plot, heads(found, [_short(path) for path in config.paths], fits))
     if config.json:
@@ -141,7 +141,7 @@ def llm_fit(config: LlmFitConfig) -> None:
     from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
 
     if config.plot is not None:
-        from hyptree.lab.drawing import figure_files, require_apart
+        from hyptree.lab.figures.drawing import figure_files, require_apart
 
         require_apart(figure_files(config.plot), {"the table of losses": config.table})
     points = read_losses(config.table)
@@ -157,8 +157,8 @@ def llm_fit(config: LlmFitConfig) -> None:
         )
     written: list[Path] = []
     if config.plot is not None:
-        from hyptree.lab.drawing import write_figure
-        from hyptree.lab.head_figures import model_losses
+        from hyptree.lab.figures.drawing import write_figure
+        from hyptree.lab.figures.head_figures import model_losses
 
         written = write_figure(config.plot, model_losses(points, fit))
     offsets = {" ".join(map(str, name)) if isinstance(name, tuple) else str(name): b for name, b in fit.offsets.items()}

@@ -16,7 +16,7 @@ from hyptree import __version__
 from hyptree.explore.page import STYLE, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.run_table import read_runs
 
 __all__ = ["lab_page", "lab_sections"]
 
@@ -60,7 +60,7 @@ FIGURES = {
         "The same models with their features in hyperbolic space of curvature -c; flat ones are at c = 0.",
     ),
 }
-"""Of every figure of :data:`hyptree.lab.figures.FIGURES`: its heading and what to see in it."""
+"""Of every figure of :data:`hyptree.lab.figures.sweep_figures.FIGURES`: its heading and what to see in it."""
 
 _STYLE = (
     STYLE
@@ -92,7 +92,7 @@ def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | N
 
     Args:
         runs: folder of a sweep, or its table of runs.
-        figures: name to PNG, as :func:`hyptree.lab.drawing.plot` gives them.
+        figures: name to PNG, as :func:`hyptree.lab.figures.drawing.plot` gives them.
         path: by default ``index.html`` in the folder of the sweep.
     """
     runs = Path(runs)

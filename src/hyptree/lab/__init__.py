@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING
 from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
-    from hyptree.lab.drawing import plot
     from hyptree.lab.engine import Engine
+    from hyptree.lab.figures.drawing import plot
     from hyptree.lab.fits import fit, fit_power
     from hyptree.lab.frequencies import frequencies
-    from hyptree.lab.grid import Grid, Model
-    from hyptree.lab.head_overlap import overlap
+    from hyptree.lab.heads.overlap import overlap
     from hyptree.lab.metrics import measure
-    from hyptree.lab.presets import PRESETS, preset
-    from hyptree.lab.runner import sweep
     from hyptree.lab.shared_exponent import fit_shared
-    from hyptree.lab.table import read_runs
+    from hyptree.lab.sweeps.grid import Grid, Model
+    from hyptree.lab.sweeps.presets import PRESETS, preset
+    from hyptree.lab.sweeps.run_table import read_runs
+    from hyptree.lab.sweeps.runner import sweep
 
 _HOMES = {
     "Engine": "engine",
-    "Grid": "grid",
-    "Model": "grid",
-    "PRESETS": "presets",
+    "Grid": "sweeps.grid",
+    "Model": "sweeps.grid",
+    "PRESETS": "sweeps.presets",
     "fit": "fits",
     "fit_power": "fits",
     "fit_shared": "shared_exponent",
     "frequencies": "frequencies",
     "measure": "metrics",
-    "overlap": "head_overlap",
-    "plot": "drawing",
-    "preset": "presets",
-    "read_runs": "table",
-    "sweep": "runner",
+    "overlap": "heads.overlap",
+    "plot": "figures.drawing",
+    "preset": "sweeps.presets",
+    "read_runs": "sweeps.run_table",
+    "sweep": "sweeps.runner",
 }
 
 __all__ = [

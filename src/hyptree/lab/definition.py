@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hyptree.lab.grid import Grid, Model, schedule
 from hyptree.lab.hyperbolic import readout
+from hyptree.lab.sweeps.grid import Grid, Model, schedule
 
 EPS = 1e-8
 """Of Adam, and added to the norm in the growth rule."""

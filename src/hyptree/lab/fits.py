@@ -14,7 +14,7 @@ import numpy as np
 from hyptree.errors import UserError
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.published import published_exponent
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.lab.theory import finite_exponent, strong_exponent, weak_exponent
 
 SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "curvature", "steps", "batch")
@@ -96,7 +96,7 @@ def seed_deviation(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray) -> float:
 def fit(
     runs: Path | str, drop_small: int = 0, loss: str = "loss_eval", say: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """The exponents of a sweep: :func:`fit_runs` on what :func:`hyptree.lab.table.read_runs` reads in its folder."""
+    """The exponents of a sweep: :func:`fit_runs` on what :func:`hyptree.lab.sweeps.run_table.read_runs` reads in its folder."""
     return fit_runs(read_runs(runs, say), drop_small, loss)
 
 

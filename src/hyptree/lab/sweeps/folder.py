@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, load_tensors, write_text
-from hyptree.lab.grid import Grid
+from hyptree.lab.sweeps.grid import Grid
 
 if TYPE_CHECKING:
     from torch import Tensor

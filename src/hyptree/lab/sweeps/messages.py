@@ -14,7 +14,7 @@ from hyptree.lab.published import compare, with_published
 from hyptree.tables import show
 
 if TYPE_CHECKING:
-    from hyptree.lab.runner import Progress
+    from hyptree.lab.sweeps.runner import Progress
 
 FIT_COLUMNS = {
     "part": "{part}",

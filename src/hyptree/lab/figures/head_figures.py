@@ -1,6 +1,6 @@
 """Figures of real models as data: overlaps of their heads against width, and their losses against width. numpy alone.
 
-Panels of :mod:`hyptree.lab.panels`, so that the CSV beside a picture cannot disagree with it.
+Panels of :mod:`hyptree.lab.figures.panels`, so that the CSV beside a picture cannot disagree with it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.lab.panels import Panel, Series
+from hyptree.lab.figures.panels import Panel, Series
 
 if TYPE_CHECKING:
     from hyptree.lab.fits import PowerFit
-    from hyptree.lab.head_overlap import HeadOverlap
+    from hyptree.lab.heads.overlap import HeadOverlap
     from hyptree.lab.shared_exponent import SharedFit
 
 _ENOUGH = 400

@@ -14,11 +14,11 @@ import numpy as np
 
 from hyptree.errors import UserError, require, suggest
 from hyptree.files import full_disk_is_one_line, write_atomic, write_text
-from hyptree.lab.figures import FIGURES
+from hyptree.lab.figures.panels import Panel, Series, to_rows
+from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.folder import read_part
-from hyptree.lab.panels import Panel, Series, to_rows
-from hyptree.lab.table import read_runs
+from hyptree.lab.sweeps.folder import read_part
+from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.tables import to_csv
 
 _SIZE = (5.2, 4.0)
@@ -44,9 +44,9 @@ def plot(
 
     Args:
         runs: folder of a sweep.
-        which: names in :data:`hyptree.lab.figures.FIGURES`, or ``all``.
+        which: names in :data:`hyptree.lab.figures.sweep_figures.FIGURES`, or ``all``.
         out: folder; by default ``figures`` in that of the sweep.
-        say: draws a sweep that is not finished, too; as for :func:`hyptree.lab.table.read_runs`.
+        say: draws a sweep that is not finished, too; as for :func:`hyptree.lab.sweeps.run_table.read_runs`.
     """
     for name in which:
         if name != "all" and name not in FIGURES:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hyptree.errors import UserError
 from hyptree.files import write_atomic, write_text
-from hyptree.lab.folder import read_complete_parts, stored_warmups
+from hyptree.lab.sweeps.folder import read_complete_parts, stored_warmups
 from hyptree.tables import to_csv
 
 COLUMNS: dict[str, type] = {

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from hyptree.errors import UserError, suggest
-from hyptree.lab.grid import Grid
+from hyptree.lab.sweeps.grid import Grid
 
 SMALL_WIDTHS = (5, 8, 12, 18, 28, 44)
 PAPER_WIDTHS = (10, 15, 25, 39, 63, 100)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hyptree.errors import UserError
-from hyptree.lab.grid import Grid, Model
+from hyptree.lab.sweeps.grid import Grid, Model
 
 
 @dataclass(frozen=True)

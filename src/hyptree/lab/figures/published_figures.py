@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hyptree.lab.panels import Panel, Row, Series, by, part_of
+from hyptree.lab.figures.panels import Panel, Row, Series, by, part_of
 from hyptree.lab.published import by_seeds, with_published
 
 

@@ -4,7 +4,7 @@ Exact means over all pairs come from a ``width x width`` matrix in one pass over
 the memory of one block. A direction that all rows share inflates the raw numbers (real heads have one), so everything
 is given again after the mean row is taken away.
 
-Heads on the hyperboloid have a number beside each row (:attr:`hyptree.lab.heads.Head.time`). Their rows are measured as
+Heads on the hyperboloid have a number beside each row (:attr:`hyptree.lab.heads.checkpoint.Head.time`). Their rows are measured as
 any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.lab.fits import PowerFit, fit_power
-from hyptree.lab.heads import Head, find_head
+from hyptree.lab.heads.checkpoint import Head, find_head
 from hyptree.lab.theory import welch_bound
 
 
@@ -108,7 +108,7 @@ def overlap(
     """Measure the head of a checkpoint.
 
     Args:
-        path: what :func:`hyptree.lab.heads.find_head` reads, or a head.
+        path: what :func:`hyptree.lab.heads.checkpoint.find_head` reads, or a head.
         remove_pcs: main directions of the centred rows to take away before the centred numbers.
         pairs_sample: about so many pairs for the largest overlap and the quantiles.
         exact: also the largest overlap of all pairs; costs rows squared.

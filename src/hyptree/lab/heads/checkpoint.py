@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
-from hyptree.lab.gguf import read_gguf
-from hyptree.lab.hub import HubModel, is_repo
-from hyptree.lab.rows import FirstColumns, LoadedRows, Rows, read_safetensors
+from hyptree.lab.heads.gguf import read_gguf
+from hyptree.lab.heads.hub import HubModel, is_repo
+from hyptree.lab.heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
 
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Ends of the names of output heads."""

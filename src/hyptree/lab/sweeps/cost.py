@@ -11,7 +11,7 @@ import torch
 
 from hyptree.lab.engine import Engine
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.grid import Grid
+from hyptree.lab.sweeps.grid import Grid
 
 
 @dataclass(frozen=True)

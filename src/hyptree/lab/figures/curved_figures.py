@@ -8,9 +8,9 @@ from functools import cache
 
 import numpy as np
 
+from hyptree.lab.figures.panels import Panel, Row, Series, by, means, said
 from hyptree.lab.fits import best_curvatures
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.panels import Panel, Row, Series, by, means, said
 from hyptree.lab.theory import curved_floor, matched_curvature
 
 _MOST = 3

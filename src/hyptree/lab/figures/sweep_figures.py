@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from hyptree.lab.curved_figures import curvature
-from hyptree.lab.panels import Panel, Row, Series, by, means, part_of, said
-from hyptree.lab.published_figures import published, published_series
+from hyptree.lab.figures.curved_figures import curvature
+from hyptree.lab.figures.panels import Panel, Row, Series, by, means, part_of, said
+from hyptree.lab.figures.published_figures import published, published_series
 from hyptree.lab.theory import strong_exponent, weak_exponent, welch_bound
 
 

@@ -28,12 +28,12 @@ from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, load_tensors, save_tensors, write_text
 from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
-from hyptree.lab.folder import join_pieces, open_folder
-from hyptree.lab.grid import Grid, Model
 from hyptree.lab.metrics import measure
-from hyptree.lab.presets import preset
-from hyptree.lab.ranks import processes
-from hyptree.lab.table import COLUMNS, completed, write_runs
+from hyptree.lab.sweeps.folder import join_pieces, open_folder
+from hyptree.lab.sweeps.grid import Grid, Model
+from hyptree.lab.sweeps.presets import preset
+from hyptree.lab.sweeps.ranks import processes
+from hyptree.lab.sweeps.run_table import COLUMNS, completed, write_runs
 from hyptree.lab.theory import unlearned_loss
 from hyptree.signals import stop_signals
 from hyptree.tables import to_csv

@@ -1,0 +1,1 @@
+"""Figures of the lab: as data first, then drawn."""

@@ -1,0 +1,1 @@
+"""Output layers of real language models: found in checkpoints, read by rows, measured."""

@@ -1,0 +1,1 @@
+"""Sweeps of toy models: the grid, the folder that resumes, its tables."""
