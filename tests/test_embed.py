@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hyptree.cli import main
-from hyptree.data.hierarchy import make_hierarchy, read_hierarchy
+from hyptree.data.hierarchies.edges import make_hierarchy, read_hierarchy
 from hyptree.errors import UserError
 from hyptree.evaluate.embedding import disk_points, load_embedding, measure
 from hyptree.files import load_tensors, save_tensors, write_atomic, write_text

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hyptree.data.hierarchy import make_hierarchy, read_hierarchy, transitive_closure
+from hyptree.data.hierarchies.edges import make_hierarchy, read_hierarchy, transitive_closure
 from hyptree.errors import UserError
 
 WORDNET = Path(__file__).parents[2] / "shared" / "data" / "wordnet"

@@ -145,7 +145,7 @@ def patches_of_pictures(shared_data: Path, num_pictures: int) -> Tensor:
     """Raw 8 x 8 patches of real pictures of 128 px: 256 tokens of 192 values each."""
     import numpy as np
 
-    from hyptree.data.pictures import decode_image
+    from hyptree.data.pictures.decoding import decode_image
 
     path = shared_data / "oxford-pets" / "oxford_pets_128.npz"
     if not path.is_file():

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from hyptree.data import build_dataset, build_loader, eval_transform
-from hyptree.data.arrays import ArrayPictures
 from hyptree.data.loader import ArrayLoader, SampleLoader
-from hyptree.data.pictures import decode_image as decode
+from hyptree.data.pictures.arrays import ArrayPictures
+from hyptree.data.pictures.decoding import decode_image as decode
 from hyptree.data.sample import BadSample
 from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError
@@ -117,7 +117,9 @@ def test_decoded_pictures_are_kept_for_the_next_run(tmp_path, rng, monkeypatch):
     first = build_dataset(settings, "train").images()
     assert np.array_equal(first, expected)
     decoded = []
-    monkeypatch.setattr("hyptree.data.pictures.decode_image", lambda data, id: decoded.append(id) or decode(data, id))
+    monkeypatch.setattr(
+        "hyptree.data.pictures.decoding.decode_image", lambda data, id: decoded.append(id) or decode(data, id)
+    )
     again = build_dataset(settings, "train")
     assert np.array_equal(again.images(), expected) and again.images().flags.writeable
     assert len(decoded) == 1  # the first one, for its size

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyptree.data import build_dataset, build_loader, eval_transform, train_transform
-from hyptree.data.coco import Coco
+from hyptree.data.pictures.coco import Coco
 from hyptree.data.sample import BadSample
 from hyptree.data.settings import AugmentSettings, DataSettings
 from hyptree.errors import UserError

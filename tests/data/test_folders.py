@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hyptree.data import build_dataset, build_loader, eval_transform
-from hyptree.data.folders import FolderPictures
+from hyptree.data.pictures.folders import FolderPictures
+from hyptree.data.pictures.tiny_imagenet import TinyImageNet
 from hyptree.data.sample import BadSample
 from hyptree.data.settings import DataSettings
-from hyptree.data.tiny_imagenet import TinyImageNet
 from hyptree.errors import UserError
 
 from .make import pixels, stack, truncate, write_picture

@@ -15,9 +15,9 @@ import torch
 
 from hyptree.data.build import build_dataset
 from hyptree.data.loader import ArrayLoader, SampleLoader, build_loader
+from hyptree.data.pictures.transforms import eval_transform, train_transform
 from hyptree.data.seeding import mix_bits, seeded, uniforms
 from hyptree.data.settings import AugmentSettings, DataSettings
-from hyptree.data.transforms import eval_transform, train_transform
 from hyptree.errors import UserError
 
 from .make import InArrays, InMemory, stack, untouched_generators

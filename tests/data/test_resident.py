@@ -12,13 +12,14 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from hyptree.config import load
-from hyptree.data import DataSettings, build_dataset, build_loader, resident
-from hyptree.data.resample import ShareTable, resample, resize_shares
-from hyptree.data.resident import Held, ResidentLoader, centre_window, draw_windows, hold
+from hyptree.data import DataSettings, build_dataset, build_loader
+from hyptree.data.pictures import resident
+from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
+from hyptree.data.pictures.resident import Held, ResidentLoader, centre_window, draw_windows, hold
+from hyptree.data.pictures.transforms import eval_transform, train_transform
 from hyptree.data.sample import Sample
 from hyptree.data.seeding import uniforms
 from hyptree.data.settings import AugmentSettings
-from hyptree.data.transforms import eval_transform, train_transform
 from hyptree.errors import UserError
 from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from hyptree.data import build_dataset, build_loader, eval_transform
+from hyptree.data.pictures.segmentation import ADE20K, CAMVID_CLASSES, CamVid, Pets
 from hyptree.data.sample import IGNORE, BadSample
-from hyptree.data.segmentation import ADE20K, CAMVID_CLASSES, CamVid, Pets
 from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hyptree import config
+from hyptree.data.pictures.transforms import Mixer, eval_transform, train_transform
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.data.seeding import seeded
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
-from hyptree.data.transforms import Mixer, eval_transform, train_transform
 from hyptree.errors import UserError
 
 from .make import untouched_generators

@@ -209,7 +209,7 @@ def test_everything_is_measured_written_and_reused(
 
 def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     """Row by row against a loop over the same pictures."""
-    from hyptree.data.transforms import eval_transform
+    from hyptree.data.pictures.transforms import eval_transform
     from hyptree.data.world import World
     from hyptree.train.determinism import seed_all
 

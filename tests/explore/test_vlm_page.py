@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from hyptree import cli
-from hyptree.data.hierarcaps import Chain
-from hyptree.data.hyperlex import WordPair
+from hyptree.data.hierarchies.hierarcaps import Chain
+from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.explore import vlm_page, vlm_subject
 from hyptree.explore.vlm_page import Looked

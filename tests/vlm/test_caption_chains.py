@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyptree.cli import main
-from hyptree.data.caption_chains import (
+from hyptree.data.hierarchies.caption_chains import (
     Parts,
     SisterContradictor,
     build_chain,
@@ -15,10 +15,10 @@ from hyptree.data.caption_chains import (
     default_parts,
     write_chains,
 )
-from hyptree.data.caption_models import InferenceEntailment, TextContradictor, TextGenerator
-from hyptree.data.hierarcaps import Chain, read_hierarcaps
-from hyptree.data.noun_phrases import first_phrase
-from hyptree.data.wordnet import Nouns
+from hyptree.data.hierarchies.caption_models import InferenceEntailment, TextContradictor, TextGenerator
+from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
+from hyptree.data.hierarchies.noun_phrases import first_phrase
+from hyptree.data.hierarchies.wordnet import Nouns
 from hyptree.errors import UserError
 
 SYNSETS = """\

@@ -188,7 +188,7 @@ def test_other_weights_are_another_encoder(folder: Path, tmp_path: Path) -> None
 def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encoder], tmp_path: Path) -> None:
     from PIL import Image
 
-    from hyptree.data.folders import FolderPictures
+    from hyptree.data.pictures.folders import FolderPictures
 
     for label, name in enumerate(("cat", "dog")):
         (tmp_path / "train" / name).mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyptree.data.hierarcaps import (
+from hyptree.data.hierarchies.hierarcaps import (
     Chain,
     distinct_texts,
     first_of_each_image,
@@ -17,7 +17,7 @@ from hyptree.data.hierarcaps import (
     split_chain,
     without_images_of,
 )
-from hyptree.data.hyperlex import read_hyperlex
+from hyptree.data.hierarchies.hyperlex import read_hyperlex
 from hyptree.errors import UserError
 
 

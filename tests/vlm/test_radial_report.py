@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from hyptree.data.hierarcaps import Chain
-from hyptree.data.hyperlex import WordPair
+from hyptree.data.hierarchies.hierarcaps import Chain
+from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz

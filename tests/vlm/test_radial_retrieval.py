@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from hyptree.data.hierarcaps import read_hierarcaps, read_retrieved
+from hyptree.data.hierarchies.hierarcaps import read_hierarcaps, read_retrieved
 from hyptree.errors import UserError
 from hyptree.vlm.radial.order import kendall_tau, length_baselines, order_of_levels, spearman
 from hyptree.vlm.radial.retrieval import hierarchical_retrieval, radii, score_chains, score_named_chains, thresholds_of

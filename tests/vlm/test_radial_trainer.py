@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hyptree.data.hierarcaps import Chain, read_hierarcaps, without_images_of
+from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps, without_images_of
 from hyptree.errors import UserError
 from hyptree.vlm.radial.loss import RadialLoss
 from hyptree.vlm.radial.settings import RadialSettings

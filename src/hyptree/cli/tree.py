@@ -107,7 +107,7 @@ def embed(config: EmbedConfig) -> None:
     Ctrl-C writes a checkpoint; the same command with --resume goes on bit for bit.
     """
     from hyptree.config import to_yaml
-    from hyptree.data.hierarchy import read_hierarchy
+    from hyptree.data.hierarchies.edges import read_hierarchy
 
     out = config.out
     has_run = (out / "checkpoint.safetensors").exists() or (out / "embedding.safetensors").exists()
@@ -179,7 +179,7 @@ def draw(config: DrawConfig) -> None:
 
 def show(config: ShowConfig) -> None:
     """Print a hierarchy as an indented tree."""
-    from hyptree.data.hierarchy import read_hierarchy
+    from hyptree.data.hierarchies.edges import read_hierarchy
     from hyptree.tree import Tree
 
     hierarchy = read_hierarchy(config.edges, closure="given")

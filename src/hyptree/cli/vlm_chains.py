@@ -16,7 +16,7 @@ from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line
 
 if TYPE_CHECKING:
-    from hyptree.data.caption_chains import Parts
+    from hyptree.data.hierarchies.caption_chains import Parts
 
 
 @dataclass
@@ -52,8 +52,8 @@ def build_chains(config: BuildChainsConfig) -> None:
 
     Without models: noun phrases and WordNet. Each of the three parts can be a model.
     """
-    from hyptree.data.caption_chains import build_chain, default_parts, write_chains
-    from hyptree.data.wordnet import Nouns
+    from hyptree.data.hierarchies.caption_chains import build_chain, default_parts, write_chains
+    from hyptree.data.hierarchies.wordnet import Nouns
 
     if config.out.exists() and not config.overwrite:
         raise UserError(f"{config.out} is there already; name another file with --out, or give --overwrite")
@@ -79,7 +79,7 @@ def build_chains(config: BuildChainsConfig) -> None:
 def _with_models(config: BuildChainsConfig, parts: Parts) -> Parts:
     parts = replace(parts, threshold=config.threshold, reject=config.threshold)
     if config.generator or config.contradictor or config.entailment:
-        from hyptree.data.caption_models import InferenceEntailment, TextContradictor, TextGenerator
+        from hyptree.data.hierarchies.caption_models import InferenceEntailment, TextContradictor, TextGenerator
 
         if config.generator:
             parts = replace(parts, generator=TextGenerator.load(config.generator, config.device))

@@ -16,7 +16,7 @@ from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 
 if TYPE_CHECKING:
-    from hyptree.data.hierarcaps import Chain
+    from hyptree.data.hierarchies.hierarcaps import Chain
     from hyptree.vlm.encoders.encoder import Encoder
     from hyptree.vlm.radial.trainer import Progress
 
@@ -231,7 +231,7 @@ def _check_weights(path: Path) -> None:
 
 def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
     """What to train on, without the pictures that are held out."""
-    from hyptree.data.hierarcaps import read_hierarcaps, without_images_of
+    from hyptree.data.hierarchies.hierarcaps import read_hierarcaps, without_images_of
 
     if config.num_chains is not None and config.num_chains < 1:
         raise UserError(f"num_chains must be 1 or more, got {config.num_chains}")

@@ -11,30 +11,30 @@ from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
     from hyptree.data.build import build_dataset
-    from hyptree.data.hierarchy import Hierarchy, read_hierarchy, transitive_closure
+    from hyptree.data.hierarchies.edges import Hierarchy, read_hierarchy, transitive_closure
     from hyptree.data.loader import Loader, build_loader
+    from hyptree.data.pictures.transforms import Mixer, eval_transform, train_transform
     from hyptree.data.sample import IGNORE, BadSample, PictureDataset, Sample
     from hyptree.data.settings import AugmentSettings, DataSettings
-    from hyptree.data.transforms import Mixer, eval_transform, train_transform
     from hyptree.data.world import World
 
 _HOMES = {
     "AugmentSettings": "settings",
     "BadSample": "sample",
     "DataSettings": "settings",
-    "Hierarchy": "hierarchy",
+    "Hierarchy": "hierarchies.edges",
     "IGNORE": "sample",
     "Loader": "loader",
-    "Mixer": "transforms",
+    "Mixer": "pictures.transforms",
     "PictureDataset": "sample",
     "Sample": "sample",
     "World": "world",
     "build_dataset": "build",
     "build_loader": "loader",
-    "eval_transform": "transforms",
-    "read_hierarchy": "hierarchy",
-    "train_transform": "transforms",
-    "transitive_closure": "hierarchy",
+    "eval_transform": "pictures.transforms",
+    "read_hierarchy": "hierarchies.edges",
+    "train_transform": "pictures.transforms",
+    "transitive_closure": "hierarchies.edges",
 }
 
 __all__ = [

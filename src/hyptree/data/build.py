@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from hyptree.data.pictures import MemoryPictures, Pictures
+from hyptree.data.pictures.decoding import MemoryPictures, Pictures
 from hyptree.data.sample import PictureDataset
 from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError, suggest

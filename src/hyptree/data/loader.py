@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.array_loader import ArrayLoader, whole_arrays
+from hyptree.data.pictures.array_loader import ArrayLoader, whole_arrays
+from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample, PictureDataset, Sample
 from hyptree.data.seeding import mix_bits, preserved, reseed
-from hyptree.data.transforms import Transform
 from hyptree.errors import UserError
 
 __all__ = ["ArrayLoader", "Loader", "SampleLoader", "build_loader"]
@@ -64,12 +64,12 @@ def build_loader(
 
     Args:
         collate: makes a batch of transformed samples; runs in the workers.
-        transform: e.g. from ``hyptree.data.transforms``; its chance is seeded by (seed, epoch, index).
+        transform: e.g. from ``hyptree.data.pictures.transforms``; its chance is seeded by (seed, epoch, index).
         skipped: where to write unreadable pictures, to share one count between loaders; by default a new dict.
         pack: makes the same batch as ``collate`` from (B, 3, S, S) float32 pictures and (B,) int64 labels. When given,
             and the dataset holds its pictures in memory (``images()`` and ``labels()``), and the transform only flips,
             shifts and erases, whole arrays are augmented at once: about ten times the pictures per second.
-        resident: hold all pictures on this device and augment whole batches there (``hyptree.data.resident``); needs
+        resident: hold all pictures on this device and augment whole batches there (``hyptree.data.pictures.resident``); needs
             ``pack`` and a ``Transform``, uses no workers.
         channels_last: with ``resident``, the memory format of its pictures.
 
@@ -80,7 +80,7 @@ def build_loader(
     plan.check()
     loader: Loader
     if resident is not None:
-        from hyptree.data.resident import ResidentLoader, hold, require_simple
+        from hyptree.data.pictures.resident import ResidentLoader, hold, require_simple
 
         if pack is None or not isinstance(transform, Transform):
             raise UserError("data.resident is for tasks with one label per picture; leave it out")

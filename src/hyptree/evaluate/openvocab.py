@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import BadSample, Sample
-from hyptree.data.transforms import eval_transform
 from hyptree.errors import UserError, as_user_error
 from hyptree.evaluate.openvocab_scores import BaseNovelScorer
 from hyptree.evaluate.panoptic import PanopticQuality

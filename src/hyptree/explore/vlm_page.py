@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyptree import __version__
-from hyptree.data.hierarcaps import Chain
+from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.explore import vlm_parts as parts
 from hyptree.explore.page import Section, page
 from hyptree.explore.vlm import radial_picture, same_levels
@@ -25,7 +25,7 @@ from hyptree.explore.vlm_radial import svg_radial
 from hyptree.explore.vlm_tree import LatentTree
 
 if TYPE_CHECKING:
-    from hyptree.data.hyperlex import WordPair
+    from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
 __all__ = ["Looked", "sections", "write"]

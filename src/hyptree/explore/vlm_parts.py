@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.hierarcaps import Chain
+from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.errors import UserError
 from hyptree.explore import vlm_charts as charts
 from hyptree.explore.picture import data_url, fit
@@ -18,7 +18,7 @@ from hyptree.explore.vlm_radial import level_colours
 from hyptree.explore.vlm_tree import LatentTree, dendrogram_says, svg_dendrogram, svg_tree_disk
 
 if TYPE_CHECKING:
-    from hyptree.data.hyperlex import WordPair
+    from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
 STYLE = (

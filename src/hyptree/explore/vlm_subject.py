@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.data.hierarcaps import Chain, read_hierarcaps
+from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
 from hyptree.errors import UserError, as_user_error
 from hyptree.explore.vlm import same_levels
 from hyptree.explore.vlm_page import Looked, write
@@ -44,7 +44,7 @@ def page_of_encoder(
     device: str = "cpu",
 ) -> Path:
     """The page of an encoder by its name, see ``hyptree explain --help``."""
-    from hyptree.data.hyperlex import read_hyperlex
+    from hyptree.data.hierarchies.hyperlex import read_hyperlex
     from hyptree.explore.picture import read_picture
     from hyptree.train.embedder import find_device
     from hyptree.vlm.encoders.encoder import load_encoder

@@ -64,7 +64,9 @@ class PadOnly(GeneralizedRCNNTransform):
 
     def normalize(self, image: Tensor) -> Tensor:
         if not image.is_floating_point():
-            raise TypeError(f"images must be normalised floats, got {image.dtype}; see hyptree.data.transforms")
+            raise TypeError(
+                f"images must be normalised floats, got {image.dtype}; see hyptree.data.pictures.transforms"
+            )
         return image
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:

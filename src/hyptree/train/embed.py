@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hyptree.data.hierarchy import Hierarchy
+from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, save_tensors, write_text
 from hyptree.signals import stop_signals

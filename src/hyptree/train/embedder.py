@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.hierarchy import Hierarchy
+from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.devices import find_device
 from hyptree.errors import UserError
 from hyptree.evaluate.embedding import Embedding, make_manifold

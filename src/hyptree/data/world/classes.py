@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hyptree.data.world import animals, buildings, plants, vehicles
 from hyptree.data.world.build import Builder
+from hyptree.data.world.things import animals, buildings, plants, vehicles
 from hyptree.tree import Tree
 
 ROOT = "thing"

@@ -18,10 +18,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from hyptree.data.world.background import look_up, paint_background
 from hyptree.data.world.scene import Scenes
 from hyptree.data.world.shapes import SHAPES
 from hyptree.data.world.strokes import FLAT, FLOATS, OBJECT, Strokes, extents, make_strokes
+from hyptree.data.world.things.background import look_up, paint_background
 
 _FRAGMENTS = 1 << 14
 

@@ -52,7 +52,7 @@ class Classify(Task):
             self._tree = Tree(np.asarray(data["tree"]["parent"]), label=data["tree"]["label"])
         augment = self.recipe.data.augment
         if augment.mixes:
-            from hyptree.data.transforms import Mixer
+            from hyptree.data.pictures.transforms import Mixer
 
             smoothing = self.recipe.loss.label_smoothing
             self._mixer = Mixer(augment, num_classes, smoothing=smoothing, seed=self.recipe.run.seed)
@@ -61,7 +61,7 @@ class Classify(Task):
         return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
 
     def transform(self, train: bool) -> Callable[..., Any]:
-        from hyptree.data.transforms import transform_of
+        from hyptree.data.pictures.transforms import transform_of
 
         return transform_of(self.recipe.data, "classify", train)
 

@@ -146,7 +146,7 @@ class Contrast(Task):
         return WorldClip(build_clip(self.shape, data["vocab_size"]), settings.geometry, settings.curvature)
 
     def transform(self, train: bool) -> Callable[..., Any]:
-        from hyptree.data.transforms import transform_of
+        from hyptree.data.pictures.transforms import transform_of
 
         return transform_of(self.recipe.data, "classify", train)
 

@@ -64,7 +64,7 @@ class Detect(Task):
         return build_dense(mask_rcnn, self.recipe, len(self._classes), has_masks=self._has_masks)
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.transforms import transform_of
+        from hyptree.data.pictures.transforms import transform_of
 
         made = transform_of(self.recipe.data, "detect", train)
         return made if train else KeepBoxes(made)

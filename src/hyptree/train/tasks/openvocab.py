@@ -70,7 +70,7 @@ class OpenVocab(Segment):
         return model
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.transforms import eval_transform, train_transform
+        from hyptree.data.pictures.transforms import eval_transform, train_transform
 
         data, form = self.recipe.data, self.encoder.pixels
         if train:

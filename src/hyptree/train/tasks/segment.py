@@ -36,7 +36,7 @@ class Segment(Task):
         return build_dense(Segmenter, self.recipe, len(self._classes))
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.transforms import transform_of
+        from hyptree.data.pictures.transforms import transform_of
 
         made = transform_of(self.recipe.data, "segment", train)
         return made if train else KeepLabelMap(made)

@@ -73,7 +73,7 @@ class OpenVocabDetector(nn.Module):
             raise UserError(f"{encoder.name} reads text alone; to name regions load a CLIP")
         if not 0 <= text_weight <= 1:
             raise ValueError(f"text_weight must be from 0 to 1, got {text_weight:g}")
-        from hyptree.data.transforms import eval_transform
+        from hyptree.data.pictures.transforms import eval_transform
 
         self.detector, self.encoder, self.clip = detector, encoder, encoder.model
         self.tower = dense_tower(encoder)

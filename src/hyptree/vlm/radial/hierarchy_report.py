@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.data.hierarcaps import (
+from hyptree.data.hierarchies.hierarcaps import (
     Chain,
     first_of_each_image,
     image_sources,
@@ -22,7 +22,7 @@ from hyptree.data.hierarcaps import (
     read_images,
     without_images_of,
 )
-from hyptree.data.hyperlex import read_hyperlex
+from hyptree.data.hierarchies.hyperlex import read_hyperlex
 from hyptree.errors import UserError, as_user_error, suggest
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
@@ -196,7 +196,7 @@ def _tiny_imagenet(texts: Texts, encoder: Any, data: Any, images: Any, limit: in
 
 
 def _tiny_imagenet_pictures(data: Any) -> Any:
-    from hyptree.data.tiny_imagenet import TinyImageNet
+    from hyptree.data.pictures.tiny_imagenet import TinyImageNet
 
     return TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
 
@@ -206,7 +206,7 @@ def _cifar10(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | No
 
 
 def _cifar10_pictures(data: Any) -> Any:
-    from hyptree.data.arrays import ArrayPictures
+    from hyptree.data.pictures.arrays import ArrayPictures
 
     return ArrayPictures(_folder(data, "cifar10"), "test")
 

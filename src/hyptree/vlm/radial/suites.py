@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyptree.data.hierarcaps import Chain
-from hyptree.data.hyperlex import WordPair
+from hyptree.data.hierarchies.hierarcaps import Chain
+from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.vlm.radial.loss import exterior_angle, root_distance

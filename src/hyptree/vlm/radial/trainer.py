@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hyptree.data.hierarcaps import Chain, distinct_texts
+from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
 from hyptree.geometry import lorentz

@@ -13,10 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hyptree.data.sample import IGNORE, Sample
-from hyptree.data.seeding import seeded
-from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
-from hyptree.data.steps import (
+from hyptree.data.pictures.steps import (
     FIELDS,
     Fit,
     RandAugment,
@@ -29,6 +26,9 @@ from hyptree.data.steps import (
     visible,
     wrap,
 )
+from hyptree.data.sample import IGNORE, Sample
+from hyptree.data.seeding import seeded
+from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, AugmentSettings, DataSettings
 from hyptree.errors import UserError
 
 TaskName = Literal["classify", "segment", "detect"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures import (
+from hyptree.data.pictures.decoding import (
     Packed,
     Pictures,
     check_equal,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures import (
+from hyptree.data.pictures.decoding import (
     MemoryPictures,
     Packed,
     check_equal,

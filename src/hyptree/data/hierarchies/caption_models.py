@@ -1,4 +1,4 @@
-"""Language models and models of inference as the parts of ``hyptree.data.caption_chains``.
+"""Language models and models of inference as the parts of ``hyptree.data.hierarchies.caption_chains``.
 
     parts = Parts(
         TextGenerator.load("some/instruct-model"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyptree.data.pictures import (
+from hyptree.data.pictures.decoding import (
     MemoryPictures,
     Pictures,
     check_equal,

@@ -6,7 +6,7 @@ Three parts, each a function that anybody can replace:
 * an **entailment** scores whether one text follows from another,
 * a **contradictor** gives texts like a caption that are wrong for the picture.
 
-The defaults need no model: noun phrases and WordNet. ``hyptree.data.caption_models`` has adapters for language models
+The defaults need no model: noun phrases and WordNet. ``hyptree.data.hierarchies.caption_models`` has adapters for language models
 and for models of natural language inference.
 
     nouns = Nouns.read("data/wordnet")
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hyptree.data.hierarcaps import NUM_LEVELS, Chain
-from hyptree.data.noun_phrases import BOUNDARIES, DETERMINERS, first_phrase
-from hyptree.data.wordnet import Nouns
+from hyptree.data.hierarchies.hierarcaps import NUM_LEVELS, Chain
+from hyptree.data.hierarchies.noun_phrases import BOUNDARIES, DETERMINERS, first_phrase
+from hyptree.data.hierarchies.wordnet import Nouns
 from hyptree.errors import UserError
 from hyptree.files import write_text
 

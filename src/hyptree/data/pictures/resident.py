@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
+from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
-from hyptree.data.resample import ShareTable, resample, resize_shares
 from hyptree.data.sample import BadSample, PictureDataset, Sample
 from hyptree.data.seeding import mix_bits, uniforms
 from hyptree.data.settings import AugmentSettings
-from hyptree.data.transforms import Transform
 from hyptree.errors import UserError
 
 _THREADS = 4

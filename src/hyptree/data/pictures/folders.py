@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hyptree.data.pictures import Pictures, class_tree, decode_image, find_split, is_picture, list_pictures, name_some
+from hyptree.data.pictures.decoding import (
+    Pictures,
+    class_tree,
+    decode_image,
+    find_split,
+    is_picture,
+    list_pictures,
+    name_some,
+)
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hyptree.data.pictures import Pictures, class_tree, decode_image, name_some
+from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, name_some
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
 

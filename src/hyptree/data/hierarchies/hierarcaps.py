@@ -132,7 +132,7 @@ def read_retrieved(path: Path | str) -> dict[str, dict[str, list[str]]]:
 
 def read_images(path: Path | str, names: Sequence[str]) -> list[np.ndarray]:
     """(H, W, 3) uint8 pictures by file name, from an .npz file (jpeg, offsets, name) or a folder of picture files."""
-    from hyptree.data.pictures import decode_image
+    from hyptree.data.pictures.decoding import decode_image
     from hyptree.data.sample import BadSample
 
     sources = image_sources(path, names)
@@ -148,7 +148,7 @@ def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | by
     Raises:
         UserError: some picture is not there.
     """
-    from hyptree.data.pictures import open_npz, take, take_packed
+    from hyptree.data.pictures.decoding import open_npz, take, take_packed
 
     path = Path(path)
     sources: dict[str, Path | bytes] = {}

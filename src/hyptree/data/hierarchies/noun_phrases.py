@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hyptree.data.wordnet import Nouns
+from hyptree.data.hierarchies.wordnet import Nouns
 
 _BEFORE = (
     "a an the this that these those some any several many few each every both all another his her their its our my "

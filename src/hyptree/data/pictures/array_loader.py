@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures import MAX_BYTES
+from hyptree.data.pictures.decoding import MAX_BYTES
+from hyptree.data.pictures.steps import random_erasing
+from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample
 from hyptree.data.seeding import preserved, reseed, uniforms
-from hyptree.data.steps import random_erasing
-from hyptree.data.transforms import Transform
 
 
 class ArrayLoader(Loader):

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from hyptree.data.hierarchy import Hierarchy, read_hierarchy
+from hyptree.data.hierarchies.edges import Hierarchy, read_hierarchy
 from hyptree.errors import UserError
 
 SYNSETS, HYPERNYMS = "noun_synsets.tsv", "noun_hypernyms.tsv"

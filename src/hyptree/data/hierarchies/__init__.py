@@ -1,0 +1,1 @@
+"""Hierarchies as data: edge lists, WordNet, HyperLex, chains of captions."""

@@ -1,0 +1,1 @@
+"""Blueprints of what stands in the built-in world, and what stands behind it."""
