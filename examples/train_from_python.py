@@ -7,7 +7,7 @@ import torch
 
 from hyptree.data import DataSettings, World
 from hyptree.train import Recipe, evaluate_run, fit, load_model
-from hyptree.train.recipe import OptimSettings, RunSettings, ScheduleSettings
+from hyptree.train.run.recipe import OptimSettings, RunSettings, ScheduleSettings
 
 # The fields of a recipe are those of the YAML files in recipes/. These are toy settings: 12 steps teach it little.
 recipe = Recipe(

@@ -18,9 +18,9 @@ from hyptree.errors import UserError
 from hyptree.evaluate.embedding import disk_points, load_embedding, measure
 from hyptree.files import load_tensors, save_tensors, write_atomic, write_text
 from hyptree.geometry import Euclidean, Lorentz, Poincare
-from hyptree.train.embed import CHECKPOINT, Batches, Embedder, embed
-from hyptree.train.objectives import cone_loss, distance_loss, log_proximity, log_proximity_reference
-from hyptree.train.settings import EmbedSettings
+from hyptree.train.embedding.job import CHECKPOINT, Batches, Embedder, embed
+from hyptree.train.embedding.objectives import cone_loss, distance_loss, log_proximity, log_proximity_reference
+from hyptree.train.run.settings import EmbedSettings
 
 WORDNET = Path(__file__).parents[2] / "shared" / "data" / "wordnet"
 TOY = EmbedSettings(dim=3, epochs=60, batch_size=16, negatives=40)

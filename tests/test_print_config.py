@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hyptree import cli
-from hyptree.train.table import read_table
+from hyptree.train.compare import read_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.sh") if path.name != "common.sh")

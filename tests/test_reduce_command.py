@@ -14,7 +14,7 @@ from PIL import Image
 from hyptree.cli import main
 from hyptree.config import load
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 RECIPE = """
 data: {name: world, size: 32, num_train: 32, num_val: 24, batch_size: 16, cache: false}

@@ -212,7 +212,7 @@ def _matching(match: Callable[[Tensor, int], Tensor], features: Tensor, k: int) 
 def create_vit(options: TokensOptions, tokens: int, seed: int) -> nn.Module:
     """The timm model with fresh weights, for pictures of so many patches."""
     from hyptree.train.model import create_model
-    from hyptree.train.recipe import ModelSettings
+    from hyptree.train.run.recipe import ModelSettings
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

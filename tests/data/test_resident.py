@@ -21,9 +21,9 @@ from hyptree.data.sample import Sample
 from hyptree.data.seeding import uniforms
 from hyptree.data.settings import AugmentSettings
 from hyptree.errors import UserError
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import Recipe
 
 from .make import InMemory, pixels, write_picture
 

@@ -19,7 +19,7 @@ from hyptree.evaluate.reduction import Results, Row, reduce, wanted_rows
 from hyptree.evaluate.reduction_rows import speed, vit_flops
 from hyptree.evaluate.reduction_subject import load_subject
 from hyptree.tokens.patch import find_adapter, patched
-from hyptree.train.settings import ReduceSettings
+from hyptree.train.run.settings import ReduceSettings
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}
 
@@ -211,7 +211,7 @@ def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     """Row by row against a loop over the same pictures."""
     from hyptree.data.pictures.transforms import eval_transform
     from hyptree.data.world import World
-    from hyptree.train.determinism import seed_all
+    from hyptree.train.parallel.determinism import seed_all
 
     quick.num_val = 96
     found = reduce(quick)

@@ -13,7 +13,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate import reduction_table as tables
 from hyptree.evaluate.reduction_table import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 pytest.importorskip("timm")
 

@@ -14,7 +14,7 @@ from hyptree import cli
 from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.explore import demo
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 from .html import explorer_data, read
 

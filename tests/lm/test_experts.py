@@ -18,8 +18,8 @@ from hyptree.lm.ambient import lift, rms_norm
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.experts.mixture import CURVATURE_BOUNDS, ExpertStack, Mice, merge
 from hyptree.lm.ffn import DenseFFN
-from hyptree.train.optimizer import param_groups
-from hyptree.train.recipe import OptimSettings
+from hyptree.train.optimizer.build import param_groups
+from hyptree.train.run.recipe import OptimSettings
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

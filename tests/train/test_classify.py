@@ -20,10 +20,10 @@ from hyptree.config import load
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 from hyptree.train import load_model
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
 from hyptree.train.model import create_model
-from hyptree.train.recipe import ModelSettings, Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.tasks.classify import Classify
 from hyptree.tree import Tree
 
@@ -367,7 +367,7 @@ def test_recipes_can_be_read(path):
 
 
 def test_the_recipe_of_three_vits_trains_on_real_pictures(shared_data, tmp_path):
-    from hyptree.train.table import compare, read_table, row_recipe
+    from hyptree.train.compare import compare, read_table, row_recipe
 
     root = shared_data / "cifar10" / "cifar10_jpeg.npz"
     if not root.exists():

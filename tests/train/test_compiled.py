@@ -14,9 +14,9 @@ from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.train import loop
 from hyptree.train.compiled import Compiled
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import Recipe
 
 from . import tiny
 from .test_resume import assert_same_run, dying_before_step, tensors

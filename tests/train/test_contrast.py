@@ -14,9 +14,9 @@ from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.export import export
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.contrast import Contrast, ContrastSettings
 from hyptree.vlm.clip.world_text import captions_of, encode_table
 from hyptree.vlm.encoders.encoder import load_encoder

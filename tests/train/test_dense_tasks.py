@@ -24,7 +24,7 @@ from hyptree.errors import UserError
 from hyptree.files import save_tensors
 from hyptree.train import evaluate_run, fit, load_model
 from hyptree.train.model import load_weights
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 from hyptree.train.tasks.detect import Detect, KeepBoxes, make_target

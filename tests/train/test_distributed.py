@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from hyptree.train.evaluate import evaluate_run
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
+from hyptree.train.run.folder import RunFolder
 
 from . import tiny
 
@@ -48,7 +48,7 @@ def _rank(rank: int, port: int, log: str, out: str, overrides: tuple[str, ...], 
 
 def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
     """Gathers among two processes, leaves them, and does both again; they meet at torchrun's store, which stays."""
-    from hyptree.train.distributed import Processes
+    from hyptree.train.parallel.distributed import Processes
 
     _be_rank(rank, store)
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
@@ -62,7 +62,7 @@ def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
 
 def _asks_for_any_device(rank: int, port: int, log: str) -> None:
     """Gathers among two processes that were told nothing of CPUs, as in the README."""
-    from hyptree.train.distributed import Processes
+    from hyptree.train.parallel.distributed import Processes
 
     _be_rank(rank, port)
     processes = Processes("auto")
@@ -105,7 +105,7 @@ def test_a_process_that_is_alone_where_several_were_started_does_not_train(monke
     import accelerate
 
     from hyptree.errors import UserError
-    from hyptree.train.distributed import Processes
+    from hyptree.train.parallel.distributed import Processes
 
     class Alone:
         def __init__(self, cpu: bool) -> None:

@@ -16,10 +16,10 @@ from torch import nn
 from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.train.evaluate import evaluate_run, load_model
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import Trainer, fit
-from hyptree.train.optimizer import param_groups, parameter_marks
-from hyptree.train.recipe import OptimSettings, Recipe
+from hyptree.train.optimizer.build import param_groups, parameter_marks
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import OptimSettings, Recipe
 
 from . import tiny
 from .test_resume import assert_same_run, dying_before_step, tensors

@@ -14,13 +14,13 @@ from hyptree.config import load, to_yaml
 from hyptree.errors import UserError
 from hyptree.geometry import Lorentz, PointModule
 from hyptree.optim import RiemannianAdamW
-from hyptree.train.ema import Ema
-from hyptree.train.folder import Checkpoint, RunFolder, best_weights, damage
-from hyptree.train.optimizer import build_optimizer, param_groups, set_lr
-from hyptree.train.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
-from hyptree.train.report import Reporter
-from hyptree.train.schedule import Schedule
-from hyptree.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
+from hyptree.train.optimizer.ema import Ema
+from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.run.folder import Checkpoint, RunFolder, best_weights, damage
+from hyptree.train.run.log import Reporter
+from hyptree.train.run.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
+from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 
 from . import tiny
 
@@ -68,7 +68,7 @@ def test_flatten_and_check_resumable():
 
 
 def test_recipe_module_imports_no_torch(run_python):
-    code = "import sys, hyptree.train.recipe, hyptree.cli.train, hyptree.cli.eval; print('torch' in sys.modules)"
+    code = "import sys, hyptree.train.run.recipe, hyptree.cli.train, hyptree.cli.eval; print('torch' in sys.modules)"
     assert run_python(code).strip() == "False"
 
 

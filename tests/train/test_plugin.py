@@ -22,12 +22,12 @@ from hyptree.models.heads import Segmenter, pyramid_backbone
 from hyptree.models.himapper.dense import HiMapperFeatures
 from hyptree.train import load_model
 from hyptree.train.export import export
-from hyptree.train.folder import RunFolder
 from hyptree.train.loop import fit
 from hyptree.train.model import create_model, load_weights
-from hyptree.train.optimizer import param_groups
+from hyptree.train.optimizer.build import param_groups
 from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
-from hyptree.train.recipe import PluginSettings, Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import PluginSettings, Recipe
 from hyptree.train.tasks import build_task
 
 from .test_resume import assert_same_run, dying_before_step
@@ -460,7 +460,7 @@ PLACES = ["data.root=nowhere", "model.weights=nowhere"]
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("himapper_*.yaml")), ids=lambda path: path.stem)
 def test_recipes_can_be_read(path):
-    from hyptree.train.table import read_table, row_recipe
+    from hyptree.train.compare import read_table, row_recipe
 
     if not path.stem.startswith("himapper_arms"):
         assert load(Recipe, path, PLACES).model.plugin.is_used
@@ -533,7 +533,7 @@ def test_recipes_of_real_pictures_train_from_real_weights(shared_data, tmp_path,
 
 
 def test_the_arms_are_trained_and_tabled(tmp_path):
-    from hyptree.train.table import make_table, read_table, to_markdown
+    from hyptree.train.compare import make_table, read_table, to_markdown
 
     words = [word for word in TINY if word.startswith(("data.", "run.", "model.plugin.")) and "name" not in word]
     words += [

@@ -15,7 +15,7 @@ import yaml
 from hyptree.config import to_yaml
 from hyptree.errors import UserError
 from hyptree.tables import write_between_marks
-from hyptree.train.table import (
+from hyptree.train.compare import (
     Outcome,
     TableSettings,
     _main,
@@ -26,7 +26,7 @@ from hyptree.train.table import (
     stretch_to,
     to_markdown,
 )
-from hyptree.train.workers import workers
+from hyptree.train.parallel.workers import workers
 
 from . import tiny
 
@@ -122,7 +122,7 @@ def test_a_schedule_is_stretched_by_the_pace_of_its_steps():
 
 def test_a_row_is_trained_for_the_time_of_another(table, tmp_path, monkeypatch):
     """The clock is replaced by one that the row decides on: 1 s a step, 3 s a step with the slow row's key."""
-    import hyptree.train.table as module
+    import hyptree.train.compare as module
 
     rows = {"base": {}, "base, equal time": {"time_of": "slow"}, "slow": {"optim.weight_decay": 0.5}}
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "rows": rows}))
@@ -197,7 +197,7 @@ def test_workers_end_when_the_table_is_killed():
     code = (
         "import multiprocessing, os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from hyptree.train.workers import end_with_parent\n"
+        "from hyptree.train.parallel.workers import end_with_parent\n"
         "if __name__ == '__main__':\n"
         "    pool = ProcessPoolExecutor(1, multiprocessing.get_context('spawn'), initializer=end_with_parent)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"

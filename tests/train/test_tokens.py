@@ -12,9 +12,9 @@ from hyptree.config import load, read_yaml
 from hyptree.errors import UserError
 from hyptree.tokens.patch import handle_of
 from hyptree.train import evaluate_run, load_model
-from hyptree.train.folder import best_weights
 from hyptree.train.loop import fit
-from hyptree.train.recipe import Recipe, TokenSettings
+from hyptree.train.run.folder import best_weights
+from hyptree.train.run.recipe import Recipe, TokenSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 

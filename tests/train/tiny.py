@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import BadSample, Sample
 from hyptree.geometry import Lorentz, PointModule
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.train.tasks import TASKS
 

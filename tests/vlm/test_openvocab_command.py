@@ -15,7 +15,7 @@ from hyptree.cli import main
 from hyptree.cli.vlm_scale import TrainScaleConfig
 from hyptree.config import load
 from hyptree.train import load_model
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
 
 from .small_models import save_bert, save_dual
@@ -61,7 +61,7 @@ def test_train_scale_reports_before_and_after(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hyptree.train import openvocab_job
+    from hyptree.train.tasks import openvocab_job
 
     scored, numbers = [], openvocab_job._numbers
 
@@ -190,7 +190,7 @@ def test_without_a_recipe_every_method_fits_the_clip_of_the_world(method: Any) -
 
 def test_methods_are_compared_at_equal_parameters() -> None:
     """The table's rows fit the small CLIP, and HyperCLIP's blocks and LoRA train equally many numbers there."""
-    from hyptree.train.table import read_table, row_recipe
+    from hyptree.train.compare import read_table, row_recipe
     from hyptree.vlm.clip.world_clip import build_clip, preset
     from hyptree.vlm.clip.world_text import world_tokenizer
     from hyptree.vlm.encoders.pixels import PixelFormat

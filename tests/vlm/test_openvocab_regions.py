@@ -23,7 +23,7 @@ from hyptree.evaluate.openvocab_scores import BaseNovelScorer
 from hyptree.evaluate.panoptic import PanopticMap, PanopticQuality
 from hyptree.evaluate.panoptic_join import join_panoptic, panoptic_truth
 from hyptree.train import fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
 from hyptree.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
 from hyptree.vlm.encoders.encoder import load_encoder

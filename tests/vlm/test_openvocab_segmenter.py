@@ -16,8 +16,8 @@ from hyptree.data.sample import IGNORE
 from hyptree.errors import UserError
 from hyptree.evaluate.openvocab_scores import split_scores
 from hyptree.train import evaluate_run, fit, load_model
-from hyptree.train.folder import RunFolder
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention
 from hyptree.vlm.openvocab.loss import pixel_loss

@@ -25,6 +25,6 @@ class CompareConfig:
 
 def run(config: CompareConfig) -> None:
     """Train variants of a recipe over several seeds, all alike, and write the table."""
-    from hyptree.train.table import compare
+    from hyptree.train.compare import compare
 
     print(compare(config.table, config.out, config.results, config.jobs, config.overrides))

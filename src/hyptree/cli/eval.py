@@ -12,7 +12,7 @@ import tyro
 from hyptree.cli import config as configs
 from hyptree.cli.train import split_args
 from hyptree.errors import UserError, suggest
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 Split = Literal["train", "val", "test"]
 
@@ -99,7 +99,7 @@ def run(config: EvalConfig) -> int:
         return 0
 
     from hyptree.train.evaluate import evaluate_run
-    from hyptree.train.report import headline
+    from hyptree.train.run.log import headline
 
     found = evaluate_run(config.run, config.split, config.settings, writes_results=True)
     if os.environ.get("RANK", "0") != "0":

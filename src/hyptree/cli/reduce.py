@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from hyptree.train.settings import ReduceSettings
+from hyptree.train.run.settings import ReduceSettings
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ import tyro
 
 from hyptree.cli import config as configs
 from hyptree.errors import UserError
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 OWN = {"out": "a folder", "resume": None, "strict": None}
 """Flags that are no part of the recipe, with what they want; None for nothing."""
@@ -69,7 +69,7 @@ class TrainConfig:
 def run(config: TrainConfig) -> int:
     """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
     from hyptree.train.loop import fit
-    from hyptree.train.report import headline
+    from hyptree.train.run.log import headline
 
     result = fit(config.settings, config.out, resume=config.resume)
     if result.numbers and _is_main():

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from hyptree.errors import UserError, as_user_error
-from hyptree.train.settings import EmbedSettings
+from hyptree.train.run.settings import EmbedSettings
 
 if TYPE_CHECKING:
-    from hyptree.train.embed import Progress
+    from hyptree.train.embedding.job import Progress
 
 
 @dataclass(kw_only=True)
@@ -122,8 +122,8 @@ def embed(config: EmbedConfig) -> None:
     hierarchy = read_hierarchy(config.edges, closure=config.closure, header=config.header)
 
     from hyptree.files import write_text
-    from hyptree.train.embed import embed as train
-    from hyptree.train.embed import measure_run
+    from hyptree.train.embedding.job import embed as train
+    from hyptree.train.embedding.job import measure_run
 
     settings = EmbedSettings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(EmbedSettings)})
     _say(
@@ -158,7 +158,7 @@ def evaluate(config: EvalConfig) -> None:
     """Measure an embedding: mean rank, MAP, distortion, cones."""
     from hyptree.devices import find_device
     from hyptree.evaluate.embedding import load_embedding, measure
-    from hyptree.train.embed import sample_size
+    from hyptree.train.embedding.job import sample_size
 
     embedding = load_embedding(config.run)
     device = find_device(config.device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 
 @dataclass
@@ -135,7 +135,7 @@ def train_scale(config: TrainScaleConfig) -> int:
     the radius of the class texts before and after. Every key of the task is in recipes/openvocab_*.yaml; hyptree train
     runs them too.
     """
-    from hyptree.train.openvocab_job import report_lines, train_and_report
+    from hyptree.train.tasks.openvocab_job import report_lines, train_and_report
 
     report = train_and_report(config.settings(), config.out, resume=config.resume, quiet=config.quiet or config.json)
     if not report:  # not the first process
@@ -187,7 +187,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
     from hyptree.errors import as_user_error
     from hyptree.evaluate.openvocab import evaluate_openvocab
     from hyptree.files import write_text
-    from hyptree.train.report import headline
+    from hyptree.train.run.log import headline
 
     with as_user_error():
         found = evaluate_openvocab(

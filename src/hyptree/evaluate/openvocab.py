@@ -16,7 +16,7 @@ from hyptree.evaluate.openvocab_scores import BaseNovelScorer
 from hyptree.evaluate.panoptic import PanopticQuality
 from hyptree.evaluate.panoptic_join import join_panoptic, panoptic_truth
 from hyptree.train.evaluate import load_model
-from hyptree.train.folder import RunFolder
+from hyptree.train.run.folder import RunFolder
 from hyptree.train.tasks import build_task
 from hyptree.train.tasks.segment import resize_scores
 from hyptree.vlm.openvocab.detector import OpenVocabDetector

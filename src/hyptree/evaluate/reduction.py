@@ -25,7 +25,7 @@ import torch
 from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
 from hyptree.evaluate.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
 from hyptree.evaluate.reduction_subject import ReducedModel, load_subject
-from hyptree.train.settings import ReduceSettings
+from hyptree.train.run.settings import ReduceSettings
 
 if TYPE_CHECKING:
     from hyptree.explore.reduced_pictures import Shown

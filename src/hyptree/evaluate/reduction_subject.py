@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hyptree.data.build import read_data_flag
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings
 from hyptree.errors import UserError, as_user_error
-from hyptree.train.distributed import Processes
-from hyptree.train.recipe import ModelSettings, Recipe
-from hyptree.train.settings import ReduceSettings
+from hyptree.train.parallel.distributed import Processes
+from hyptree.train.run.recipe import ModelSettings, Recipe
+from hyptree.train.run.settings import ReduceSettings
 from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 
@@ -158,8 +158,8 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
 
 
 def _from_run(settings: ReduceSettings, processes: Processes) -> ReducedModel:
-    from hyptree.train.folder import RunFolder, best_weights
-    from hyptree.train.state import fill_tensors
+    from hyptree.train.run.folder import RunFolder, best_weights
+    from hyptree.train.run.state import fill_tensors
 
     if settings.pretrained or settings.weights is not None or settings.size is not None:
         raise UserError("a run brings its weights and its size: leave out --pretrained, --weights and --size")
@@ -185,8 +185,8 @@ def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
     import timm
 
     from hyptree.explore.picture import default_size
-    from hyptree.train.determinism import seed_all
     from hyptree.train.model import create_model, load_weights
+    from hyptree.train.parallel.determinism import seed_all
 
     chosen = ModelSettings(settings.model, pretrained=settings.pretrained)
     if settings.size is not None:

@@ -107,7 +107,7 @@ def measure_run(settings: Settings, run: Path, say: Callable[[str], None] = lamb
     """The accuracy of one run in every way at every keep rate; only what its folder lacks is measured."""
     from hyptree.evaluate.reduction_subject import load_subject
     from hyptree.files import write_text
-    from hyptree.train.settings import ReduceSettings
+    from hyptree.train.run.settings import ReduceSettings
 
     subject = load_subject(
         ReduceSettings(
@@ -174,7 +174,7 @@ def measure(settings: Settings, say: Callable[[str], None] = lambda line: None) 
     """All runs, several at a time if asked for."""
     if settings.jobs == 1:
         return [measure_run(settings, run, say) for run in settings.runs]
-    from hyptree.train.workers import workers
+    from hyptree.train.parallel.workers import workers
 
     with workers(settings.jobs) as pool:
         futures = [pool.submit(measure_run, settings, run) for run in settings.runs]

@@ -335,8 +335,8 @@ def measure_run(
         UserError: not a run of a language model, or its text is not there any more.
     """
     from hyptree.data.text import build_text
-    from hyptree.train.folder import RunFolder
     from hyptree.train.language import load_language_model
+    from hyptree.train.run.folder import RunFolder
 
     folder = RunFolder(run)
     model, tokenizer = load_language_model(folder.path, device)

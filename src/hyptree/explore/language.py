@@ -69,7 +69,7 @@ def report(
         UserError: not a run of a language model, text that is gone, a disk that is full.
     """
     from hyptree.evaluate.tokens_geometry import NUM_BLOCKS, curvatures, measure_run
-    from hyptree.train.folder import RunFolder
+    from hyptree.train.run.folder import RunFolder
 
     wordnet = _find_wordnet(wordnet)
     path = Path(out) if out is not None else Path(run) / "tokens.html"

@@ -19,7 +19,7 @@ from hyptree.explore.scenes import Answer, Scene, class_path
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
-    from hyptree.train.recipe import Recipe
+    from hyptree.train.run.recipe import Recipe
 
 __all__ = ["Subject", "classify_all", "from_name", "from_run", "page_of_pictures", "page_of_run"]
 
@@ -70,7 +70,7 @@ class Subject:
 def from_run(run: Path | str) -> Subject:
     """The best model of a run that ``hyptree train`` wrote."""
     from hyptree.train import load_model
-    from hyptree.train.folder import RunFolder
+    from hyptree.train.run.folder import RunFolder
 
     model, recipe = load_model(run)
     about = RunFolder(run).dataset()
@@ -92,7 +92,7 @@ def from_name(name: str, size: int | None = None) -> Subject:
     import torch
 
     from hyptree.train.model import create_model
-    from hyptree.train.recipe import ModelSettings
+    from hyptree.train.run.recipe import ModelSettings
 
     torch.manual_seed(0)  # fresh weights, but the same ones each time
     model = create_model(ModelSettings(name=name)).eval()
@@ -211,7 +211,7 @@ def page_of_run(
         num_measured: pictures whose clusters are measured against masks, where the data has masks.
     """
     from hyptree.data.build import build_dataset
-    from hyptree.train.folder import RunFolder
+    from hyptree.train.run.folder import RunFolder
 
     subject = subject or from_run(run)
     subject.require_clusters()

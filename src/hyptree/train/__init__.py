@@ -12,10 +12,10 @@ from hyptree.lazy import lazy
 if TYPE_CHECKING:
     from hyptree.train.evaluate import evaluate_run, load_model
     from hyptree.train.loop import fit
-    from hyptree.train.recipe import Recipe
+    from hyptree.train.run.recipe import Recipe
 
 _HOMES = {
-    "Recipe": "recipe",
+    "Recipe": "run.recipe",
     "evaluate_run": "evaluate",
     "fit": "loop",
     "load_model": "evaluate",

@@ -1,6 +1,6 @@
 """``hyptree train`` with few dependencies: ``python -m hyptree.train RECIPE KEY=VALUE ... --out DIR``.
 
-The folder of a run is a recipe too, and ``--resume`` goes on with it. Tables: ``python -m hyptree.train.table``.
+The folder of a run is a recipe too, and ``--resume`` goes on with it. Tables: ``python -m hyptree.train.compare``.
 """
 
 from __future__ import annotations

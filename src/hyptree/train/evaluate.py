@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from hyptree.errors import UserError
-from hyptree.train.distributed import Processes
-from hyptree.train.folder import RunFolder, best_weights
 from hyptree.train.loop import evaluate
-from hyptree.train.recipe import Recipe
-from hyptree.train.state import fill_tensors
+from hyptree.train.parallel.distributed import Processes
+from hyptree.train.run.folder import RunFolder, best_weights
+from hyptree.train.run.recipe import Recipe
+from hyptree.train.run.state import fill_tensors
 from hyptree.train.tasks import build_task
 
 

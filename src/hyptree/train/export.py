@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, require
 from hyptree.files import save_tensors, write_atomic
 from hyptree.train.evaluate import load_model
-from hyptree.train.folder import RunFolder
 from hyptree.train.plugin import LogitsOnly
+from hyptree.train.run.folder import RunFolder
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
 TOLERANCE = 1e-4

@@ -33,7 +33,7 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
     """
     require("transformers", "lm")
     from hyptree.data.text.tokenizer import check_vocabulary, load_tokenizer
-    from hyptree.train.folder import RunFolder
+    from hyptree.train.run.folder import RunFolder
 
     folder = RunFolder(source)
     if not folder.path.is_dir():
@@ -64,7 +64,7 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
 
 def export_language_model(run: Path, out: Path | None = None) -> Path:
     """Write the best model of a run and its tokenizer as a Hugging Face folder, by default ``hf`` in the run."""
-    from hyptree.train.folder import RunFolder
+    from hyptree.train.run.folder import RunFolder
 
     _require_language(RunFolder(run))
     out = out if out is not None else run / "hf"
@@ -124,8 +124,8 @@ def run(argv: Sequence[str], prog: str = "python -m hyptree.train.language", abo
     """Train what the arguments say, of any task; the same as ``hyptree train``."""
     from hyptree.config import load
     from hyptree.train.loop import fit
-    from hyptree.train.recipe import Recipe
-    from hyptree.train.report import headline
+    from hyptree.train.run.log import headline
+    from hyptree.train.run.recipe import Recipe
 
     parser = one_line_parser(prog, about)
     parser.add_argument("recipe", help="YAML file, or the folder of a run")

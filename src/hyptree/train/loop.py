@@ -22,17 +22,17 @@ from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
-from hyptree.train.determinism import deterministic, seed_all
-from hyptree.train.distributed import Processes
-from hyptree.train.ema import Ema
-from hyptree.train.folder import Checkpoint, RunFolder
 from hyptree.train.model import checkpoint_activations, load_weights
-from hyptree.train.optimizer import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
-from hyptree.train.progress import NotFinite, Progress
-from hyptree.train.recipe import Recipe, check_resumable
-from hyptree.train.report import Reporter
-from hyptree.train.schedule import Schedule
-from hyptree.train.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
+from hyptree.train.optimizer.ema import Ema
+from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.parallel.determinism import deterministic, seed_all
+from hyptree.train.parallel.distributed import Processes
+from hyptree.train.run.folder import Checkpoint, RunFolder
+from hyptree.train.run.log import Reporter
+from hyptree.train.run.progress import NotFinite, Progress
+from hyptree.train.run.recipe import Recipe, check_resumable
+from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from hyptree.train.tasks import build_task
 
 _ASK_EVERY = 10

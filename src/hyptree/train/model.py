@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, as_user_error, suggest
 
 if TYPE_CHECKING:
-    from hyptree.train.recipe import ModelSettings, TokenSettings
+    from hyptree.train.run.recipe import ModelSettings, TokenSettings
 
 
 def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
@@ -107,7 +107,7 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
     """
     from hyptree.files import load_tensors
     from hyptree.models.heads import adopt_backbone
-    from hyptree.train.folder import best_weights
+    from hyptree.train.run.folder import best_weights
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]
     mine = model.state_dict()

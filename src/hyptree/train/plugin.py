@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, as_user_error
 from hyptree.models.himapper import HiMapper
 from hyptree.models.himapper.dense import HiMapperFeatures
-from hyptree.train.recipe import PluginSettings
+from hyptree.train.run.recipe import PluginSettings
 
 _OURS = {"name", "enabled", "args", "lr"}
 """Settings that are no arguments of the plug-in."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from hyptree.train.recipe import Recipe
+    from hyptree.train.run.recipe import Recipe
 
 
 class Task(ABC):

@@ -38,7 +38,7 @@ _MARKS: dict[str, dict[str, Any]] = {
     "bias_in": {"_no_weight_decay": True},
     "bias_out": {"_no_weight_decay": True},
 }
-"""What parameters say about themselves to optimisers (``hyptree.train.optimizer.param_groups``)."""
+"""What parameters say about themselves to optimisers (``hyptree.train.optimizer.build.param_groups``)."""
 
 
 class ExpertStack(nn.Module):

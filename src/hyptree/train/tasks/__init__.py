@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hyptree.errors import UserError, suggest
 
 if TYPE_CHECKING:
-    from hyptree.train.recipe import Recipe
+    from hyptree.train.run.recipe import Recipe
     from hyptree.train.task import Task
 
 # "module:class", so that a task's libraries are imported only by those who train it.

@@ -15,7 +15,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate.hierarchy import hierarchy_scores
 from hyptree.train.model import create_model, reduce_tokens, require_size
 from hyptree.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.tree import Tree
 

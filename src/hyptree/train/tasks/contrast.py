@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError, suggest
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss
 from hyptree.vlm.clip.contrast_scores import score_embeddings

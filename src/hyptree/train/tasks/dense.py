@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError, as_user_error, suggest
 from hyptree.train.plugin import plug_in_features
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 
 @dataclass

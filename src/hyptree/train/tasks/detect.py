@@ -14,7 +14,7 @@ from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
 from hyptree.evaluate.detection import CocoScorer
 from hyptree.train.plugin import with_plugin_loss
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.train.tasks.dense import ScoredSample, build_dense
 

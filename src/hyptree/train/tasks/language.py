@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.evaluate.perplexity import as_score, batch_sums, byte_lengths
 from hyptree.evaluate.stream import look_inside
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 
 Batch = dict[str, Tensor]

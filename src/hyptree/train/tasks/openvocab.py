@@ -12,7 +12,7 @@ from hyptree.data.sample import IGNORE, Sample
 from hyptree.errors import UserError
 from hyptree.evaluate.openvocab_scores import split_scores
 from hyptree.evaluate.segmentation import Confusion
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
 from hyptree.vlm.openvocab.loss import pixel_loss
 from hyptree.vlm.openvocab.settings import OpenVocabSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError, suggest
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.detect import Detect
 
 

@@ -187,8 +187,8 @@ def as_encoder(model: WorldClip, tokenizer: Any, pixels: PixelFormat, name: str 
 def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
     """The encoder with the best weights of a run of the task contrast, or one of its shape with random weights."""
     from hyptree.train.evaluate import load_model
-    from hyptree.train.folder import BEST, RunFolder
     from hyptree.train.language import unpack_tokenizer
+    from hyptree.train.run.folder import BEST, RunFolder
     from hyptree.train.tasks import build_task
 
     folder = RunFolder(run)

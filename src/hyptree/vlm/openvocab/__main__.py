@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = parser.parse_args(argv)
         if given.verb == "train":
             from hyptree.config import load
-            from hyptree.train.openvocab_job import report_lines, train_and_report
-            from hyptree.train.recipe import Recipe
+            from hyptree.train.run.recipe import Recipe
+            from hyptree.train.tasks.openvocab_job import report_lines, train_and_report
 
             recipe = load(Recipe, given.recipe, given.overrides)
             report = train_and_report(recipe, given.out, resume=given.resume)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyptree.geometry import curvature_parameters, manifold_of, mark_points
-from hyptree.train.recipe import OptimSettings
+from hyptree.train.run.recipe import OptimSettings
 
 Marks = dict[str, tuple[bool | None, float]]
 """By a parameter's name: whether it is spared weight decay (None: as usual), its share of the learning rate."""

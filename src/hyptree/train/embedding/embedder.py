@@ -24,8 +24,8 @@ from hyptree.evaluate.reconstruction import ragged
 from hyptree.files import load_tensors, save_tensors
 from hyptree.geometry import Manifold, mark_manifold
 from hyptree.optim import RiemannianAdam, RiemannianSGD
-from hyptree.train.objectives import cone_loss, distance_loss
-from hyptree.train.settings import EmbedSettings
+from hyptree.train.embedding.objectives import cone_loss, distance_loss
+from hyptree.train.run.settings import EmbedSettings
 
 BURN_IN_FACTOR = 0.01
 START_RADIUS = 3.0

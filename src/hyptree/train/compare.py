@@ -4,7 +4,7 @@ A YAML file names the recipe, the rows as overrides of it, and the seeds. Runs t
 one that was interrupted is resumed, so the same command goes on after any stop. ``{seed}`` in a value is the seed of
 the run: so a row can start from the run of another table with the same seed. A row with ``time_of: ROW`` beside its
 overrides is trained for as long, on the clock, as that row took: its schedule is stretched by what the row without
-``time_of`` and otherwise equal took for a step. ``python -m hyptree.train.table FILE``
+``time_of`` and otherwise equal took for a step. ``python -m hyptree.train.compare FILE``
 does what ``hyptree compare FILE`` does where only torch, timm and accelerate are installed.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from hyptree.errors import UserError, exit_code, one_line_parser, suggest
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 TIME_OF = "time_of"
 """Key of a row that names another one, whose training time is its own."""
@@ -190,7 +190,7 @@ def make_table(
     else:
         from concurrent.futures import as_completed
 
-        from hyptree.train.workers import workers
+        from hyptree.train.parallel.workers import workers
 
         _render_world(settings)  # once, instead of in every process at the same time
         with workers(jobs) as pool:
@@ -207,8 +207,8 @@ def train_one(
 ) -> Outcome:
     """One run, resumed if it was interrupted and only read if it is finished."""
     from hyptree.train.evaluate import load_model
-    from hyptree.train.folder import RunFolder
     from hyptree.train.loop import fit
+    from hyptree.train.run.folder import RunFolder
 
     folder = out / slug(row) / f"seed{seed}"
     try:
@@ -318,7 +318,7 @@ def compare(
 
 
 def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m hyptree.train.table", compare.__doc__)
+    parser = one_line_parser("python -m hyptree.train.compare", compare.__doc__)
     parser.add_argument("path", type=Path, metavar="TABLE")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path)

@@ -14,7 +14,7 @@ from hyptree.errors import UserError
 from hyptree.files import write_text
 from hyptree.train.evaluate import load_model
 from hyptree.train.loop import autocast, fit
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.openvocab import OpenVocab
 from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 from hyptree.vlm.radii import radius_summary, radius_table

@@ -29,7 +29,7 @@ from torch import Tensor
 from hyptree.config import load, to_yaml
 from hyptree.errors import UserError
 from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync_folder, write_text
-from hyptree.train.recipe import Recipe
+from hyptree.train.run.recipe import Recipe
 
 MANIFEST = "manifest.json"
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hyptree.errors import UserError
-from hyptree.train.recipe import ScheduleSettings
+from hyptree.train.run.recipe import ScheduleSettings
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, save_tensors, write_text
 from hyptree.signals import stop_signals
-from hyptree.train.embedder import Batches, Embedder
-from hyptree.train.settings import EmbedSettings
+from hyptree.train.embedding.embedder import Batches, Embedder
+from hyptree.train.run.settings import EmbedSettings
 
 __all__ = [
     "CHECKPOINT",

@@ -1,0 +1,1 @@
+"""Embedding a hierarchy into a space: its loop, its batches, what it minimises."""

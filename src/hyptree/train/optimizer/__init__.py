@@ -1,0 +1,1 @@
+"""The optimiser of a run, its learning rate and the average of its weights."""

@@ -1,0 +1,1 @@
+"""Processes of a run, several runs at once, and the same bits whatever their number."""
