@@ -7,7 +7,7 @@ import torch
 import hyptree.models  # noqa: F401  (registers the hcformer names with timm)
 from hyptree import explain
 from hyptree.data import World
-from hyptree.evaluate.superpixels import superpixel_scores
+from hyptree.evaluate.pictures.superpixels import superpixel_scores
 
 torch.manual_seed(0)
 

@@ -5,7 +5,7 @@ import torch
 
 from hyptree import tokens
 from hyptree.data import World
-from hyptree.evaluate.reduction import vit_flops
+from hyptree.train.reduction.reduce import vit_flops
 
 torch.manual_seed(0)
 

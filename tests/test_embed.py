@@ -15,7 +15,7 @@ import torch
 from hyptree.cli import main
 from hyptree.data.hierarchies.edges import make_hierarchy, read_hierarchy
 from hyptree.errors import UserError
-from hyptree.evaluate.embedding import disk_points, load_embedding, measure
+from hyptree.evaluate.hierarchy.embedding import disk_points, load_embedding, measure
 from hyptree.files import load_tensors, save_tensors, write_atomic, write_text
 from hyptree.geometry import Euclidean, Lorentz, Poincare
 from hyptree.train.embedding.job import CHECKPOINT, Batches, Embedder, embed

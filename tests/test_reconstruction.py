@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyptree.evaluate.reconstruction import cone_score, ragged, reconstruction
+from hyptree.evaluate.hierarchy.reconstruction import cone_score, ragged, reconstruction
 from hyptree.geometry import Euclidean, Lorentz, Poincare
 from hyptree.tree import Tree
 

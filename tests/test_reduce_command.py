@@ -82,8 +82,8 @@ def test_a_run_is_measured_on_its_own_data(
 def test_the_same_without_tyro(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python -m hyptree.evaluate.reduction``, as on a machine that has no tyro."""
-    from hyptree.evaluate.reduction import _main
+    """``python -m hyptree.train.reduction.reduce``, as on a machine that has no tyro."""
+    from hyptree.train.reduction.reduce import _main
 
     monkeypatch.setitem(sys.modules, "tyro", None)  # importing it fails now
     flags = ["--keep", "0.5", "--method", "topk", "--data", "none", "--json", "--out", str(tmp_path / "out"), *FAST]

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.evaluate.choices import evaluate_tasks, score_items, score_lines
-from hyptree.evaluate.choices_tasks import TASKS, Item, load_items
-from hyptree.evaluate.harness import HarnessModel, for_lm_eval
-from hyptree.evaluate.likelihood import Likelihood, Pair, PairEncoder, log_likelihoods
+from hyptree.evaluate.text.choices import evaluate_tasks, score_items, score_lines
+from hyptree.evaluate.text.choices_tasks import TASKS, Item, load_items
+from hyptree.evaluate.text.harness import HarnessModel, for_lm_eval
+from hyptree.evaluate.text.likelihood import Likelihood, Pair, PairEncoder, log_likelihoods
 
 transformers = pytest.importorskip("transformers")
 
@@ -262,7 +262,7 @@ def test_lengths_are_bytes(model, tokenizer, monkeypatch):
     """-4 over 4 bytes is more than -4.5 over 3, though it is less over 2 characters; equal values: the first one."""
     values = iter([-4.0, -4.5, -1.0, -1.0])
     monkeypatch.setattr(
-        "hyptree.evaluate.choices.log_likelihoods",
+        "hyptree.evaluate.text.choices.log_likelihoods",
         lambda model, pairs, **_: [Likelihood(next(values), False) for _ in pairs],
     )
     found = score_items(model, tokenizer, [Item("a", ("éé", "abc"), 0), Item("a", ("b", "c"), 0)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("pycocotools", reason="install hyptree[eval]")
 
-from hyptree.evaluate.detection import CocoScorer, encode_masks
+from hyptree.evaluate.pictures.detection import CocoScorer, encode_masks
 
 SIZE = (120, 160)
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools adds a spacing of floats to its denominators

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyptree.evaluate.hierarchy import (
+from hyptree.evaluate.hierarchy.mistakes import (
     class_distance,
     hierarchical_accuracy,
     hierarchical_precision,
@@ -125,7 +125,7 @@ def test_precision_does_not_depend_on_how_classes_are_cut_into_blocks(seed, monk
     tree = random_forest(rng, 2)
     label, ranked = rng.integers(0, 12, 50), np.stack([rng.permutation(12)[:4] for _ in range(50)])
     whole = hierarchical_precision(tree, ranked, label, 12)
-    monkeypatch.setattr("hyptree.evaluate.hierarchy._CHUNK", 20)
+    monkeypatch.setattr("hyptree.evaluate.hierarchy.mistakes._CHUNK", 20)
     assert hierarchical_precision(tree, ranked, label, 12) == whole
 
 

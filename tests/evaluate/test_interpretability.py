@@ -11,8 +11,8 @@ from torch import nn
 
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.errors import UserError
-from hyptree.evaluate import superpixels as sp
-from hyptree.evaluate.interpretability import cluster_maps, interpretability_table, print_table
+from hyptree.evaluate.pictures import superpixels as sp
+from hyptree.evaluate.pictures.interpretability import cluster_maps, interpretability_table, print_table
 from hyptree.explore.picture import model_input
 from tests.explore.fake import tiny
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyptree.evaluate.panoptic import PanopticMap, PanopticQuality
+from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality
 
 CLASSES = ("grass", "cat", "dog")
 

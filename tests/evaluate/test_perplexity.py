@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.evaluate.perplexity import IGNORE, Score, batch_sums, byte_lengths, score, sliding
+from hyptree.evaluate.text.perplexity import IGNORE, Score, batch_sums, byte_lengths, score, sliding
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyptree.data.build import read_data_flag
 from hyptree.errors import UserError
-from hyptree.evaluate import reduction, reduction_rows
-from hyptree.evaluate.reduction import Results, Row, reduce, wanted_rows
-from hyptree.evaluate.reduction_rows import speed, vit_flops
-from hyptree.evaluate.reduction_subject import load_subject
+from hyptree.evaluate.tokens import reduction_rows
+from hyptree.evaluate.tokens.reduction_rows import speed, vit_flops
 from hyptree.tokens.patch import find_adapter, patched
+from hyptree.train.reduction import reduce as reduction
+from hyptree.train.reduction.reduce import Results, Row, reduce, wanted_rows
+from hyptree.train.reduction.subject import load_subject
 from hyptree.train.run.settings import ReduceSettings
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}

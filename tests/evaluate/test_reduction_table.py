@@ -10,10 +10,10 @@ import pytest
 
 from hyptree.config import load
 from hyptree.errors import UserError
-from hyptree.evaluate import reduction_table as tables
-from hyptree.evaluate.reduction_table import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown
 from hyptree.train.loop import fit
 from hyptree.train.run.recipe import Recipe
+from results import reduction as tables
+from results.reduction import ALL, WAYS, Measured, Settings, cell, measure, measure_run, to_markdown
 
 pytest.importorskip("timm")
 

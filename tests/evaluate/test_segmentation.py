@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyptree.data.sample import IGNORE
-from hyptree.evaluate.segmentation import Confusion, segmentation_scores
+from hyptree.evaluate.pictures.segmentation import Confusion, segmentation_scores
 
 
 def naive_iou(predicted: Tensor, truth: Tensor, num_classes: int) -> list[float]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hyptree.evaluate import superpixels as sp
+from hyptree.evaluate.pictures import superpixels as sp
 
 IGNORE = 255
 

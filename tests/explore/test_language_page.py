@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.evaluate.tokens_geometry import (
+from hyptree.evaluate.text.token_radii import (
     count_tokens,
     curvatures,
     embedding_radii,

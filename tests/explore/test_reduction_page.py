@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from hyptree.evaluate.reduction import Results, Row
 from hyptree.explore.dendrogram import LayerTree, leaf_order, svg_dendrogram
 from hyptree.explore.reduced_pictures import Drawing, Shown, strip
 from hyptree.explore.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
+from hyptree.train.reduction.reduce import Results, Row
 
 from .html import read
 

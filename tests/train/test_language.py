@@ -300,7 +300,7 @@ def test_recipes_say_what_they_should():
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
 def test_inside_is_what_the_model_does(tmp_path, cache, name):
-    from hyptree.evaluate.stream import look_inside
+    from hyptree.evaluate.text.stream import look_inside
     from hyptree.train.tasks import build_task
 
     task = build_task(recipe(cache, name))
@@ -324,7 +324,7 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
 
 
 def test_bounds_are_counted():
-    from hyptree.evaluate.stream import look_inside
+    from hyptree.evaluate.text.stream import look_inside
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hyptree.config import load
 from hyptree.data.sample import IGNORE
 from hyptree.errors import UserError
-from hyptree.evaluate.openvocab_scores import split_scores
+from hyptree.evaluate.pictures.openvocab_scores import split_scores
 from hyptree.train import evaluate_run, fit, load_model
 from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import Recipe

@@ -92,7 +92,7 @@ def run(config: EvalConfig) -> int:
     import os
 
     if isinstance(config.settings, TaskOptions):
-        from hyptree.evaluate.choices import run_tasks, score_lines
+        from hyptree.evaluate.text.choices import run_tasks, score_lines
 
         scores = run_tasks(config.run, **asdict(config.settings))
         print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))

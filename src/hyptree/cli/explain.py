@@ -127,7 +127,7 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
 
     from hyptree.data.build import build_dataset
     from hyptree.data.settings import DataSettings
-    from hyptree.evaluate.interpretability import interpretability_table, print_table
+    from hyptree.evaluate.pictures.interpretability import interpretability_table, print_table
 
     if subject.has_queries:
         raise UserError(

@@ -23,6 +23,6 @@ def run(config: ReduceConfig) -> None:
 
     hyptree reduce runs/vit --keep 0.7 0.5 0.25 --method atc tome --image photo.jpg
     """
-    from hyptree.evaluate.reduction import reduce
+    from hyptree.train.reduction.reduce import reduce
 
     reduce(config)

@@ -157,7 +157,7 @@ def embed(config: EmbedConfig) -> None:
 def evaluate(config: EvalConfig) -> None:
     """Measure an embedding: mean rank, MAP, distortion, cones."""
     from hyptree.devices import find_device
-    from hyptree.evaluate.embedding import load_embedding, measure
+    from hyptree.evaluate.hierarchy.embedding import load_embedding, measure
     from hyptree.train.embedding.job import sample_size
 
     embedding = load_embedding(config.run)
@@ -169,7 +169,7 @@ def evaluate(config: EvalConfig) -> None:
 
 def draw(config: DrawConfig) -> None:
     """Draw an embedding on the Poincaré disk."""
-    from hyptree.evaluate.embedding import load_embedding
+    from hyptree.evaluate.hierarchy.embedding import load_embedding
 
     path = config.out or config.run / "disk.png"
     with as_user_error():
@@ -198,7 +198,7 @@ SUBVERBS = {"embed": embed, "eval": evaluate, "draw": draw, "show": show, "demo"
 
 
 def _draw(embedding: Any, path: Path, names: int, required: bool) -> None:
-    from hyptree.evaluate.embedding import draw_disk
+    from hyptree.evaluate.hierarchy.embedding import draw_disk
 
     try:
         draw_disk(embedding, path, names=names)

@@ -185,8 +185,8 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
     import json
 
     from hyptree.errors import as_user_error
-    from hyptree.evaluate.openvocab import evaluate_openvocab
     from hyptree.files import write_text
+    from hyptree.train.openvocab import evaluate_openvocab
     from hyptree.train.run.log import headline
 
     with as_user_error():

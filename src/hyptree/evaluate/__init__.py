@@ -1,5 +1,5 @@
 """Metrics by task."""
 
-from hyptree.evaluate.reconstruction import ConeScore, Reconstruction, cone_score, reconstruction
+from hyptree.evaluate.hierarchy.reconstruction import ConeScore, Reconstruction, cone_score, reconstruction
 
 __all__ = ["ConeScore", "Reconstruction", "cone_score", "reconstruction"]

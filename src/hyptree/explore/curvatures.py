@@ -26,7 +26,7 @@ def curvature_section(found: Mapping[str, Curve]) -> str:
 
     Args:
         found: ``{"01.3": {"step": [...], "value": [...]}}``, layer and expert, as
-            :func:`hyptree.evaluate.tokens_geometry.curvatures` gives it.
+            :func:`hyptree.evaluate.text.token_radii.curvatures` gives it.
     """
     layers: dict[int, dict[int, Curve]] = {}
     for name, curve in found.items():

@@ -68,7 +68,7 @@ def report(
     Raises:
         UserError: not a run of a language model, text that is gone, a disk that is full.
     """
-    from hyptree.evaluate.tokens_geometry import NUM_BLOCKS, curvatures, measure_run
+    from hyptree.evaluate.text.token_radii import NUM_BLOCKS, curvatures, measure_run
     from hyptree.train.run.folder import RunFolder
 
     wordnet = _find_wordnet(wordnet)
@@ -98,7 +98,7 @@ def language_sections(*models: Numbers) -> list[Section]:
     """The parts of the page from the numbers of one model, or of a model and its twin.
 
     Args:
-        models: what :func:`hyptree.evaluate.tokens_geometry.measure_run` gives, and ``curvatures`` with it.
+        models: what :func:`hyptree.evaluate.text.token_radii.measure_run` gives, and ``curvatures`` with it.
     """
     sections = [
         Section("", _cards(models[0])),

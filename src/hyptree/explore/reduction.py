@@ -19,7 +19,7 @@ from hyptree.explore.reduced_pictures import Shown, picture_html, strip
 from hyptree.files import write_text
 
 if TYPE_CHECKING:
-    from hyptree.evaluate.reduction_rows import Results, Row
+    from hyptree.evaluate.tokens.reduction_rows import Results, Row
 
 __all__ = ["front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
 

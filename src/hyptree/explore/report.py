@@ -319,7 +319,7 @@ def _finer(dataset: Any, index: Sequence[int]) -> list[np.ndarray] | list[None]:
 
 def _measured(subject: Subject, dataset: Any, count: int) -> list[dict[str, Any]]:
     """Scores of each stage's last block against masks, beside a grid and SLIC; empty where they cannot be had."""
-    from hyptree.evaluate.interpretability import interpretability_table
+    from hyptree.evaluate.pictures.interpretability import interpretability_table
 
     if not count or not dataset.semantic_classes:
         return []

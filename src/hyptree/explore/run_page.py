@@ -63,7 +63,7 @@ class PageRecord:
     metrics: Sequence[Mapping[str, Any]] = ()
     """Rows of metrics.jsonl."""
     clusters: Sequence[Mapping[str, Any]] = ()
-    """Rows of ``hyptree.evaluate.interpretability.interpretability_table``."""
+    """Rows of ``hyptree.evaluate.pictures.interpretability.interpretability_table``."""
     answers: Answers | None = None
     footer: str = ""
     sections: Sequence[Section] = ()

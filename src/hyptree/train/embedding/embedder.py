@@ -19,8 +19,8 @@ from torch import Tensor
 from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.devices import find_device
 from hyptree.errors import UserError
-from hyptree.evaluate.embedding import Embedding, make_manifold
-from hyptree.evaluate.reconstruction import ragged
+from hyptree.evaluate.hierarchy.embedding import Embedding, make_manifold
+from hyptree.evaluate.hierarchy.reconstruction import ragged
 from hyptree.files import load_tensors, save_tensors
 from hyptree.geometry import Manifold, mark_manifold
 from hyptree.optim import RiemannianAdam, RiemannianSGD

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hyptree.data.hierarchies.edges import Hierarchy
-from hyptree.evaluate.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
+from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, save_tensors, write_text
 from hyptree.signals import stop_signals
 from hyptree.train.embedding.embedder import Batches, Embedder
@@ -154,7 +154,7 @@ def save_points(embedder: Embedder, out: Path) -> None:
 
 def measure_quickly(embedding: Embedding, num_samples: int = 2000) -> dict[str, Any]:
     """MAP and mean rank, from a sample of nodes if there are many."""
-    from hyptree.evaluate.reconstruction import reconstruction
+    from hyptree.evaluate.hierarchy.reconstruction import reconstruction
 
     found = reconstruction(embedding.points, embedding.pairs, embedding.manifold, num_samples=num_samples)
     return {"map": found.map, "mean_rank": found.mean_rank}

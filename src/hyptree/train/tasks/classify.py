@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
-from hyptree.evaluate.hierarchy import hierarchy_scores
+from hyptree.evaluate.hierarchy.mistakes import hierarchy_scores
 from hyptree.train.model import create_model, reduce_tokens, require_size
 from hyptree.train.plugin import PluginNumbers, logits_of, plug_in, with_plugin_loss
 from hyptree.train.run.recipe import Recipe

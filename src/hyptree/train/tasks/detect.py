@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
-from hyptree.evaluate.detection import CocoScorer
+from hyptree.evaluate.pictures.detection import CocoScorer
 from hyptree.train.plugin import with_plugin_loss
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, require
-from hyptree.evaluate.perplexity import as_score, batch_sums, byte_lengths
-from hyptree.evaluate.stream import look_inside
+from hyptree.evaluate.text.perplexity import as_score, batch_sums, byte_lengths
+from hyptree.evaluate.text.stream import look_inside
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.errors import UserError
-from hyptree.evaluate.openvocab_scores import split_scores
-from hyptree.evaluate.segmentation import Confusion
+from hyptree.evaluate.pictures.openvocab_scores import split_scores
+from hyptree.evaluate.pictures.segmentation import Confusion
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
 from hyptree.vlm.openvocab.loss import pixel_loss

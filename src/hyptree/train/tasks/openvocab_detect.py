@@ -43,7 +43,7 @@ class OpenVocabDetect(Detect):
     """As ``detect``; ``model.args.novel`` names classes whose objects training does not show.
 
     The detector alone is scored here, by its own labels, of which it never gives a novel one a high score.
-    ``hyptree.evaluate.openvocab`` names its boxes by text.
+    ``hyptree.train.openvocab`` names its boxes by text.
     """
 
     def __init__(self, recipe: Recipe):

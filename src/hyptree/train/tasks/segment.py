@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.errors import UserError
-from hyptree.evaluate.segmentation import Confusion
+from hyptree.evaluate.pictures.segmentation import Confusion
 from hyptree.train.plugin import with_plugin_loss
 from hyptree.train.task import Task
 from hyptree.train.tasks.dense import ScoredSample, build_dense

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = train_and_report(recipe, given.out, resume=given.resume)
             print("\n".join(report_lines(report)) if report else "", end="\n" if report else "")
             return 0
-        from hyptree.evaluate.openvocab import evaluate_openvocab
+        from hyptree.train.openvocab import evaluate_openvocab
 
         found = evaluate_openvocab(
             given.detector,

@@ -1,7 +1,7 @@
 """What a vision transformer loses and gains with fewer tokens: accuracy, images per second, FLOPs, tokens per layer.
 
 ``reduce(settings)`` measures one model under several methods and keep rates, off the shelf, and writes a table, a plot
-and a page. What is measured is kept: the same call goes on after any stop. ``python -m hyptree.evaluate.reduction``
+and a page. What is measured is kept: the same call goes on after any stop. ``python -m hyptree.train.reduction.reduce``
 does what ``hyptree reduce`` does where only torch, timm and accelerate are installed, with the same flags.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
-from hyptree.evaluate.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
-from hyptree.evaluate.reduction_subject import ReducedModel, load_subject
+from hyptree.evaluate.tokens.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
+from hyptree.train.reduction.subject import ReducedModel, load_subject
 from hyptree.train.run.settings import ReduceSettings
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
 
 def _main(argv: Sequence[str] | None = None) -> int:
     """The flags of ``ReduceSettings`` by argparse, because tyro may not be there."""
-    parser = one_line_parser("python -m hyptree.evaluate.reduction", reduce.__doc__)
+    parser = one_line_parser("python -m hyptree.train.reduction.reduce", reduce.__doc__)
     parser.add_argument("model", metavar="MODEL")
     for name, kind in typing.get_type_hints(ReduceSettings).items():
         flag, inner = f"--{name.replace('_', '-')}", typing.get_args(kind)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyptree.data.sample import IGNORE
 from hyptree.errors import UserError
-from hyptree.evaluate.superpixels import (
+from hyptree.evaluate.pictures.superpixels import (
     TOLERANCE,
     SuperpixelScores,
     enlarge,

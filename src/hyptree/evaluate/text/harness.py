@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, require
-from hyptree.evaluate.likelihood import Likelihood, Pair, PairEncoder, context_length, log_likelihoods
+from hyptree.evaluate.text.likelihood import Likelihood, Pair, PairEncoder, context_length, log_likelihoods
 
 MAX_NEW_TOKENS = 256
 """The harness's own limit where a task names none."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hyptree.data.sample import IGNORE, BadSample, Sample
-from hyptree.evaluate.panoptic import VOID, PanopticMap
+from hyptree.evaluate.pictures.panoptic import VOID, PanopticMap
 
 
 def join_panoptic(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError
-from hyptree.evaluate.reconstruction import cone_score, reconstruction
+from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
 
 POINTS, CLOSURE, NAMES = "embedding.safetensors", "closure.safetensors", "names.txt"

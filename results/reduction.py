@@ -4,7 +4,7 @@ Every run (one per seed) is measured with every way and keep rate at equal token
 measured is kept in the run's folder, so the same command goes on after any stop. There is no timing here: ``hyptree
 reduce`` and ``hyptree bench tokens`` do that. Only torch and timm are needed:
 
-    python -m hyptree.evaluate.reduction_table runs/vit/seed0 runs/vit/seed1 runs/vit/seed2 --results docs/RESULTS.md
+    python -m results.reduction runs/vit/seed0 runs/vit/seed1 runs/vit/seed2 --results docs/RESULTS.md
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def cell(way: str, keep: float) -> str:
 
 def measure_run(settings: Settings, run: Path, say: Callable[[str], None] = lambda line: None) -> Measured:
     """The accuracy of one run in every way at every keep rate; only what its folder lacks is measured."""
-    from hyptree.evaluate.reduction_subject import load_subject
     from hyptree.files import write_text
+    from hyptree.train.reduction.subject import load_subject
     from hyptree.train.run.settings import ReduceSettings
 
     subject = load_subject(
@@ -254,7 +254,7 @@ def table(settings: Settings, results: Path | None = None, name: str = "reductio
 
 
 def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m hyptree.evaluate.reduction_table", table.__doc__)
+    parser = one_line_parser("python -m results.reduction", table.__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--data", metavar="NAME:ROOT")
     parser.add_argument("--keep", nargs="+", type=float, default=Settings.keep)

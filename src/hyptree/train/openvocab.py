@@ -12,9 +12,9 @@ from torch import Tensor
 from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, as_user_error
-from hyptree.evaluate.openvocab_scores import BaseNovelScorer
-from hyptree.evaluate.panoptic import PanopticQuality
-from hyptree.evaluate.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
+from hyptree.evaluate.pictures.panoptic import PanopticQuality
+from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
 from hyptree.train.evaluate import load_model
 from hyptree.train.run.folder import RunFolder
 from hyptree.train.tasks import build_task

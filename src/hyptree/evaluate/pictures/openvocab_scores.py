@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hyptree.evaluate.detection import CocoScorer
-from hyptree.evaluate.segmentation import segmentation_scores
+from hyptree.evaluate.pictures.detection import CocoScorer
+from hyptree.evaluate.pictures.segmentation import segmentation_scores
 from hyptree.vlm.lathadapter.fewshot import harmonic_mean
 
 

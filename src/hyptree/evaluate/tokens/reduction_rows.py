@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 
 if TYPE_CHECKING:
-    from hyptree.evaluate.reduction_subject import ReducedModel
     from hyptree.tokens.families.base import FamilyAdapter
+    from hyptree.train.reduction.subject import ReducedModel
 
 __all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
 

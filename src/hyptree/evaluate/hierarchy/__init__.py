@@ -1,0 +1,1 @@
+"""Metrics of hierarchies: embeddings of them, and how wrong wrong answers are."""

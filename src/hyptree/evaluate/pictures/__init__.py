@@ -1,0 +1,1 @@
+"""Metrics of pictures: segments, objects, panoptic maps, clusters against masks."""

@@ -1,0 +1,1 @@
+"""Metrics of reduced tokens: accuracy, speed, FLOPs."""

@@ -1,0 +1,1 @@
+"""``hyptree reduce``: a classifier measured with fewer tokens."""
