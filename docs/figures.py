@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Polygon
 
 from hyptree.explore import draw_disk
-from hyptree.explore import tree_demo as demo
+from hyptree.explore.pages import tree_demo as demo
 from hyptree.geometry import Lorentz, klein, lorentz, poincare
 
 FOLDER = Path(__file__).parent / "img"
@@ -184,7 +184,7 @@ def tokens() -> None:
     import timm
 
     from hyptree.data import World
-    from hyptree.explore.reduced_pictures import Drawing, Shown, strip
+    from hyptree.explore.draw.reduced_pictures import Drawing, Shown, strip
     from hyptree.tokens import patched
 
     torch.manual_seed(0)
@@ -204,9 +204,9 @@ def himapper() -> None:
 
     from hyptree.config import load
     from hyptree.data import World
-    from hyptree.explore.himapper import plot_tree_maps
-    from hyptree.explore.himapper_page import look
-    from hyptree.explore.report import from_run
+    from hyptree.explore.draw.himapper import plot_tree_maps
+    from hyptree.explore.pages.himapper_page import look
+    from hyptree.explore.pages.run_pictures import from_run
     from hyptree.train import Recipe, fit
 
     root = FOLDER.parents[1]
@@ -232,9 +232,9 @@ def vlm() -> None:
 
     from hyptree.config import load
     from hyptree.data.world import World
-    from hyptree.explore.vlm import radial_picture
-    from hyptree.explore.vlm_figures import plot_latent_tree, plot_radial
-    from hyptree.explore.vlm_subject import world_latent
+    from hyptree.explore.draw.radial import radial_picture
+    from hyptree.explore.draw.vlm_figures import plot_latent_tree, plot_radial
+    from hyptree.explore.pages.encoder_subject import world_latent
     from hyptree.train import Recipe, fit
     from hyptree.vlm.clip.world_text import captions_of
     from hyptree.vlm.encoders.encoder import load_encoder

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from hyptree.explore.curves import read_metrics
+from hyptree.explore.draw.curves import read_metrics
 from hyptree.tables import markdown_head, markdown_row, spread
 
 FOLDER = Path(__file__).parent / "img"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hyptree import explain
 from hyptree.data import World
-from hyptree.explore.himapper import plot_poincare, plot_tree_maps
+from hyptree.explore.draw.himapper import plot_poincare, plot_tree_maps
 from hyptree.models import HiMapper
 
 torch.manual_seed(0)

@@ -360,7 +360,7 @@ def test_demo_hands_its_settings_on(monkeypatch):
     explore = types.ModuleType("hyptree.explore")
     explore.demo = types.SimpleNamespace(run=lambda **settings: calls.append(settings))
     monkeypatch.setitem(sys.modules, "hyptree.explore", explore)
-    monkeypatch.setitem(sys.modules, "hyptree.explore.demo", explore.demo)
+    monkeypatch.setitem(sys.modules, "hyptree.train.demo", explore.demo)
     assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
     assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None}]
 

@@ -123,7 +123,7 @@ def test_wheel_is_complete(tmp_path):
     assert re.search(r"Requires-Python: >=3\.11\n", metadata)
     recipes = {f"hyptree/recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
     assert recipes and recipes <= set(names)
-    code = "from hyptree.explore.demo import demo_recipe; print(demo_recipe())"
+    code = "from hyptree.train.demo import demo_recipe; print(demo_recipe())"
     environment = ENV | {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True

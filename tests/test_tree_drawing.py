@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyptree.explore.disk import _labels
+from hyptree.explore.draw.disk import _labels
 from hyptree.tree import Tree
 
 pytest.importorskip("matplotlib")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from hyptree.data.pictures.single import model_input
 from hyptree.data.sample import IGNORE, Sample
 from hyptree.errors import UserError
 from hyptree.evaluate.pictures import superpixels as sp
 from hyptree.evaluate.pictures.interpretability import cluster_maps, interpretability_table, print_table
-from hyptree.explore.picture import model_input
 from tests.explore.fake import tiny
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyptree.data.sample import IGNORE
-from hyptree.explore.dense import class_colours, draw_detections, draw_segmentation
+from hyptree.explore.draw.dense import class_colours, draw_detections, draw_segmentation
 
 CLASSES = ("background", "cat", "dog")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from hyptree import cli
 from hyptree.config import load
 from hyptree.errors import UserError
-from hyptree.explore import demo
+from hyptree.train import demo
 from hyptree.train.run.recipe import Recipe
 
 from .html import explorer_data, read
@@ -152,7 +152,7 @@ def test_a_run_with_a_dense_head_is_not_said_to_have_no_clusters() -> None:
     """Its backbone may well cluster: what hides them is the head."""
     import torch
 
-    from hyptree.explore.report import Subject
+    from hyptree.explore.pages.run_pictures import Subject
 
     subject = Subject(torch.nn.Identity(), "hcformer_pico", 64, recipe=Recipe(task="segment"))
     with pytest.raises(UserError, match=r"^a run of the task segment cannot be explained: its head shows no clusters"):

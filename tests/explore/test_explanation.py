@@ -11,11 +11,11 @@ from PIL import Image
 from torch import nn
 
 import hyptree
+from hyptree.data.pictures.single import data_url, fit, model_input, read_picture
 from hyptree.errors import UserError
-from hyptree.explore.clusters import read_clusters
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, nested_tree, stages_tree
-from hyptree.explore.picture import data_url, fit, model_input, read_picture
 from hyptree.geometry import Lorentz
+from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
 
 from .fake import MEAN, STD, tiny

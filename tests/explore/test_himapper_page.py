@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 import hyptree
+from hyptree.data.pictures.single import model_input
 from hyptree.errors import UserError
-from hyptree.explore import himapper_page
-from hyptree.explore.himapper_page import find_himapper, mapper_sections, without_tree
-from hyptree.explore.nodes import read_nodes
-from hyptree.explore.picture import model_input
-from hyptree.explore.report import Subject, page_of_pictures
-from hyptree.explore.scenes import Answer, Scene
+from hyptree.explore.draw.nodes import read_nodes
+from hyptree.explore.draw.scenes import Answer, Scene
+from hyptree.explore.pages import himapper_page
+from hyptree.explore.pages.himapper_page import find_himapper, mapper_sections, without_tree
+from hyptree.explore.pages.run_pictures import Subject, page_of_pictures
 from hyptree.models import HiMapper
 
 from .html import Reader, read

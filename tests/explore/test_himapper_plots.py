@@ -19,8 +19,8 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hyptree.explore import himapper
-from hyptree.explore.himapper import (
+from hyptree.explore.draw import himapper
+from hyptree.explore.draw.himapper import (
     _painted,
     _under_map,
     plot_assignment,
@@ -28,8 +28,8 @@ from hyptree.explore.himapper import (
     plot_tree_maps,
     plot_tree_stats,
 )
-from hyptree.explore.himapper_log import stat_curves
-from hyptree.explore.nodes import even_warning, flat_points, forest, node_colours, read_nodes
+from hyptree.explore.draw.nodes import even_warning, flat_points, forest, node_colours, read_nodes
+from hyptree.explore.pages.himapper_log import stat_curves
 from hyptree.geometry import lorentz
 
 from .fake_nodes import fake_output

@@ -13,8 +13,8 @@ from PIL import Image
 
 import hyptree
 from hyptree import cli
-from hyptree.explore.himapper import plot_tree_stats
-from hyptree.explore.report import from_run
+from hyptree.explore.draw.himapper import plot_tree_stats
+from hyptree.explore.pages.run_pictures import from_run
 
 from .html import read
 

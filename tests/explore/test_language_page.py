@@ -26,8 +26,8 @@ from hyptree.evaluate.text.token_radii import (
     space_of,
     stream_radii,
 )
-from hyptree.explore.curvatures import curvature_section
-from hyptree.explore.language import language_sections, main, report, scatter
+from hyptree.explore.pages.curvatures import curvature_section
+from hyptree.explore.pages.language import language_sections, main, report, scatter
 
 from .html import read
 

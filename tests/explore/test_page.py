@@ -9,8 +9,10 @@ import pytest
 
 from hyptree import files
 from hyptree.errors import UserError
-from hyptree.explore import dendrogram, himapper_page, language, reduced_pictures, vlm_parts
-from hyptree.explore.page import STYLE, Section, page, table
+from hyptree.explore.draw import dendrogram, reduced_pictures
+from hyptree.explore.pages import encoder_parts as vlm_parts
+from hyptree.explore.pages import himapper_page, language
+from hyptree.explore.pages.page import STYLE, Section, page, table
 
 CSS = (Path(page.__code__.co_filename).parent / "explorer.css").read_text(encoding="utf-8")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from hyptree.explore.dendrogram import LayerTree, leaf_order, svg_dendrogram
-from hyptree.explore.reduced_pictures import Drawing, Shown, strip
-from hyptree.explore.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
+from hyptree.explore.draw.dendrogram import LayerTree, leaf_order, svg_dendrogram
+from hyptree.explore.draw.reduced_pictures import Drawing, Shown, strip
+from hyptree.explore.pages.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
 from hyptree.train.reduction.reduce import Results, Row
 
 from .html import read

@@ -13,13 +13,22 @@ import numpy as np
 import pytest
 import torch
 
+from hyptree.data.pictures.single import model_input
 from hyptree.errors import UserError
-from hyptree.explore.clusters import read_clusters
-from hyptree.explore.curves import Line, _short, _spread, _ticks, line_chart, read_metrics, run_curves, svg_confusion
+from hyptree.explore.draw.curves import (
+    Line,
+    _short,
+    _spread,
+    _ticks,
+    line_chart,
+    read_metrics,
+    run_curves,
+    svg_confusion,
+)
+from hyptree.explore.draw.scenes import Answer, Scene, class_path, disk_points, explorer_html
 from hyptree.explore.explanation import block_tree
-from hyptree.explore.picture import model_input
-from hyptree.explore.run_page import Answers, PageRecord, run_page
-from hyptree.explore.scenes import Answer, Scene, class_path, disk_points, explorer_html
+from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
+from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
 
 from .fake import tiny

@@ -13,9 +13,9 @@ import pytest
 
 from hyptree import cli
 from hyptree.explore import Section, branch_colors, draw_disk, page, svg_disk
-from hyptree.explore import tree_demo as demo
-from hyptree.explore.disk import RADIUS, SIZE, _arc
-from hyptree.explore.page import table
+from hyptree.explore.draw.disk import RADIUS, SIZE, _arc
+from hyptree.explore.pages import tree_demo as demo
+from hyptree.explore.pages.page import table
 from hyptree.tree import Tree
 from hyptree.tree.layout import geodesic
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError
-from hyptree.explore import vlm_charts
-from hyptree.explore.vlm import radial_picture
-from hyptree.explore.vlm_radial import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, svg_radial
+from hyptree.explore.draw import text_charts as vlm_charts
+from hyptree.explore.draw.radial import radial_picture
+from hyptree.explore.draw.radial_layout import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, svg_radial
 from hyptree.vlm.radial.suites import Texts
 
 from .html import read
@@ -107,7 +107,7 @@ def test_svg_shows_every_caption_where_it_is(seed: int) -> None:
 
 
 def test_colours_of_a_white_page_can_be_changed_by_a_dark_one(seed: int) -> None:
-    from hyptree.explore.vlm_parts import STYLE
+    from hyptree.explore.pages.encoder_parts import STYLE
 
     places, chains = three_chains(seed)
     svg = svg_radial(radial_picture(Texts(on_sphere(places), "geodesic"), chains))

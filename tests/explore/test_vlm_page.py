@@ -14,8 +14,9 @@ from hyptree import cli
 from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
-from hyptree.explore import vlm_page, vlm_subject
-from hyptree.explore.vlm_page import Looked
+from hyptree.explore.pages import encoder_page as vlm_page
+from hyptree.explore.pages import encoder_subject as vlm_subject
+from hyptree.explore.pages.encoder_page import Looked
 from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
 from .html import read

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyptree.explore.vlm_tree import (
+from hyptree.explore.draw.latent_tree import (
     GOOD,
     LatentTree,
     branches,
@@ -132,7 +132,7 @@ def test_numbers_of_thumbnails_must_fit(seed: int) -> None:
 
 def test_figures_hold_what_the_page_shows(seed: int) -> None:
     pytest.importorskip("matplotlib")
-    from hyptree.explore.vlm_figures import plot_latent_tree, plot_radial
+    from hyptree.explore.draw.vlm_figures import plot_latent_tree, plot_radial
 
     latent = random_tree(seed)[1]
     figure = plot_latent_tree(latent)
@@ -142,7 +142,7 @@ def test_figures_hold_what_the_page_shows(seed: int) -> None:
     assert {NAMES[row.node] for row in branches(latent)} <= written
     assert len(disk.collections[-1].get_offsets()) == disk_of(latent)[0].num_nodes
 
-    from hyptree.explore.vlm import radial_picture
+    from hyptree.explore.draw.radial import radial_picture
     from hyptree.vlm.radial.suites import Texts
 
     torch.manual_seed(seed)

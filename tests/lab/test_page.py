@@ -16,8 +16,8 @@ import pytest
 
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.explore.lab_page import FIGURES as ON_PAGE
-from hyptree.explore.lab_page import lab_page, lab_sections
+from hyptree.explore.pages.lab_page import FIGURES as ON_PAGE
+from hyptree.explore.pages.lab_page import lab_page, lab_sections
 from hyptree.lab.engine import Engine
 from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs

@@ -16,7 +16,7 @@ def noise(seed: int, height: int = 48, width: int = 64) -> np.ndarray:
 
 
 def test_the_room_gives_the_function_whatever_was_imported_before() -> None:
-    import hyptree.explore.reduced_pictures  # noqa: F401  it imports the module of the same name
+    import hyptree.explore.draw.reduced_pictures  # noqa: F401  it imports the module of the same name
 
     assert tokens.draw is draw
 

@@ -25,6 +25,6 @@ def run(config: DemoConfig) -> None:
 
     Takes about three minutes on two CPU cores. Ctrl-C stops it; running it again starts anew.
     """
-    from hyptree.explore import demo
+    from hyptree.train import demo
 
     demo.run(out=config.out, seed=config.seed, recipe=config.recipe)

@@ -63,8 +63,8 @@ def run(config: ExplainConfig) -> None:
 
     hyptree explain runs/demo photo.jpg --out page.html
     """
-    from hyptree.explore import report
-    from hyptree.explore.vlm_subject import is_encoder
+    from hyptree.explore.pages import run_pictures as report
+    from hyptree.explore.pages.encoder_subject import is_encoder
 
     if is_encoder(config.model):
         print(_page_of_encoder(config))
@@ -91,7 +91,7 @@ def run(config: ExplainConfig) -> None:
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:
-    from hyptree.explore.vlm_subject import page_of_encoder
+    from hyptree.explore.pages.encoder_subject import page_of_encoder
 
     for name in ("table", "size"):
         if getattr(config, name):
@@ -111,7 +111,7 @@ def _page_of_encoder(config: ExplainConfig) -> Path:
 
 def _subject(model: str, size: int | None) -> Any:
     """The model that a folder or a name stands for."""
-    from hyptree.explore import report
+    from hyptree.explore.pages import run_pictures as report
 
     if Path(model).is_dir():
         subject = report.from_run(model)

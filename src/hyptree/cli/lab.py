@@ -229,7 +229,7 @@ def plot(config: PlotConfig) -> None:
         else:
             say(f"no figure {name}: the sweep has no data for it")
     if config.page:
-        from hyptree.explore.lab_page import lab_page
+        from hyptree.explore.pages.lab_page import lab_page
 
         pictures = {name: files[0] for name, files in written.items() if files}
         print(lab_page(config.runs, pictures, config.out and config.out / "index.html"))

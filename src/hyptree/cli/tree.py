@@ -189,7 +189,7 @@ def show(config: ShowConfig) -> None:
 
 def demo(config: DemoConfig) -> None:
     """Learn a small tree in the hyperbolic plane and in the flat one, and write a page on the difference."""
-    from hyptree.explore import tree_demo
+    from hyptree.explore.pages import tree_demo
 
     tree_demo.run(out=config.out, seed=config.seed)
 

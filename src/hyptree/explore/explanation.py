@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hyptree.data.pictures.single import default_size, fit, model_input, read_picture
 from hyptree.errors import UserError
-from hyptree.explore.clusters import BlockClusters, can_cluster, read_clusters
-from hyptree.explore.picture import default_size, fit, model_input, read_picture
+from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
 __all__ = ["block_tree", "choose_block", "choose_head", "explain", "nested_tree", "stages_tree"]

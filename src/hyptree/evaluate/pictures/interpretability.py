@@ -57,8 +57,8 @@ def cluster_maps(
         images: (H, W, 3) uint8 each, of one size.
         mean, std: normalisation; by default of ``model.pretrained_cfg``.
     """
-    from hyptree.explore.clusters import can_cluster, read_clusters
-    from hyptree.explore.picture import model_input
+    from hyptree.data.pictures.single import model_input
+    from hyptree.models.clusters import can_cluster, read_clusters
 
     if not can_cluster(model):
         raise UserError(f"{type(model).__name__} does not cluster: it has no assignments(); try hcformer_nano")
@@ -198,7 +198,7 @@ def _features(
     """For each picture the rival's feature maps (D, h, w)."""
     import torch
 
-    from hyptree.explore.picture import model_input
+    from hyptree.data.pictures.single import model_input
 
     if not hasattr(rival, "forward_intermediates"):
         raise UserError(f"{type(rival).__name__} gives no intermediate features; choose a model of timm as rival")

@@ -28,7 +28,7 @@ from hyptree.train.reduction.subject import ReducedModel, load_subject
 from hyptree.train.run.settings import ReduceSettings
 
 if TYPE_CHECKING:
-    from hyptree.explore.reduced_pictures import Shown
+    from hyptree.explore.draw.reduced_pictures import Shown
 
 __all__ = ["Results", "Row", "measure", "reduce", "vit_flops"]
 
@@ -39,8 +39,8 @@ def reduce(settings: ReduceSettings) -> Results:
     Raises:
         UserError: something the user can repair; what was measured before is kept.
     """
-    from hyptree.explore.picture import read_picture
-    from hyptree.explore.reduction import text_table, write_report
+    from hyptree.data.pictures.single import read_picture
+    from hyptree.explore.pages.reduction import text_table, write_report
     from hyptree.tokens.methods import find_method
 
     for method in settings.method:
@@ -107,9 +107,9 @@ def look(
     subject: ReducedModel, name: str, picture: np.ndarray, settings: ReduceSettings, layers: Sequence[int]
 ) -> Shown:
     """What every reduction makes of one picture, and the dendrograms of atc at the keep rate nearest to a half."""
-    from hyptree.explore.dendrogram import LayerTree
-    from hyptree.explore.picture import fit
-    from hyptree.explore.reduced_pictures import Drawing, Shown
+    from hyptree.data.pictures.single import fit
+    from hyptree.explore.draw.dendrogram import LayerTree
+    from hyptree.explore.draw.reduced_pictures import Drawing, Shown
 
     picture = fit(picture, subject.size)
     x = subject.normalised(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None])

@@ -64,8 +64,8 @@ class ReducedModel:
         if self.batches is not None:
             x = next(iter(self.batches))["image"]
         else:
+            from hyptree.data.pictures.single import fit
             from hyptree.data.world import World
-            from hyptree.explore.picture import fit
 
             world = World(split="val", size=min(max(self.size, 32), 512), seed=seed, num_images=16)
             pictures = [fit(world[k].image.permute(1, 2, 0).numpy(), self.size) for k in range(16)]
@@ -184,7 +184,7 @@ def _from_run(settings: ReduceSettings, processes: Processes) -> ReducedModel:
 def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
     import timm
 
-    from hyptree.explore.picture import default_size
+    from hyptree.data.pictures.single import default_size
     from hyptree.train.model import create_model, load_weights
     from hyptree.train.parallel.determinism import seed_all
 

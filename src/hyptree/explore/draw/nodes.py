@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.disk import PALETTE
+from hyptree.explore.draw.disk import PALETTE
 from hyptree.tree import Tree
 
 __all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore.curves import Line, read_metrics
-from hyptree.explore.disk import INK, PALETTE
+from hyptree.explore.draw.curves import Line, read_metrics
+from hyptree.explore.draw.disk import INK, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -42,7 +42,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         recipe: another recipe than the demo's own.
     """
     from hyptree.config import load
-    from hyptree.explore.report import clock, from_run, page_of_run
+    from hyptree.explore.pages.run_pictures import clock, from_run, page_of_run
     from hyptree.train import Recipe, fit
 
     began = time.perf_counter()

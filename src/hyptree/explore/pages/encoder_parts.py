@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyptree.data.hierarchies.hierarcaps import Chain
+from hyptree.data.pictures.single import data_url, fit
 from hyptree.errors import UserError
-from hyptree.explore import vlm_charts as charts
-from hyptree.explore.picture import data_url, fit
-from hyptree.explore.vlm_radial import level_colours
-from hyptree.explore.vlm_tree import LatentTree, dendrogram_says, svg_dendrogram, svg_tree_disk
+from hyptree.explore.draw import text_charts as charts
+from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_says, svg_dendrogram, svg_tree_disk
+from hyptree.explore.draw.radial_layout import level_colours
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hyptree.data.pictures.single import read_picture
 from hyptree.data.sample import IGNORE
-from hyptree.explore.picture import read_picture
 
 _GOLDEN_TURN = (math.sqrt(5) - 1) / 2
 _INK, _PAPER = (20, 20, 24), (250, 250, 250)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.disk import INK, PALETTE, RADIUS, SIZE, svg_disk
-from hyptree.explore.picture import data_url, fit
-from hyptree.explore.scenes import disk_points
+from hyptree.data.pictures.single import data_url, fit
+from hyptree.explore.draw.disk import INK, PALETTE, RADIUS, SIZE, svg_disk
+from hyptree.explore.draw.scenes import disk_points
 from hyptree.tree import Tree
 
 __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]

@@ -7,8 +7,8 @@ from html import escape
 
 import numpy as np
 
-from hyptree.explore.curves import Line, line_chart
-from hyptree.explore.page import table
+from hyptree.explore.draw.curves import Line, line_chart
+from hyptree.explore.pages.page import table
 
 __all__ = ["curvature_section"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.explore.dendrogram import LayerTree, merge_figure
-from hyptree.explore.picture import data_url
+from hyptree.data.pictures.single import data_url
+from hyptree.explore.draw.dendrogram import LayerTree, merge_figure
 from hyptree.tokens.draw import draw
 
 if TYPE_CHECKING:

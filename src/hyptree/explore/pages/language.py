@@ -3,7 +3,7 @@
 One HTML file that needs nothing else, and the numbers beside it as JSON. :func:`language_sections` gives its parts, for
 pages that show more. Also without the command line's dependencies:
 
-python -m hyptree.explore.language runs/helm_wiki --twin runs/llama_wiki
+python -m hyptree.explore.pages.language runs/helm_wiki --twin runs/llama_wiki
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 from hyptree import __version__
 from hyptree.errors import UserError, exit_code, one_line_parser
-from hyptree.explore.curvatures import curvature_section
-from hyptree.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks, read_metrics
-from hyptree.explore.page import Section, page, table
+from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks, read_metrics
+from hyptree.explore.pages.curvatures import curvature_section
+from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import full_disk_is_one_line, write_atomic, write_text
 
 __all__ = ["language_sections", "report", "scatter"]
@@ -321,7 +321,7 @@ def _medians(x: np.ndarray, y: np.ndarray, bins: int | None) -> tuple[list[float
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = one_line_parser("python -m hyptree.explore.language", "Write the page of a language model's tokens.")
+    parser = one_line_parser("python -m hyptree.explore.pages.language", "Write the page of a language model's tokens.")
     parser.add_argument("run", help="folder of a run of the task language")
     parser.add_argument("--twin", help="another run to put beside it")
     parser.add_argument("--out", help="HTML file; by default tokens.html in the run")

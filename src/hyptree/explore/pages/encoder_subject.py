@@ -11,9 +11,9 @@ import numpy as np
 
 from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
 from hyptree.errors import UserError, as_user_error
-from hyptree.explore.vlm import same_levels
-from hyptree.explore.vlm_page import Looked, write
-from hyptree.explore.vlm_tree import LatentTree
+from hyptree.explore.draw.latent_tree import LatentTree
+from hyptree.explore.draw.radial import same_levels
+from hyptree.explore.pages.encoder_page import Looked, write
 
 __all__ = ["is_encoder", "page_of_encoder", "read_texts", "world_latent", "world_looked"]
 
@@ -45,7 +45,7 @@ def page_of_encoder(
 ) -> Path:
     """The page of an encoder by its name, see ``hyptree explain --help``."""
     from hyptree.data.hierarchies.hyperlex import read_hyperlex
-    from hyptree.explore.picture import read_picture
+    from hyptree.data.pictures.single import read_picture
     from hyptree.train.embedding.embedder import find_device
     from hyptree.vlm.encoders.encoder import load_encoder
 

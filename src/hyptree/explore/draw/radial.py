@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyptree.errors import UserError
-from hyptree.explore.curves import _ticks
+from hyptree.explore.draw.curves import _ticks
 
 if TYPE_CHECKING:
     from hyptree.vlm.radial.suites import Texts

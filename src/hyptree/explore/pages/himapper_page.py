@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
-from hyptree.explore.curves import line_chart
-from hyptree.explore.disk import INK, svg_disk
-from hyptree.explore.himapper import ALARM, disk_says, plot_assignment, plot_tree_maps
-from hyptree.explore.himapper_log import SOFT, STATS, stat_curves
-from hyptree.explore.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
-from hyptree.explore.page import Section, table
-from hyptree.explore.picture import data_url
-from hyptree.explore.scenes import Scene, answer_html
+from hyptree.explore.draw.curves import line_chart
+from hyptree.explore.draw.disk import INK, svg_disk
+from hyptree.explore.draw.himapper import ALARM, disk_says, plot_assignment, plot_tree_maps
+from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
+from hyptree.explore.draw.scenes import Scene, answer_html
+from hyptree.explore.pages.himapper_log import SOFT, STATS, stat_curves
+from hyptree.explore.pages.page import Section, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

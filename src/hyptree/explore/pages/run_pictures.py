@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyptree.data.pictures.single import default_size, fit, model_input, read_picture
 from hyptree.errors import UserError
-from hyptree.explore import himapper_page
-from hyptree.explore.clusters import BlockClusters, can_cluster, read_clusters
-from hyptree.explore.picture import default_size, fit, model_input, read_picture
-from hyptree.explore.run_page import Answers, PageRecord, run_page
-from hyptree.explore.scenes import Answer, Scene, class_path
+from hyptree.explore.draw.scenes import Answer, Scene, class_path
+from hyptree.explore.pages import himapper_page
+from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
+from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.disk import INK, INSIDE, RIM
-from hyptree.explore.vlm import RadialPicture, axis_of
+from hyptree.explore.draw.disk import INK, INSIDE, RIM
+from hyptree.explore.draw.radial import RadialPicture, axis_of
 
 __all__ = ["Label", "Layout", "layout_of", "level_colours", "svg_radial"]
 

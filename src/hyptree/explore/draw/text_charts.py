@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
-from hyptree.explore.vlm_radial import level_colours
+from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
+from hyptree.explore.draw.radial_layout import level_colours
 
 __all__ = ["STYLE", "dot_chart", "level_chart", "tau_chart"]
 

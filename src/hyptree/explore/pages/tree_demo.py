@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyptree.explore.disk import draw_disk, move_script, svg_disk
-from hyptree.explore.page import Section, page, table
+from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
+from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import write_text
 from hyptree.tree import Tree
 

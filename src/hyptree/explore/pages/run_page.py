@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.curves import line_chart, run_curves, svg_confusion
-from hyptree.explore.page import Section, page
-from hyptree.explore.picture import data_url
-from hyptree.explore.scenes import Answer, Scene, explorer_html
+from hyptree.data.pictures.single import data_url
+from hyptree.explore.draw.curves import line_chart, run_curves, svg_confusion
+from hyptree.explore.draw.scenes import Answer, Scene, explorer_html
+from hyptree.explore.pages.page import Section, page
 from hyptree.tree import Tree
 
 __all__ = ["Answers", "PageRecord", "run_page"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.clusters import BlockClusters
+from hyptree.data.pictures.single import data_url
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
-from hyptree.explore.picture import data_url
+from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
 
 __all__ = ["Answer", "Scene", "class_path", "disk_points", "explorer_html"]

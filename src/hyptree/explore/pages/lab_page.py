@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
-from hyptree.explore.page import STYLE, Section, image, page, table
+from hyptree.explore.pages.page import STYLE, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.run_table import read_runs

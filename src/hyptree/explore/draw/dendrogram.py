@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from hyptree.explore.picture import data_url
+from hyptree.data.pictures.single import data_url
 from hyptree.tokens.draw import cluster_colours
 
 __all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore import vlm_tree
-from hyptree.explore.disk import INK, INSIDE, RADIUS, RIM, branch_colors
-from hyptree.explore.vlm import RadialPicture
-from hyptree.explore.vlm_radial import (
+from hyptree.explore.draw import latent_tree as vlm_tree
+from hyptree.explore.draw.disk import INK, INSIDE, RADIUS, RIM, branch_colors
+from hyptree.explore.draw.latent_tree import LatentTree
+from hyptree.explore.draw.radial import RadialPicture
+from hyptree.explore.draw.radial_layout import (
     FLOOR,
     HEIGHT,
     REACH,
@@ -28,7 +29,6 @@ from hyptree.explore.vlm_radial import (
     level_name,
     line_colour,
 )
-from hyptree.explore.vlm_tree import LatentTree
 from hyptree.tree.layout import geodesic
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from hyptree import __version__
 from hyptree.data.hierarchies.hierarcaps import Chain
-from hyptree.explore import vlm_parts as parts
-from hyptree.explore.page import Section, page
-from hyptree.explore.vlm import radial_picture, same_levels
-from hyptree.explore.vlm_parts import STYLE, Looked
-from hyptree.explore.vlm_radial import svg_radial
-from hyptree.explore.vlm_tree import LatentTree
+from hyptree.explore.draw.latent_tree import LatentTree
+from hyptree.explore.draw.radial import radial_picture, same_levels
+from hyptree.explore.draw.radial_layout import svg_radial
+from hyptree.explore.pages import encoder_parts as parts
+from hyptree.explore.pages.encoder_parts import STYLE, Looked
+from hyptree.explore.pages.page import Section, page
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyptree.errors import require
-from hyptree.explore import dendrogram, reduced_pictures
-from hyptree.explore.page import STYLE, Section, image, page, table
-from hyptree.explore.reduced_pictures import Shown, picture_html, strip
+from hyptree.explore.draw import dendrogram, reduced_pictures
+from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
+from hyptree.explore.pages.page import STYLE, Section, image, page, table
 from hyptree.files import write_text
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Pages, one file each: HTML that needs nothing else."""
