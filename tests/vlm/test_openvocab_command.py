@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers", reason="install hyptree[vlm]")
 
 from hyptree.cli import main
-from hyptree.cli.vlm_scale import TrainScaleConfig
+from hyptree.cli.vlm.scale import TrainScaleConfig
 from hyptree.config import load
 from hyptree.train import load_model
 from hyptree.train.run.recipe import Recipe
