@@ -69,8 +69,8 @@ def build_loader(
         pack: makes the same batch as ``collate`` from (B, 3, S, S) float32 pictures and (B,) int64 labels. When given,
             and the dataset holds its pictures in memory (``images()`` and ``labels()``), and the transform only flips,
             shifts and erases, whole arrays are augmented at once: about ten times the pictures per second.
-        resident: hold all pictures on this device and augment whole batches there (``hyptree.data.pictures.resident``); needs
-            ``pack`` and a ``Transform``, uses no workers.
+        resident: hold all pictures on this device and augment whole batches there (``hyptree.data.pictures.resident``);
+            needs ``pack`` and a ``Transform``, uses no workers.
         channels_last: with ``resident``, the memory format of its pictures.
 
     Raises:

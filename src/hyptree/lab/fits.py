@@ -96,7 +96,7 @@ def seed_deviation(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray) -> float:
 def fit(
     runs: Path | str, drop_small: int = 0, loss: str = "loss_eval", say: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """The exponents of a sweep: :func:`fit_runs` on what :func:`hyptree.lab.sweeps.run_table.read_runs` reads in its folder."""
+    """The exponents of a sweep: :func:`fit_runs` on what ``read_runs`` reads in its folder."""
     return fit_runs(read_runs(runs, say), drop_small, loss)
 
 

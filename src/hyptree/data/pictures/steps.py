@@ -1,4 +1,4 @@
-"""Single steps of ``hyptree.data.pictures.transforms``: each takes and gives the parts of a sample that move, as a dict.
+"""Single steps of the room's ``transforms.py``: each takes and gives the parts of a sample that move, as a dict.
 
 The parts are torchvision's own tensor types, so that its functions know a picture from a mask from boxes. Random steps
 draw from the global generators, as torchvision and timm do.

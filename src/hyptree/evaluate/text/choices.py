@@ -1,7 +1,8 @@
 """Multiple choice for language models: the likeliest answer is the model's, by its log-likelihood after the question.
 
 ``accuracy`` takes the answer with the largest log-likelihood, ``accuracy_norm`` the one with the largest per byte of
-the answer, which does not punish long ones. The tasks and their prompts are in :mod:`hyptree.evaluate.text.choices_tasks`.
+the answer, which does not punish long ones. The tasks and their prompts are in
+:mod:`hyptree.evaluate.text.choices_tasks`.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def evaluate_tasks(
     """Scores of a model, task by task; the same for the same arguments.
 
     Args:
-        tasks: names of :data:`hyptree.evaluate.text.choices_tasks.TASKS`, or files of JSON lines with ``query``, ``choices``
-            and ``gold``.
+        tasks: names of :data:`hyptree.evaluate.text.choices_tasks.TASKS`, or files of JSON lines with ``query``,
+            ``choices`` and ``gold``.
         root: folder of the tasks' files, see :func:`hyptree.evaluate.text.choices_tasks.load_items`.
         limit: at most so many items of each task, spread evenly over it.
         shots: solved examples before each question; by default as customary for the task.

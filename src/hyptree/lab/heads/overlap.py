@@ -4,8 +4,8 @@ Exact means over all pairs come from a ``width x width`` matrix in one pass over
 the memory of one block. A direction that all rows share inflates the raw numbers (real heads have one), so everything
 is given again after the mean row is taken away.
 
-Heads on the hyperboloid have a number beside each row (:attr:`hyptree.lab.heads.checkpoint.Head.time`). Their rows are measured as
-any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
+Heads on the hyperboloid have a number beside each row (:attr:`hyptree.lab.heads.checkpoint.Head.time`). Their rows are
+measured as any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
 """
 
 from __future__ import annotations

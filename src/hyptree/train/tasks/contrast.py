@@ -1,4 +1,4 @@
-"""Pictures and their captions brought together: the small CLIP of ``hyptree.vlm.clip.world_clip``, flat or hyperbolic."""
+"""Pictures and their captions brought together: the small CLIP of ``hyptree.vlm.clip``, flat or hyperbolic."""
 
 from __future__ import annotations
 
