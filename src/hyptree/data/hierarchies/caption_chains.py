@@ -6,8 +6,8 @@ Three parts, each a function that anybody can replace:
 * an **entailment** scores whether one text follows from another,
 * a **contradictor** gives texts like a caption that are wrong for the picture.
 
-The defaults need no model: noun phrases and WordNet. ``hyptree.data.hierarchies.caption_models`` has adapters for language
-models and for models of natural language inference.
+The defaults need no model: noun phrases and WordNet. ``hyptree.data.hierarchies.caption_models`` has adapters for
+language models and for models of natural language inference.
 
     nouns = Nouns.read("data/wordnet")
     build_chain("A blue bird sitting on the top of a branch", default_parts(nouns))

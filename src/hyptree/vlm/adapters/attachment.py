@@ -16,8 +16,8 @@ def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterH
     """Put a fresh adapter on a model, in place, make it the active one and freeze everything else.
 
     Layers are found by their structure (``hyptree.vlm.adapters.structure``). The model keeps its classes, its forward
-    pass and the keys of its state dict; the adapter's parameters are added below ``hyptree_adapters``, so that optimizers, DDP
-    and ``.to()`` see them. A base checkpoint can be loaded before and after.
+    pass and the keys of its state dict; the adapter's parameters are added below ``hyptree_adapters``, so that
+    optimizers, DDP and ``.to()`` see them. A base checkpoint can be loaded before and after.
 
     Args:
         model: an ``Encoder``, or a bare model.
