@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from benchmarks.hcformer.options import HCFormerOptions
 from benchmarks.helm.options import HelmOptions
 from benchmarks.himapper import HiMapperOptions
@@ -95,7 +98,7 @@ def kernels(config: KernelOptions) -> int:
     return bench.run(config)
 
 
-SUBVERBS = {
+SUBVERBS: dict[str, Callable[[Any], int]] = {
     "geometry": geometry,
     "kernels": kernels,
     "hcformer": hcformer,

@@ -174,9 +174,12 @@ def cones() -> None:
 
 def world() -> None:
     """Twenty pictures of the built-in world."""
-    from hyptree.data.world.__main__ import main
+    from PIL import Image
 
-    main([str(FOLDER / "world.png"), "--split", "val", "--size", "96", "--num-images", "20"])
+    from hyptree.data.world import World, contact_sheet
+
+    sheet = contact_sheet(World("val", num_images=20, size=96), num_images=20)
+    Image.fromarray(sheet).save(FOLDER / "world.png")
 
 
 def tokens() -> None:
@@ -206,14 +209,14 @@ def himapper() -> None:
     from hyptree.data import World
     from hyptree.explore.draw.himapper import plot_tree_maps
     from hyptree.explore.pages.himapper_page import look
-    from hyptree.explore.pages.run_pictures import from_run
     from hyptree.train import Recipe, fit
+    from hyptree.train.explain import subject_of_run
 
     root = FOLDER.parents[1]
     run = root / "runs" / "himapper_demo"
     if not run.exists():
         fit(load(Recipe, root / "recipes" / "himapper_demo.yaml"), run)
-    subject = from_run(run)
+    subject = subject_of_run(run)
     small, fine = (World("val", num_images=HIMAPPER_PICTURE + 1, size=size)[-1].image for size in (subject.size, 256))
     out = look(subject.model, subject.input([small.permute(1, 2, 0).numpy()]))
     figure = plot_tree_maps(fine, out)  # the same scene in more pixels, to be looked at

@@ -2,7 +2,7 @@
 
 Every run (one per seed) is measured with every way and keep rate at equal token counts, off the shelf. What was
 measured is kept in the run's folder, so the same command goes on after any stop. There is no timing here: ``hyptree
-reduce`` and ``hyptree bench tokens`` do that. Only torch and timm are needed:
+reduce`` and ``hyptree bench tokens`` do that:
 
     python -m results.reduction runs/vit/seed0 runs/vit/seed1 runs/vit/seed2 --results docs/RESULTS.md
 """
@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hyptree.errors import UserError, exit_code, one_line_parser, suggest
+import tyro
+
+from hyptree.cli import call
+from hyptree.errors import UserError, suggest
+from hyptree.machine import describe
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 
 KEPT_AS = "reduction.json"
@@ -44,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
 class Settings:
     """What is measured, and how."""
 
-    runs: tuple[Path, ...]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folders of runs of one recipe, one per seed."""
     data: str | None = None
     """Where the pictures are, as NAME:ROOT, when they are not where they were in training."""
@@ -242,42 +246,26 @@ def _mean(values: Sequence[float]) -> float:
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-def table(settings: Settings, results: Path | None = None, name: str = "reduction") -> str:
-    """Measure what is missing, and give the table; on request also between the marks ``name`` of a page."""
-    from hyptree.machine import describe
+@dataclass
+class TableConfig:
+    """The flags: those of the settings, and the page that gets the table."""
 
+    settings: tyro.conf.OmitArgPrefixes[Settings]
+    results: Path | None = None
+    """Page to write the table into."""
+    name: str = "reduction"
+    """Of the marks in that page."""
+
+
+def table(config: TableConfig) -> None:
+    """Measure what is missing, and print the table; on request also between the marks of a page."""
+    settings = config.settings
     runs = measure(settings, lambda line: print(line, flush=True))
     text = to_markdown(settings, runs, [*describe(), f"precision {settings.precision}"])
-    if results is not None:
-        write_between_marks(results, name, text)
-    return text
-
-
-def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m results.reduction", table.__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--data", metavar="NAME:ROOT")
-    parser.add_argument("--keep", nargs="+", type=float, default=Settings.keep)
-    parser.add_argument("--ways", nargs="+", default=Settings.ways, metavar="WAY", help="; ".join(WAYS))
-    parser.add_argument("--baseline", default=Settings.baseline)
-    parser.add_argument("--num-val", type=int)
-    parser.add_argument("--batch-size", type=int, default=Settings.batch_size)
-    parser.add_argument("--precision", default=Settings.precision)
-    parser.add_argument("--device", default=Settings.device)
-    parser.add_argument("--jobs", type=int, default=Settings.jobs)
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--results", type=Path, help="page to write the table into")
-    parser.add_argument("--name", default="reduction", help="of the marks in that page")
-
-    def command() -> int:
-        given: Mapping[str, Any] = vars(parser.parse_args(argv))
-        options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
-        where = {key: options.pop(key) for key in ("results", "name")}
-        print(table(Settings(**options), **where))
-        return 0
-
-    return exit_code(command)
+    if config.results is not None:
+        write_between_marks(config.results, config.name, text)
+    print(text)
 
 
 if __name__ == "__main__":
-    raise SystemExit(_main())
+    raise SystemExit(call(table, "python -m results.reduction"))

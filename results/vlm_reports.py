@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
+import tyro
+
+from hyptree.cli import call
+from hyptree.errors import UserError, as_user_error
+from hyptree.machine import describe
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 
 FEWSHOT, HIERARCHY = "results.json", "report.json"
@@ -130,29 +135,28 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m results.vlm_reports", "Reports of hyptree vlm as one table, over seeds.")
-    parser.add_argument(
-        "--row", nargs="+", action="append", required=True, metavar=("NAME", "FOLDER"), help="one folder for each seed"
-    )
-    parser.add_argument("--results", type=Path, help="page to write the table into")
-    parser.add_argument("--name", default="vlm", help="of the marks in that page")
+@dataclass
+class TableConfig:
+    """The flags."""
 
-    def command() -> int:
-        from hyptree.machine import describe
+    row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+    """A name and one folder for each seed; once for each row."""
+    results: Path | None = None
+    """Page to write the table into."""
+    name: str = "vlm"
+    """Of the marks in that page."""
 
-        given = parser.parse_args(argv)
-        rows = {name: [Path(folder) for folder in folders] for name, *folders in given.row}
-        if len(rows) < len(given.row) or not all(rows.values()):
-            raise UserError("--row takes a name of its own and at least one folder, e.g. --row frozen runs/a0 runs/a1")
-        text = vlm_table(rows, describe())
-        print(text, end="")
-        if given.results is not None:
-            write_between_marks(given.results, given.name, text)
-        return 0
 
-    return exit_code(command)
+def table(config: TableConfig) -> None:
+    """Reports of hyptree vlm as one table, over seeds."""
+    rows = {name: [Path(folder) for folder in folders] for name, *folders in config.row}
+    if len(rows) < len(config.row) or not rows or not all(rows.values()):
+        raise UserError("--row takes a name of its own and at least one folder, e.g. --row frozen runs/a0 runs/a1")
+    text = vlm_table(rows, describe())
+    print(text, end="")
+    if config.results is not None:
+        write_between_marks(config.results, config.name, text)
 
 
 if __name__ == "__main__":
-    raise SystemExit(_main())
+    raise SystemExit(call(table, "python -m results.vlm_reports"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,28 +76,6 @@ def test_a_run_is_measured_on_its_own_data(
     )
     assert "[2/2] atc average keep 0.5" in capsys.readouterr().out
     assert sorted(map(str, json.loads((out / "results.json").read_text())["rows"])) == sorted(map(str, found["rows"]))
-
-
-def test_the_same_without_tyro(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``python -m hyptree.train.reduction.reduce``, as on a machine that has no tyro."""
-    from hyptree.train.reduction.reduce import _main
-
-    monkeypatch.setitem(sys.modules, "tyro", None)  # importing it fails now
-    flags = ["--keep", "0.5", "--method", "topk", "--data", "none", "--json", "--out", str(tmp_path / "out"), *FAST]
-    assert _main([str(trained), *flags]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["method"] for row in rows] == ["none", "topk"] and rows[1]["top1"] is None
-    assert rows[1]["tokens"] == [8, 4, 2], "blocks 1, 2 and 3 of four by default"
-    for wrong in (["--linkage", "averge"], ["--keep", "x"], ["--nosuch"], ["--split"]):
-        assert _main([str(trained), *wrong]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("hyptree: error: ") and wrong[0] in error and error.count("\n") == 1
-    assert _main([str(trained), "--batch-size", "0"]) == 2
-    assert capsys.readouterr().err == "hyptree: error: --batch-size must be at least 1, got 0\n"
-    assert _main([str(trained), "--keep", "2"]) == 2
-    assert capsys.readouterr().err == "hyptree: error: --keep must be in (0, 1], got 2; 1 keeps all tokens\n"
 
 
 @pytest.mark.parametrize(

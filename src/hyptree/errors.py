@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
 
 
 class UserError(ValueError):
@@ -59,28 +55,3 @@ def as_user_error(where: str = "") -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}" if where else str(error)) from error
-
-
-def one_line_parser(prog: str, description: str | None = None) -> ArgumentParser:
-    """A parser of the standard library that raises ``UserError`` for a wrong flag, for use inside ``exit_code``."""
-    import argparse
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UserError(f"{message} (see --help)")
-
-    return Parser(prog=prog, description=description)
-
-
-def exit_code(command: Callable[[], int]) -> int:
-    """What ``python -m hyptree.some.module`` ends with: the command's code, or 2 after one line on a user's mistake.
-
-    For modules that also run where the dependencies of the command line are not installed.
-    """
-    import sys
-
-    try:
-        return command()
-    except UserError as error:
-        print(f"hyptree: error: {error}", file=sys.stderr)
-        return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,18 @@ def sync_folder(path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def path_inside(folder: Path | str, name: str) -> Path:
+    """``folder / name`` for a name that was read from a file others may have written.
+
+    Raises:
+        UserError: the name leads out of the folder, or is no plain name on every system.
+    """
+    parts = re.split(r"[/\\]", name)
+    if not name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise UserError(f"{name!r} is not the name of a file inside a folder; do not trust the file that says so")
+    return Path(folder, *parts)
 
 
 def write_text(path: Path | str, text: str) -> None:

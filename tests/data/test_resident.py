@@ -21,8 +21,8 @@ from hyptree.data.sample import Sample
 from hyptree.data.seeding import uniforms
 from hyptree.data.settings import AugmentSettings
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import Recipe
 
 from .make import InMemory, pixels, write_picture

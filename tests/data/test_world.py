@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from hyptree.data.world import CLASSES, FAMILIES, GROUPS, PARTS, World, class_tree, contact_sheet
-from hyptree.data.world.__main__ import main
 from hyptree.data.world.dataset import VERSION
 
 
@@ -66,14 +63,6 @@ def test_contact_sheet_shows_the_pictures(world: World) -> None:
     sheet = contact_sheet(world, num_images=7, columns=3, gap=2)
     assert sheet.shape == (3 * 66 - 2, 3 * 66 - 2, 3)
     assert np.array_equal(sheet[66:130, 66:130], world[4].image.permute(1, 2, 0).numpy())
-
-
-def test_the_module_writes_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "sheet.png"
-    assert main([str(out), "--size", "32", "--num-images", "4", "--columns", "2"]) == 0
-    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and capsys.readouterr().out.strip() == str(out)
-    assert main([str(out), "--size", "31"]) == 2
-    assert capsys.readouterr().err.endswith("size must be between 32 and 512, got 31\n")
 
 
 # Mean colour of the four quarters of pictures 0 to 2 of seed 0, printed by

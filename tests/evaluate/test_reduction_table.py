@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hyptree.cli import call
 from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.train.loop import fit
@@ -94,12 +95,12 @@ def test_mean_spread_and_paired_differences():
 def test_command_writes_the_table_into_a_page(runs, tmp_path, capsys):
     page = tmp_path / "RESULTS.md"
     words = [*map(str, runs), "--keep", "0.5", "--ways", "ATC, single", "ToMe", "--device", "cpu", "--batch-size", "8"]
-    assert tables._main([*words, "--results", str(page), "--name", "small"]) == 0
+    assert call(tables.table, "reduction", [*words, "--results", str(page), "--name", "small"]) == 0
     text = page.read_text()
     assert "<!-- small -->" in text and "| ATC, single | " in text and "Difference to ToMe" in text
     assert "torch" in text and str(runs[0]) not in text
     assert text.split("<!-- small -->\n")[1].split("<!-- /small -->")[0] in capsys.readouterr().out
-    assert tables._main([*words, "--ways", "ToMee"]) == 2
+    assert call(tables.table, "reduction", [*words, "--ways", "ToMee"]) == 2
     assert capsys.readouterr().err.strip() == "hyptree: error: unknown way 'ToMee'; did you mean 'ToMe'?"
 
 

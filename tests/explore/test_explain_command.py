@@ -154,6 +154,6 @@ def test_a_run_with_a_dense_head_is_not_said_to_have_no_clusters() -> None:
 
     from hyptree.explore.pages.run_pictures import Subject
 
-    subject = Subject(torch.nn.Identity(), "hcformer_pico", 64, recipe=Recipe(task="segment"))
+    subject = Subject(torch.nn.Identity(), "hcformer_pico", 64, task="segment")
     with pytest.raises(UserError, match=r"^a run of the task segment cannot be explained: its head shows no clusters"):
         subject.require_clusters()

@@ -14,7 +14,7 @@ from PIL import Image
 import hyptree
 from hyptree import cli
 from hyptree.explore.draw.himapper import plot_tree_stats
-from hyptree.explore.pages.run_pictures import from_run
+from hyptree.train.explain import subject_of_run
 
 from .html import read
 
@@ -89,7 +89,7 @@ def test_table_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_subject_says_what_it_is(run: Path) -> None:
-    subject = from_run(run)
+    subject = subject_of_run(run)
     assert subject.has_queries and subject.name == "Hi-Mapper on resnet18" and subject.size == 32
 
 
@@ -118,6 +118,6 @@ def test_the_tree_below_a_dense_head(task: str, tmp_path: Path, seed: int) -> No
     assert "Hi-Mapper on resnet18" in "".join(own.text) and "How it learned" in own.text
     assert "Where it is right and wrong" not in own.text and "What the picture is called" not in photo.text
     assert ("img", "alt", "maps of the nodes on photo.png") in photo.attributes
-    subject = from_run(tmp_path / "run")
+    subject = subject_of_run(tmp_path / "run")
     tree = hyptree.explain(subject.model, picture, size=64)
     assert tree.num_nodes == 14 and np.allclose(tree.support.sum((1, 2)), 1, atol=1e-5)

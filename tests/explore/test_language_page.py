@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.evaluate.text.token_radii import (
     count_tokens,
     curvatures,
     embedding_radii,
-    measure_run,
     measure_tokens,
     rank_correlation,
     read_depths,
@@ -27,7 +27,9 @@ from hyptree.evaluate.text.token_radii import (
     stream_radii,
 )
 from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.language import language_sections, main, report, scatter
+from hyptree.explore.pages.language import language_sections, scatter
+from hyptree.train.explain import page_of_tokens
+from hyptree.train.language import measure_run
 
 from .html import read
 
@@ -264,7 +266,7 @@ def test_too_little_text(runs):
 
 
 def test_page_says_what_the_numbers_say(runs, wordnet, tmp_path):
-    path = report(runs["helm"], runs["twin"], out=tmp_path / "page.html", wordnet=wordnet, num_blocks=8)
+    path = page_of_tokens(runs["helm"], runs["twin"], out=tmp_path / "page.html", wordnet=wordnet, num_blocks=8)
     html = path.read_text(encoding="utf-8")
     reader = read(html)
     text = " ".join(reader.text)
@@ -280,13 +282,13 @@ def test_page_says_what_the_numbers_say(runs, wordnet, tmp_path):
     assert "Curvature of experts over training" in text and f"{helm['curvatures']['01.3']['value'][-1]:.4f}" in text
     assert html.count("<svg") == 2 * 3 + 2
     assert not re.search(r'(src|href)="(?!data:)', html) and "http" not in html  # needs nothing from elsewhere
-    again = report(runs["helm"], runs["twin"], out=tmp_path / "again.html", wordnet=wordnet, num_blocks=8)
+    again = page_of_tokens(runs["helm"], runs["twin"], out=tmp_path / "again.html", wordnet=wordnet, num_blocks=8)
     assert again.read_text(encoding="utf-8").replace("again.json", "page.json") == html
 
 
 def test_page_of_one_run_without_wordnet(runs, monkeypatch, capsys):
     monkeypatch.setenv("HYPTREE_DATA", str(runs["twin"]))
-    assert main([str(runs["twin"]), "--num-blocks", "4"]) == 0
+    assert main(["explain", str(runs["twin"]), "--samples", "4"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == runs["twin"] / "tokens.html" and path.with_suffix(".json").is_file()
     text = " ".join(read(path.read_text(encoding="utf-8")).text)
@@ -295,12 +297,13 @@ def test_page_of_one_run_without_wordnet(runs, monkeypatch, capsys):
 
 def test_mistakes_are_one_line(runs, tmp_path, capsys):
     for arguments, message in (
-        ([str(tmp_path / "none")], "no such folder"),
-        ([str(tmp_path)], "holds no language model"),
         ([str(runs["helm"]), "--wordnet", str(tmp_path / "none")], "no WordNet at"),
-        ([str(runs["helm"]), "--blocks", "3"], "unrecognized arguments"),
+        ([str(runs["helm"]), "--rival", str(tmp_path / "none")], "no such folder"),
+        ([str(runs["helm"]), "--rival", str(tmp_path)], "holds no language model"),
+        ([str(runs["helm"]), "--size", "32"], "--size: not for a language model"),
+        (["test_vit", "--wordnet", str(tmp_path)], "--wordnet is for runs of language models"),
     ):
-        assert main(arguments) == 2
+        assert main(["explain", *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, error
 

@@ -19,10 +19,10 @@ from hyptree.cli import main
 from hyptree.config import load
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder
 from hyptree.train import load_model
 from hyptree.train.loop import fit
 from hyptree.train.model import create_model
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.tasks.classify import Classify
 from hyptree.tree import Tree
@@ -153,7 +153,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def test_train_writes_a_run(run):
-    recipe = RunFolder(run).recipe()
+    recipe = RunFolder(run).recipe(Recipe)
     assert recipe.optim.lr == 2e-3 and recipe.model.args == {"img_size": 32}
     lines = RunFolder(run).read_metrics()
     assert [(line["step"], line["split"]) for line in lines] == [

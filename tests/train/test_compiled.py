@@ -12,10 +12,10 @@ from torch import nn
 
 from hyptree.config import load
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder
 from hyptree.train import loop
 from hyptree.train.compiled import Compiled
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import Recipe
 
 from . import tiny
@@ -120,7 +120,7 @@ def test_without_a_gpu_graphs_are_plain_and_the_log_says_so(tmp_path, asked):
     fit(tiny.recipe("run.compile=graphs", "schedule.epochs=1"), tmp_path / "run", quiet=True)
     assert asked == [{}]
     assert "compiled without them" in (tmp_path / "run/log.txt").read_text()
-    assert RunFolder(tmp_path / "run").recipe().run.compile == "graphs"
+    assert RunFolder(tmp_path / "run").recipe(Recipe).run.compile == "graphs"
     assert not [key for key in tensors(tmp_path / "run") if "_orig_mod" in key]
 
 

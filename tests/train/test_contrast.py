@@ -12,10 +12,10 @@ from hyptree.config import load
 from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
+from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.export import export
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.contrast import Contrast, ContrastSettings
 from hyptree.vlm.clip.world_text import captions_of, encode_table
@@ -197,7 +197,7 @@ def test_the_export_loads_back_with_equal_embeddings(run: Path, tmp_path: Path) 
     assert difference is None
     texts = ["an animal", "a yellow duck", "a yellow duck with two legs in a city at night"]
     images = World("val", num_images=4, size=32).images()
-    task = Contrast(RunFolder(run).recipe())
+    task = Contrast(RunFolder(run).recipe(Recipe))
     transform = task.transform(False)
     for encoder in (load_encoder(f"hf:{path}"), load_encoder(f"hf:{run}")):
         with torch.no_grad():

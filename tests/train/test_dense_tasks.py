@@ -199,7 +199,7 @@ def test_boxes_and_masks_are_brought_to_the_picture() -> None:
         "masks": torch.rand(1, 1, 60, 50),
         "labels": torch.tensor([1]),
     }
-    from hyptree.models.detection import resize_detections
+    from hyptree.data.pictures.single import resize_detections
 
     moved = resize_detections(found, (60, 50), (120, 25))
     assert moved["boxes"].tolist() == [[5, 40, 15, 80]]

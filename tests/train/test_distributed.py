@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import RunFolder
 
 from . import tiny
 

@@ -15,10 +15,10 @@ from torch import nn
 
 from hyptree.config import load
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.loop import Trainer, fit
 from hyptree.train.optimizer.build import param_groups, parameter_marks
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import OptimSettings, Recipe
 
 from . import tiny

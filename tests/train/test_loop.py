@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from hyptree import files
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder, damage
 from hyptree.train import load_model
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import RunFolder, damage
 
 from . import tiny
 
@@ -191,7 +191,7 @@ def test_full_disk_is_one_line_and_harms_nothing(tmp_path, monkeypatch, kind):
         real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hyptree.train.run.folder.save_tensors", save_tensors)
+        patch.setattr("hyptree.runs.save_tensors", save_tensors)
         with pytest.raises(UserError, match=r"^the disk of .*run is full .*No space left.*go on with --resume$"):
             fit(recipe, tmp_path / "run", quiet=True)
     monkeypatch.undo()

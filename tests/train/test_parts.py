@@ -14,10 +14,10 @@ from hyptree.config import load, to_yaml
 from hyptree.errors import UserError
 from hyptree.geometry import Lorentz, PointModule
 from hyptree.optim import RiemannianAdamW
+from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
-from hyptree.train.run.folder import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors

@@ -20,13 +20,13 @@ from hyptree.errors import UserError
 from hyptree.models import HiMapper
 from hyptree.models.heads import Segmenter, pyramid_backbone
 from hyptree.models.himapper.dense import HiMapperFeatures
+from hyptree.runs import RunFolder
 from hyptree.train import load_model
 from hyptree.train.export import export
 from hyptree.train.loop import fit
 from hyptree.train.model import create_model, load_weights
 from hyptree.train.optimizer.build import param_groups
 from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import PluginSettings, Recipe
 from hyptree.train.tasks import build_task
 
@@ -439,20 +439,6 @@ def test_the_command_of_the_issue(tmp_path, capsys):
     assert main(["train", str(tmp_path / "r.yaml"), *words, "--model.backbone", "test_vit", "--print-config"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
     assert load(Recipe, tmp_path / "printed.yaml") == recipe()
-
-
-def test_training_without_the_command_line(tmp_path, capsys, monkeypatch):
-    from hyptree.train.__main__ import main as train
-
-    monkeypatch.chdir(tmp_path)
-    Path("r.yaml").write_text("data: {name: world}\n")
-    assert train(["r.yaml", "--out", "run", *TINY, "schedule.steps=1"]) == 0
-    assert "image_dependence" in capsys.readouterr().out
-    assert isinstance(load_model("run")[0], HiMapper)
-    assert train(["run", "--resume"]) == 0
-    assert "this run is finished: 1 steps" in capsys.readouterr().out
-    assert train(["r.yaml", "model.plugin.name=himaper"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 PLACES = ["data.root=nowhere", "model.weights=nowhere"]

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder, damage
 from hyptree.train.loop import Trainer, fit
-from hyptree.train.run.folder import RunFolder, damage
 
 from . import tiny
 

@@ -18,7 +18,6 @@ from hyptree.tables import write_between_marks
 from hyptree.train.compare import (
     Outcome,
     TableSettings,
-    _main,
     compare,
     make_table,
     read_table,
@@ -231,13 +230,6 @@ def test_an_unknown_metric_is_named(table, tmp_path):
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "metrics": ["top2"]}))
     with pytest.raises(UserError, match="no 'top2'; did you mean"):
         compare(table, tmp_path / "runs")
-
-
-def test_the_module_runs_without_the_command_line(table, tmp_path, capsys):
-    assert _main([str(table), "--out", str(tmp_path / "runs")]) == 0
-    assert "### Small" in capsys.readouterr().out
-    assert _main([str(tmp_path / "gone.yaml")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_killed_process_is_one_clear_line():

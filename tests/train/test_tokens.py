@@ -10,10 +10,10 @@ import torch
 from hyptree.cli import main
 from hyptree.config import load, read_yaml
 from hyptree.errors import UserError
+from hyptree.runs import best_weights
 from hyptree.tokens.patch import handle_of
 from hyptree.train import evaluate_run, load_model
 from hyptree.train.loop import fit
-from hyptree.train.run.folder import best_weights
 from hyptree.train.run.recipe import Recipe, TokenSettings
 
 ROOT = Path(__file__).resolve().parents[2]

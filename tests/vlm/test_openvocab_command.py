@@ -128,21 +128,6 @@ def test_recipes_of_other_tasks_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert "recipe of the task segment; expected openvocab" in capsys.readouterr().err
 
 
-def test_the_module_does_what_the_command_does(
-    clip: str, tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``python -m hyptree.vlm.openvocab``, for machines without the command line's dependencies."""
-    from hyptree.vlm.openvocab.__main__ import main as module
-
-    keys = [f"model.name={clip}", "model.args.adapter.block_size=8", "data.size=32", "data.num_train=4"]
-    keys += ["data.num_val=3", "data.batch_size=2", "schedule.steps=1", "run.device=cpu"]
-    assert module(["train", tiny[1], *keys, "--out", str(tmp_path / "run")]) == 0
-    assert "3,072 parameters of scale" in capsys.readouterr().out
-    assert (tmp_path / "run" / "openvocab.json").is_file()
-    assert module(["eval", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
-    assert "expected detect or openvocab_detect" in capsys.readouterr().err
-
-
 def test_random_weights_are_asked_for(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_dual(tmp_path / "clip", "clip")
     (folder / "model.safetensors").unlink()

@@ -15,8 +15,8 @@ from hyptree.config import load
 from hyptree.data.sample import IGNORE
 from hyptree.errors import UserError
 from hyptree.evaluate.pictures.openvocab_scores import split_scores
+from hyptree.runs import RunFolder
 from hyptree.train import evaluate_run, fit, load_model
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, linear_attention

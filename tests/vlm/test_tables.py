@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from results.vlm_reports import _main, vlm_table
+from hyptree.cli import call
+from results.vlm_reports import table, vlm_table
 
 
 def fewshot(folder: Path, base: float, full: float) -> Path:
@@ -70,7 +71,7 @@ def test_the_command_writes_into_a_page_and_says_mistakes_in_a_line(
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- few -->\n<!-- /few -->\nafter\n")
     shots, report = fewshot(tmp_path / "f", 0.1, 0.2), hierarchy(tmp_path / "h", 0.5)
-    assert _main(["--row", "frozen", str(shots), "--results", str(page), "--name", "few"]) == 0
+    assert call(table, "vlm", ["--row", "frozen", str(shots), "--results", str(page), "--name", "few"]) == 0
     said = capsys.readouterr().out
     assert "commit" in said and said in page.read_text() and page.read_text().endswith("after\n")
     for options, message in (
@@ -79,6 +80,6 @@ def test_the_command_writes_into_a_page_and_says_mistakes_in_a_line(
         (["--row", "a", str(shots), "--row", "a", str(shots)], "a name of its own"),
         (["--row", "a"], "at least one folder"),
     ):
-        assert _main(options) == 2
+        assert call(table, "vlm", options) == 2
         error = capsys.readouterr().err.strip()
         assert message in error and len(error.splitlines()) == 1

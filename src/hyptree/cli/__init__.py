@@ -88,10 +88,19 @@ _ADVICE = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and gives the exit code: 0 fine, 2 user error, 130 interrupted, 141 reader went away."""
+    return _guarded(_dispatch, argv)
+
+
+def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
+    """Runs a single command of its own, e.g. a script that writes a table, as :func:`main` runs a verb."""
+    return _guarded(lambda args: _run(command, prog, args), argv)
+
+
+def _guarded(run: Callable[[list[str]], int], argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
     try:
-        code = _dispatch(args)
+        code = run(args)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:

@@ -92,7 +92,8 @@ def run(config: EvalConfig) -> int:
     import os
 
     if isinstance(config.settings, TaskOptions):
-        from hyptree.evaluate.text.choices import run_tasks, score_lines
+        from hyptree.evaluate.text.choices import score_lines
+        from hyptree.train.language import run_tasks
 
         scores = run_tasks(config.run, **asdict(config.settings))
         print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))

@@ -16,8 +16,8 @@ class ExplainConfig:
     """``hyptree explain``."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Folder that hyptree train wrote, or a name such as hcformer_nano (fresh weights), or an encoder: hf:FOLDER_OR_ID,
-    open_clip:NAME:PRETRAINED."""
+    """Folder that hyptree train wrote (of a language model too), or a name such as hcformer_nano (fresh weights), or an
+    encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
@@ -28,16 +28,19 @@ class ExplainConfig:
     """How many validation pictures the page of a run shows."""
     table: bool = False
     """Print how well the clusters follow masks, beside a grid, SLIC and k-means, instead of writing a page."""
-    samples: int = 64
-    """With --table: pictures to measure."""
+    samples: int | None = None
+    """With --table: pictures to measure [64]. Of a language model: blocks of text [256]."""
     target: Literal["semantic", "parts"] = "semantic"
     """With --table: which masks."""
     heads: bool = False
     """With --table: a row for every head instead of their mean."""
     rival: str | None = None
-    """With --table: a run or a timm name whose features are clustered by k-means."""
+    """With --table: a run or a timm name whose features are clustered by k-means. Of a language model: another run, put
+    beside it."""
     json: bool = False
     """With --table: print the rows as JSON."""
+    wordnet: Path | None = None
+    """Of a language model: folder of WordNet's tables, for the depths of words. [HYPTREE_DATA/wordnet if there]"""
     texts: tuple[str, ...] = ()
     """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
     head: Path | None = None
@@ -51,7 +54,7 @@ class ExplainConfig:
 
     def __post_init__(self) -> None:
         for name in ("pictures", "samples"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
 
 
@@ -59,6 +62,7 @@ def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of a language model's run: how far from the origin its tokens lie, by frequency and by depth in WordNet.
     Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
 
     hyptree explain runs/demo photo.jpg --out page.html
@@ -73,12 +77,18 @@ def run(config: ExplainConfig) -> None:
         if getattr(config, name):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is for encoders, e.g. hf:runs/clip_world; {config.model} is none: leave it out")
+    if _is_language_run(config.model):
+        print(_page_of_tokens(config))
+        return
+    if config.wordnet is not None or (config.rival is not None and not config.table):
+        flag = "--wordnet is" if config.wordnet is not None else "--rival goes with --table, or is"
+        raise UserError(f"{flag} for runs of language models; leave it out")
     subject = _subject(config.model, config.size)
     if config.table:
         _print_table(config, subject)
         return
-    is_run = subject.recipe is not None
-    if is_run and subject.recipe.task == "contrast":
+    is_run = subject.task is not None
+    if subject.task == "contrast":
         raise UserError(f"{config.model} is a run of a CLIP, an encoder; give hyptree explain hf:{config.model}")
     if not config.images and not is_run:
         raise UserError(f"give pictures to explain, e.g. hyptree explain {config.model} photo.jpg")
@@ -86,8 +96,25 @@ def run(config: ExplainConfig) -> None:
         path = report.page_of_pictures(subject, config.images, config.out or Path("explain.html"))
     else:
         out = config.out or Path(config.model) / "index.html"
-        path, _ = report.page_of_run(config.model, out, num_pictures=config.pictures, subject=subject)
+        path, _ = report.page_of_run(subject, config.model, out, num_pictures=config.pictures)
     print(path)
+
+
+def _is_language_run(model: str) -> bool:
+    from hyptree.runs import RunFolder
+
+    folder = RunFolder(model)
+    return folder.holds_run and folder.settings().get("task") == "language"
+
+
+def _page_of_tokens(config: ExplainConfig) -> Path:
+    from hyptree.train.explain import page_of_tokens
+
+    for name in ("images", "table", "size"):
+        if getattr(config, name):
+            shown = "pictures" if name == "images" else f"--{name}"
+            raise UserError(f"{shown}: not for a language model, whose tokens are explained; leave it out")
+    return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:
@@ -111,15 +138,15 @@ def _page_of_encoder(config: ExplainConfig) -> Path:
 
 def _subject(model: str, size: int | None) -> Any:
     """The model that a folder or a name stands for."""
-    from hyptree.explore.pages import run_pictures as report
+    from hyptree.train.explain import subject_of_name, subject_of_run
 
     if Path(model).is_dir():
-        subject = report.from_run(model)
+        subject = subject_of_run(model)
         subject.size = size or subject.size
         return subject
     if "/" in model or "\\" in model:
         raise UserError(f"{model}: no such folder; give the folder of a run, or a name such as hcformer_nano")
-    return report.from_name(model, size)
+    return subject_of_name(model, size)
 
 
 def _print_table(config: ExplainConfig, subject: Any) -> None:
@@ -136,14 +163,14 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
         )
     if config.images:
         raise UserError("--table measures on pictures with masks, the run's own data; leave the pictures out")
-    data = subject.recipe.data if subject.recipe is not None else DataSettings(size=subject.size)
+    data = subject.data if subject.data is not None else DataSettings(size=subject.size)
     rival = None if config.rival is None else _subject(config.rival, subject.size).model
     rows = interpretability_table(
         subject.model,
         build_dataset(data, "val"),
         rival=rival,
         rival_name=config.rival or "",
-        num_images=config.samples,
+        num_images=config.samples or 64,
         target=config.target,
         by_head=config.heads,
         mean=subject.mean,

@@ -13,7 +13,7 @@ from hyptree.cli import config as configs
 from hyptree.errors import UserError
 from hyptree.train.run.recipe import Recipe
 
-OWN = {"out": "a folder", "resume": None, "strict": None}
+OWN = {"out": "a folder", "resume": None, "strict": None, "prepare": None}
 """Flags that are no part of the recipe, with what they want; None for nothing."""
 
 
@@ -30,6 +30,8 @@ class TrainHelp(Recipe):
     """Go on from the newest whole checkpoint in the folder, bit for bit."""
     strict: bool = False
     """Short for --data.strict true: stop at the first sample that cannot be read."""
+    prepare: bool = False
+    """Only tokenise the text of a language model, once for all processes and later runs."""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class TrainConfig:
     settings: Recipe = field(default_factory=Recipe)
     out: Path = Path("runs/train")
     resume: bool = False
+    prepare: bool = False
 
     @classmethod
     def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> TrainConfig | None:
@@ -63,11 +66,13 @@ class TrainConfig:
             raise UserError(f"{source}: no such folder to go on in; give the one that {prog} --out wrote")
         if "strict" in own:
             overrides.append("data.strict=true")
-        return cls(configs.load(Recipe, source, overrides), out, "resume" in own)
+        return cls(configs.load(Recipe, source, overrides), out, "resume" in own, "prepare" in own)
 
 
 def run(config: TrainConfig) -> int:
     """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
+    if config.prepare:
+        return _prepare(config.settings)
     from hyptree.train.loop import fit
     from hyptree.train.run.log import headline
 
@@ -75,6 +80,17 @@ def run(config: TrainConfig) -> int:
     if result.numbers and _is_main():
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items())
         print(f"{numbers}\n{result.folder}")
+    return 0
+
+
+def _prepare(recipe: Recipe) -> int:
+    from hyptree.data.text import build_text
+
+    if recipe.task != "language":
+        raise UserError(f"--prepare tokenises text; a recipe of the task {recipe.task} has none, leave it out")
+    for split in ("train", "val"):
+        text = build_text(recipe.text, split)
+        print(f"{split}: {text.num_documents:,} documents, {text.num_tokens:,} tokens in {text.tokens.folder}")
     return 0
 
 

@@ -165,7 +165,7 @@ class _Twin:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])
         return HelmOutput(
-            loss=loss,  # type: ignore[arg-type]  # theirs says FloatTensor
+            loss=loss,
             logits=logits,
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
@@ -189,18 +188,3 @@ def mask_rcnn(
     detector = MaskDetector(pyramid, **options) if has_masks else BoxDetector(pyramid, **options)
     detector.transform = PadOnly()
     return detector
-
-
-def resize_detections(found: dict[str, Tensor], seen: Sequence[int], size: Sequence[int]) -> dict[str, Tensor]:
-    """Detections in the pixels (height, width) of what the model saw, brought to those of the picture itself."""
-    if tuple(seen) == tuple(size):
-        return found
-    across, down = size[1] / seen[1], size[0] / seen[0]
-    boxes = found["boxes"]
-    found = found | {"boxes": boxes * boxes.new_tensor([across, down, across, down])}
-    if "masks" in found and len(found["masks"]):
-        masks = F.interpolate(found["masks"].float(), size=tuple(size), mode="bilinear", align_corners=False)
-        found["masks"] = masks
-    elif "masks" in found:
-        found["masks"] = found["masks"].new_zeros(0, 1, *size)
-    return found

@@ -4,8 +4,7 @@ A YAML file names the recipe, the rows as overrides of it, and the seeds. Runs t
 one that was interrupted is resumed, so the same command goes on after any stop. ``{seed}`` in a value is the seed of
 the run: so a row can start from the run of another table with the same seed. A row with ``time_of: ROW`` beside its
 overrides is trained for as long, on the clock, as that row took: its schedule is stretched by what the row without
-``time_of`` and otherwise equal took for a step. ``python -m hyptree.train.compare FILE``
-does what ``hyptree compare FILE`` does where only torch, timm and accelerate are installed.
+``time_of`` and otherwise equal took for a step.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyptree.errors import UserError, exit_code, one_line_parser, suggest
+from hyptree.errors import UserError, suggest
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 from hyptree.train.run.recipe import Recipe
 
@@ -206,9 +205,9 @@ def train_one(
     settings: TableSettings, row: str, seed: int, out: Path, stretch: float = 1.0, quiet: bool = True
 ) -> Outcome:
     """One run, resumed if it was interrupted and only read if it is finished."""
+    from hyptree.runs import RunFolder
     from hyptree.train.evaluate import load_model
     from hyptree.train.loop import fit
-    from hyptree.train.run.folder import RunFolder
 
     folder = out / slug(row) / f"seed{seed}"
     try:
@@ -315,22 +314,3 @@ def compare(
     if results is not None:
         write_between_marks(results, path.stem, text)
     return text
-
-
-def _main(argv: Sequence[str] | None = None) -> int:
-    parser = one_line_parser("python -m hyptree.train.compare", compare.__doc__)
-    parser.add_argument("path", type=Path, metavar="TABLE")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--overrides", nargs="+", default=(), metavar="KEY=VALUE")
-
-    def command() -> int:
-        print(compare(**vars(parser.parse_args(argv))))
-        return 0
-
-    return exit_code(command)
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())

@@ -42,8 +42,9 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         recipe: another recipe than the demo's own.
     """
     from hyptree.config import load
-    from hyptree.explore.pages.run_pictures import clock, from_run, page_of_run
+    from hyptree.explore.pages.run_pictures import clock, page_of_run
     from hyptree.train import Recipe, fit
+    from hyptree.train.explain import subject_of_run
 
     began = time.perf_counter()
     out = Path(out)
@@ -57,13 +58,12 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     fit(settings, out)
     trained = time.perf_counter()
     _say("looking into the model ...")
-    subject = from_run(out)
     footer = (
         f"Written by hyptree demo --seed {seed}. Recipe, metrics and weights lie beside this page; "
         f"hyptree explain {out} writes it again."
     )
     path, numbers = page_of_run(
-        out, out / "index.html", title="What an HCFormer sees", lead=LEAD, footer=footer, subject=subject
+        subject_of_run(out), out, out / "index.html", title="What an HCFormer sees", lead=LEAD, footer=footer
     )
     done = time.perf_counter()
     numbers |= {"training seconds": round(trained - began, 1), "page seconds": round(done - trained, 1)}

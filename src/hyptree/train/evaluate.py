@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hyptree.errors import UserError
+from hyptree.runs import RunFolder, best_weights
 from hyptree.train.loop import evaluate
 from hyptree.train.parallel.distributed import Processes
-from hyptree.train.run.folder import RunFolder, best_weights
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.run.state import fill_tensors
 from hyptree.train.tasks import build_task
@@ -23,7 +23,7 @@ def load_model(run: Path | str, device: str | torch.device = "cpu") -> tuple[nn.
     The data need not be there. Nothing is unpickled.
     """
     folder = RunFolder(run)
-    recipe = folder.recipe()
+    recipe = folder.recipe(Recipe)
     return _build(build_task(recipe), folder).to(device), recipe
 
 
@@ -38,7 +38,7 @@ def evaluate_run(
             answer has the file's name under ``results``.
     """
     folder = RunFolder(run)
-    recipe = recipe or folder.recipe()
+    recipe = recipe or folder.recipe(Recipe)
     processes = Processes(recipe.run.device)
     try:
         task = build_task(recipe)

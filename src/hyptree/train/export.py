@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, require
 from hyptree.files import save_tensors, write_atomic
+from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.plugin import LogitsOnly
-from hyptree.train.run.folder import RunFolder
+from hyptree.train.run.recipe import Recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
 TOLERANCE = 1e-4
@@ -35,7 +36,7 @@ def export(
         UserError: the model cannot be exported, or the program gives other numbers.
     """
     if format == "hf":
-        if RunFolder(run).recipe().task == "contrast":
+        if RunFolder(run).recipe(Recipe).task == "contrast":
             from hyptree.vlm.clip.world_clip import export_run
 
             return export_run(run, out), None

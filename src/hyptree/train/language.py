@@ -1,23 +1,22 @@
-"""Language models of runs and of Hugging Face folders, and training without the command line's dependencies.
-
-Where tyro is not installed, this is ``hyptree train``::
-
-    python -m hyptree.train.language recipes/helm_builtin.yaml --prepare
-    python -m hyptree.train.language recipes/helm_builtin.yaml run.device=cuda --out runs/helm
-    python -m hyptree.train.language runs/helm --resume
-"""
+"""Language models of runs and of Hugging Face folders: loaded, exported, asked, measured."""
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyptree.errors import UserError, exit_code, one_line_parser, require
+import numpy as np
+
+from hyptree.data.text import build_text, check_vocabulary, load_tokenizer, unpack_tokenizer
+from hyptree.devices import find_device
+from hyptree.errors import UserError, require
+from hyptree.evaluate.text.choices import ChoiceScore, evaluate_tasks
+from hyptree.evaluate.text.token_radii import NUM_BLOCKS, count_tokens, measure_tokens, read_depths
+from hyptree.runs import RunFolder
+from hyptree.train.run.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +31,6 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
         UserError: neither kind of folder, another task's run, no tokenizer, or one that is not the model's.
     """
     require("transformers", "lm")
-    from hyptree.data.text.tokenizer import check_vocabulary, load_tokenizer
-    from hyptree.train.run.folder import RunFolder
-
     folder = RunFolder(source)
     if not folder.path.is_dir():
         raise UserError(f"{source}: no such folder; give a run of hyptree train, or a folder of save_pretrained")
@@ -64,7 +60,6 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
 
 def export_language_model(run: Path, out: Path | None = None) -> Path:
     """Write the best model of a run and its tokenizer as a Hugging Face folder, by default ``hf`` in the run."""
-    from hyptree.train.run.folder import RunFolder
 
     _require_language(RunFolder(run))
     out = out if out is not None else run / "hf"
@@ -75,29 +70,6 @@ def export_language_model(run: Path, out: Path | None = None) -> Path:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     return out
-
-
-def pack_tokenizer(tokenizer: Any) -> dict[str, str]:
-    """The files of a tokenizer, name to text: what a run keeps of it."""
-    with tempfile.TemporaryDirectory() as place:
-        tokenizer.save_pretrained(place)
-        files = sorted(path for path in Path(place).rglob("*") if path.is_file())
-        try:
-            return {path.relative_to(place).as_posix(): path.read_text(encoding="utf-8") for path in files}
-        except UnicodeDecodeError as error:
-            raise UserError("this tokenizer has files that are no text; use one with a tokenizer.json") from error
-
-
-def unpack_tokenizer(files: dict[str, str]) -> Any:
-    """The tokenizer that :func:`pack_tokenizer` packed."""
-    from hyptree.data.text.tokenizer import load_tokenizer
-
-    with tempfile.TemporaryDirectory() as place:
-        for name, text in files.items():
-            path = Path(place) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        return load_tokenizer(place)
 
 
 @contextmanager
@@ -115,51 +87,45 @@ def _without_bars() -> Iterator[None]:
 
 
 def _require_language(folder: Any) -> None:
-    task = folder.recipe().task
+    task = folder.recipe(Recipe).task
     if task != "language":
         raise UserError(f"{folder.path} is a run of the task {task}, this needs one of the task language")
 
 
-def run(argv: Sequence[str], prog: str = "python -m hyptree.train.language", about: str | None = __doc__) -> int:
-    """Train what the arguments say, of any task; the same as ``hyptree train``."""
-    from hyptree.config import load
-    from hyptree.train.loop import fit
-    from hyptree.train.run.log import headline
-    from hyptree.train.run.recipe import Recipe
-
-    parser = one_line_parser(prog, about)
-    parser.add_argument("recipe", help="YAML file, or the folder of a run")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, e.g. optim.lr=3e-4")
-    parser.add_argument("--out", type=Path, help="folder for the run; by default runs/ and the name of the recipe")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
-    parser.add_argument("--prepare", action="store_true", help="only tokenise the text, for later runs")
-    given = parser.parse_intermixed_args(list(argv))
-    source = Path(given.recipe)
-    out = given.out or (source if source.is_dir() else Path("runs") / source.stem)
-    if source.is_dir():
-        source = source / "recipe.yaml"
-    recipe = load(Recipe, source, given.overrides)
-    if given.prepare:
-        from hyptree.data.text import build_text
-
-        for split in ("train", "val"):
-            text = build_text(recipe.text, split)
-            print(f"{split}: {text.num_documents:,} documents, {text.num_tokens:,} tokens in {text.tokens.folder}")
-        return 0
-    result = fit(recipe, out, resume=given.resume)
-    if result.numbers and os.environ.get("RANK", "0") == "0":
-        print("  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items()))
-        print(result.folder)
-    return 0
+def run_tasks(source: Path | str, tasks: Sequence[str], *, device: str = "cpu", **options: Any) -> list[ChoiceScore]:
+    """Scores of the model in a folder (a run, or one of ``save_pretrained``), progress on standard error."""
+    model, tokenizer = load_language_model(source, find_device(device))
+    return evaluate_tasks(model, tokenizer, tasks, progress=sys.stderr, **options)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; a mistake of the user is one line and exit code 2, an interruption 130."""
-    try:
-        return exit_code(lambda: run(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:
-        return 130
+def measure_run(
+    run: Path | str,
+    *,
+    wordnet: Path | str | None = None,
+    split: str = "val",
+    num_blocks: int = NUM_BLOCKS,
+    device: str | torch.device = "cpu",
+) -> dict[str, Any]:
+    """The numbers of :func:`hyptree.evaluate.text.token_radii.measure_tokens` for a run that ``hyptree train`` wrote.
 
+    Counts are those of the training text; ``num_blocks`` blocks of ``split``, spread over it, go through the model.
 
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        wordnet: folder with noun_synsets.tsv.gz and noun_hypernyms.tsv.gz; without it depths are left out.
+
+    Raises:
+        UserError: not a run of a language model, or its text is not there any more.
+    """
+
+    folder = RunFolder(run)
+    model, tokenizer = load_language_model(folder.path, device)
+    if not folder.holds_run:
+        raise UserError(f"{run} is not the folder of a run, which says what text the model was trained on")
+    recipe = folder.recipe(Recipe)
+    training = build_text(recipe.text, "train", tokenizer)
+    counts = count_tokens(training.tokens.tokens, model.config.vocab_size)
+    blocks = build_text(recipe.text, split, tokenizer)
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(num_blocks, len(blocks))).astype(int))
+    batches = (blocks.batch(chosen[k : k + 8]) for k in range(0, len(chosen), 8))
+    depths = read_depths(wordnet) if wordnet is not None else None
+    return {"model": recipe.model.name} | measure_tokens(model, tokenizer, counts, batches, depths)

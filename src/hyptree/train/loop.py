@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line
+from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
 from hyptree.train.model import checkpoint_activations, load_weights
@@ -28,7 +29,6 @@ from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
 from hyptree.train.parallel.determinism import deterministic, seed_all
 from hyptree.train.parallel.distributed import Processes
-from hyptree.train.run.folder import Checkpoint, RunFolder
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.progress import NotFinite, Progress
 from hyptree.train.run.recipe import Recipe, check_resumable
@@ -92,7 +92,7 @@ class Trainer:
         if folder.holds_run and not resume:
             raise UserError(f"{folder.path} already holds a run; go on with it by --resume, or choose another --out")
         if folder.holds_run:
-            check_resumable(folder.recipe(), recipe, folder.path)
+            check_resumable(folder.recipe(Recipe), recipe, folder.path)
         elif resume:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
         folder.require_room()

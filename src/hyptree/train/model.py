@@ -107,7 +107,7 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
     """
     from hyptree.files import load_tensors
     from hyptree.models.heads import adopt_backbone
-    from hyptree.train.run.folder import best_weights
+    from hyptree.runs import best_weights
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]
     mine = model.state_dict()

@@ -15,8 +15,8 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
 from hyptree.evaluate.pictures.panoptic import PanopticQuality
 from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
-from hyptree.train.run.folder import RunFolder
 from hyptree.train.tasks import build_task
 from hyptree.train.tasks.segment import resize_scores
 from hyptree.vlm.openvocab.detector import OpenVocabDetector

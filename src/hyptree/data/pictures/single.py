@@ -15,7 +15,7 @@ from hyptree.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["data_url", "fit", "model_input", "read_picture"]
+__all__ = ["data_url", "fit", "model_input", "read_picture", "resize_detections"]
 
 
 def read_picture(image: Any) -> np.ndarray:
@@ -98,3 +98,20 @@ def data_url(picture: np.ndarray, quality: int = 90) -> str:
         found.append((len(held.getvalue()), kind, held.getvalue()))
     _, kind, data = min(found)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def resize_detections(found: dict[str, Tensor], seen: Sequence[int], size: Sequence[int]) -> dict[str, Tensor]:
+    """Boxes and masks in the pixels (height, width) of what the model saw, brought to those of the picture itself."""
+    import torch.nn.functional as F
+
+    if tuple(seen) == tuple(size):
+        return found
+    across, down = size[1] / seen[1], size[0] / seen[0]
+    boxes = found["boxes"]
+    found = found | {"boxes": boxes * boxes.new_tensor([across, down, across, down])}
+    if "masks" in found and len(found["masks"]):
+        masks = F.interpolate(found["masks"].float(), size=tuple(size), mode="bilinear", align_corners=False)
+        found["masks"] = masks
+    elif "masks" in found:
+        found["masks"] = found["masks"].new_zeros(0, 1, *size)
+    return found

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         check_vocabulary,
         default_tokenizer,
         load_tokenizer,
+        pack_tokenizer,
         save_tokenizer,
         train_tokenizer,
+        unpack_tokenizer,
     )
     from hyptree.data.text.tokens import Tokens, in_memory, tokens_of
 
@@ -38,10 +40,12 @@ _HOMES = {
     "default_tokenizer": "tokenizer",
     "in_memory": "tokens",
     "load_tokenizer": "tokenizer",
+    "pack_tokenizer": "tokenizer",
     "save_tokenizer": "tokenizer",
     "source_of": "sources",
     "tokens_of": "tokens",
     "train_tokenizer": "tokenizer",
+    "unpack_tokenizer": "tokenizer",
 }
 
 __all__ = [
@@ -58,10 +62,12 @@ __all__ = [
     "default_tokenizer",
     "in_memory",
     "load_tokenizer",
+    "pack_tokenizer",
     "save_tokenizer",
     "source_of",
     "tokens_of",
     "train_tokenizer",
+    "unpack_tokenizer",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hyptree.data.text.atomic import new_folder
 from hyptree.data.text.settings import SPECIAL_TOKENS, check_vocab_size
 from hyptree.data.text.sources import TextSource
 from hyptree.errors import UserError, require
+from hyptree.files import path_inside
 
 _PADDING_ROWS = 1024
 """Rows that a model's vocabulary may have beyond the tokenizer's: many are padded to a round number."""
@@ -81,12 +83,13 @@ def load_tokenizer(folder: Path | str) -> Any:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise UserError(f"{folder} holds no tokenizer; expected a Hugging Face folder with tokenizer.json")
     require("transformers", "lm")
-    from transformers import AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerFast
 
-    if _model_type(folder) == "helm":  # transformers reads the model's config.json, too, and must know its type
-        import hyptree.lm  # noqa: F401
+    # AutoTokenizer reads the config.json of a model beside it too, and refuses a kind that nobody has registered.
+    kind = _model_type(folder)
+    reader = AutoTokenizer if kind is None or kind in CONFIG_MAPPING else PreTrainedTokenizerFast
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises all sorts of things for damaged files
         raise UserError(f"cannot read the tokenizer in {folder}: {' '.join(str(error).split())[:300]}") from error
 
@@ -112,6 +115,31 @@ def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
     with new_folder(folder) as work:
         tokenizer.save_pretrained(work)
     return folder
+
+
+def pack_tokenizer(tokenizer: Any) -> dict[str, str]:
+    """The files of a tokenizer, name to text: what a run keeps of it."""
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer.save_pretrained(place)
+        files = sorted(path for path in Path(place).rglob("*") if path.is_file())
+        try:
+            return {path.relative_to(place).as_posix(): path.read_text(encoding="utf-8") for path in files}
+        except UnicodeDecodeError as error:
+            raise UserError("this tokenizer has files that are no text; use one with a tokenizer.json") from error
+
+
+def unpack_tokenizer(files: dict[str, str]) -> Any:
+    """The tokenizer that :func:`pack_tokenizer` packed.
+
+    Raises:
+        UserError: a name that would lead out of the folder: the run's dataset.json may come from anybody.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in files.items():
+            path = path_inside(place, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return load_tokenizer(place)
 
 
 def default_tokenizer(source: TextSource, vocab_size: int, folder: Path | str) -> Any:

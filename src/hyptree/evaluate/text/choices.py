@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -188,12 +187,3 @@ def _progress(name: str, total: int, stream: TextIO | None) -> Iterator[Callable
         with Progress(*columns, console=Console(file=stream), transient=True) as bar:
             task = bar.add_task(name, total=total)
             yield lambda count: bar.advance(task, count)
-
-
-def run_tasks(source: Path | str, tasks: Sequence[str], *, device: str = "cpu", **options: Any) -> list[ChoiceScore]:
-    """Scores of the model in a folder (a run, or one of ``save_pretrained``), progress on standard error."""
-    from hyptree.devices import find_device
-    from hyptree.train.language import load_language_model
-
-    model, tokenizer = load_language_model(source, find_device(device))
-    return evaluate_tasks(model, tokenizer, tasks, progress=sys.stderr, **options)

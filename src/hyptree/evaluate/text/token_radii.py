@@ -316,42 +316,6 @@ def curvatures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[fl
     return found
 
 
-def measure_run(
-    run: Path | str,
-    *,
-    wordnet: Path | str | None = None,
-    split: str = "val",
-    num_blocks: int = NUM_BLOCKS,
-    device: str | torch.device = "cpu",
-) -> dict[str, Any]:
-    """The numbers of :func:`measure_tokens` for a run that ``hyptree train`` wrote.
-
-    Counts are those of the training text; ``num_blocks`` blocks of ``split``, spread over it, go through the model.
-
-    Args:
-        wordnet: folder with noun_synsets.tsv.gz and noun_hypernyms.tsv.gz; without it depths are left out.
-
-    Raises:
-        UserError: not a run of a language model, or its text is not there any more.
-    """
-    from hyptree.data.text import build_text
-    from hyptree.train.language import load_language_model
-    from hyptree.train.run.folder import RunFolder
-
-    folder = RunFolder(run)
-    model, tokenizer = load_language_model(folder.path, device)
-    if not folder.holds_run:
-        raise UserError(f"{run} is not the folder of a run, which says what text the model was trained on")
-    recipe = folder.recipe()
-    training = build_text(recipe.text, "train", tokenizer)
-    counts = count_tokens(training.tokens.tokens, model.config.vocab_size)
-    blocks = build_text(recipe.text, split, tokenizer)
-    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(num_blocks, len(blocks))).astype(int))
-    batches = (blocks.batch(chosen[k : k + 8]) for k in range(0, len(chosen), 8))
-    depths = read_depths(wordnet) if wordnet is not None else None
-    return {"model": recipe.model.name} | measure_tokens(model, tokenizer, counts, batches, depths)
-
-
 def count_tokens(tokens: np.ndarray, size: int) -> np.ndarray:
     """(size,) how often each token is there; ``tokens`` may be a mapped file that is larger than the memory."""
     counts = np.zeros(size, np.int64)

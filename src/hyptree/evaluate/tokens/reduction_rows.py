@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,21 @@ from hyptree.errors import UserError
 
 if TYPE_CHECKING:
     from hyptree.tokens.families.base import FamilyAdapter
-    from hyptree.train.reduction.subject import ReducedModel
 
 __all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
 
 PLAIN = "none"
 """Method of the row without any reduction."""
 WARMUP = 2
+
+
+class Measurable(Protocol):
+    """A classifier, and how its accuracy is measured."""
+
+    model: nn.Module
+
+    def accuracy(self) -> dict[str, float]: ...
+    def autocast(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ def speed(model: nn.Module, handle: Any, x: Tensor, repeats: int) -> tuple[float
 
 
 def measure(
-    subject: ReducedModel,
+    subject: Measurable,
     x: Tensor,
     method: str,
     linkage: str,

@@ -46,7 +46,7 @@ def page_of_encoder(
     """The page of an encoder by its name, see ``hyptree explain --help``."""
     from hyptree.data.hierarchies.hyperlex import read_hyperlex
     from hyptree.data.pictures.single import read_picture
-    from hyptree.train.embedding.embedder import find_device
+    from hyptree.devices import find_device
     from hyptree.vlm.encoders.encoder import load_encoder
 
     chains = read_texts(texts) if texts else None

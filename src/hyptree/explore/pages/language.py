@@ -1,17 +1,13 @@
 """The page of a language model's tokens: how far from the origin they lie, against frequency and depth in WordNet.
 
 One HTML file that needs nothing else, and the numbers beside it as JSON. :func:`language_sections` gives its parts, for
-pages that show more. Also without the command line's dependencies:
-
-python -m hyptree.explore.pages.language runs/helm_wiki --twin runs/llama_wiki
+pages that show more.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -20,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from hyptree import __version__
-from hyptree.errors import UserError, exit_code, one_line_parser
-from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks, read_metrics
+from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
 from hyptree.explore.pages.curvatures import curvature_section
 from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import full_disk_is_one_line, write_atomic, write_text
 
-__all__ = ["language_sections", "report", "scatter"]
+__all__ = ["language_sections", "scatter", "write_token_page"]
 
 Numbers = Mapping[str, Any]
 
+VALIDATION = ("perplexity", "bits_per_byte")
+"""Numbers of the last validation that the page shows."""
 MAX_DOTS = 1500
 NUM_WORDS = 18
-_VALIDATION = ("perplexity", "bits_per_byte")
 _STYLE = """
 .dot { fill: var(--series0); opacity: .28; } .twin .dot { fill: var(--series1); }
 .middle { fill: none; stroke: var(--ink); stroke-width: 2; }
@@ -45,47 +41,23 @@ tbody tr:not(.rival) td { border-top: 0; }
 """
 
 
-def report(
-    run: Path | str,
-    twin: Path | str | None = None,
-    *,
-    out: Path | str | None = None,
-    wordnet: Path | str | None = None,
-    num_blocks: int | None = None,
-    device: str = "cpu",
-) -> Path:
-    """Writes the page of a run's tokens, and gives its path.
+def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
+    """Writes the page of a model's tokens, or of a model and its twin, and the numbers as JSON beside it.
 
     Args:
-        run: folder that ``hyptree train`` wrote, of the task ``language``; its text must still be there.
-        twin: another run to put beside it, e.g. of the Euclidean twin.
-        out: by default ``tokens.html`` in the run; the numbers go beside it, to the same name with ``.json``.
-        wordnet: folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz); by default ``wordnet`` in
-            HYPTREE_DATA or in ``../shared/data`` where there is one. Without, depths are left out.
-        num_blocks: blocks of validation text that go through the models.
-        device: cpu, cuda, ...
+        path: HTML file.
+        models: of each, what :func:`hyptree.evaluate.text.token_radii.measure_tokens` gives, its ``curvatures`` over
+            training and its last ``val`` numbers.
 
     Raises:
-        UserError: not a run of a language model, text that is gone, a disk that is full.
+        UserError: a disk that is full.
     """
-    from hyptree.evaluate.text.token_radii import NUM_BLOCKS, curvatures, measure_run
-    from hyptree.train.run.folder import RunFolder
-
-    wordnet = _find_wordnet(wordnet)
-    path = Path(out) if out is not None else Path(run) / "tokens.html"
-    found = []
-    for source in [run] if twin is None else [run, twin]:
-        numbers = measure_run(source, wordnet=wordnet, num_blocks=num_blocks or NUM_BLOCKS, device=device)
-        metrics = read_metrics(RunFolder(source).metrics)
-        numbers["curvatures"] = curvatures(metrics)
-        numbers["val"] = _last_validation(metrics)
-        found.append(numbers)
     with full_disk_is_one_line(path.parent, "write the page again"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path.with_suffix(".json"), json.dumps(found, allow_nan=False) + "\n")
+        write_text(path.with_suffix(".json"), json.dumps(models, allow_nan=False) + "\n")
         css = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8") + _STYLE
-        title, lead, footer = _title(found), _lead(found), f"hyptree {__version__}. Numbers: {path.stem}.json."
-        sections = language_sections(*found)
+        title, lead, footer = _title(models), _lead(models), f"hyptree {__version__}. Numbers: {path.stem}.json."
+        sections = language_sections(*models)
         write_atomic(path, lambda temporary: _write(temporary, title, lead, sections, css, footer))
     return path
 
@@ -98,7 +70,7 @@ def language_sections(*models: Numbers) -> list[Section]:
     """The parts of the page from the numbers of one model, or of a model and its twin.
 
     Args:
-        models: what :func:`hyptree.evaluate.text.token_radii.measure_run` gives, and ``curvatures`` with it.
+        models: as for :func:`write_token_page`.
     """
     sections = [
         Section("", _cards(models[0])),
@@ -110,20 +82,6 @@ def language_sections(*models: Numbers) -> list[Section]:
     if models[0].get("curvatures"):
         sections.append(Section("Curvature of experts over training", curvature_section(models[0]["curvatures"])))
     return sections
-
-
-def _find_wordnet(given: Path | str | None) -> Path | None:
-    if given is not None:
-        if not Path(given).is_dir():
-            raise UserError(f"no WordNet at {given}: no such folder; leave it out to do without depths")
-        return Path(given)
-    place = Path(os.environ.get("HYPTREE_DATA", "../shared/data")) / "wordnet"
-    return place if place.is_dir() else None
-
-
-def _last_validation(metrics: Sequence[Numbers]) -> dict[str, float]:
-    rows = [row for row in metrics if row.get("split") == "val"]
-    return {name: rows[-1][name] for name in _VALIDATION if rows and name in rows[-1]}
 
 
 # --------------------------------------------------------------------------------------------------------------- texts
@@ -145,7 +103,7 @@ def _lead(models: Sequence[Numbers]) -> str:
 def _models(models: Sequence[Numbers]) -> str:
     head = ["", "space", "validation perplexity", "bits per byte"]
     lines = [
-        [numbers["model"], numbers["space"], *(_said(numbers.get("val", {}).get(name)) for name in _VALIDATION)]
+        [numbers["model"], numbers["space"], *(_said(numbers.get("val", {}).get(name)) for name in VALIDATION)]
         for numbers in models
     ]
     return f'<div class="card">{table(head, lines)}</div>'
@@ -315,28 +273,3 @@ def _medians(x: np.ndarray, y: np.ndarray, bins: int | None) -> tuple[list[float
     else:
         groups = [group for group in np.array_split(np.argsort(x, kind="stable"), bins) if len(group)]
     return [float(np.median(x[g])) for g in groups], [float(np.median(y[g])) for g in groups]
-
-
-# ----------------------------------------------------------------------------------------------------- without the CLI
-
-
-def _run(argv: Sequence[str]) -> int:
-    parser = one_line_parser("python -m hyptree.explore.pages.language", "Write the page of a language model's tokens.")
-    parser.add_argument("run", help="folder of a run of the task language")
-    parser.add_argument("--twin", help="another run to put beside it")
-    parser.add_argument("--out", help="HTML file; by default tokens.html in the run")
-    parser.add_argument("--wordnet", help="folder of WordNet's tables")
-    parser.add_argument("--num-blocks", type=int, help="blocks of validation text for the points in the stream")
-    parser.add_argument("--device", default="cpu")
-    given = vars(parser.parse_args(list(argv)))
-    print(report(given.pop("run"), **given))
-    return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; a mistake of the user is one line and exit code 2."""
-    return exit_code(lambda: _run(sys.argv[1:] if argv is None else argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import default_size, fit, model_input, read_picture
+from hyptree.data.pictures.single import fit, model_input, read_picture
 from hyptree.errors import UserError
 from hyptree.explore.draw.scenes import Answer, Scene, class_path
 from hyptree.explore.pages import himapper_page
@@ -19,9 +19,9 @@ from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
-    from hyptree.train.run.recipe import Recipe
+    from hyptree.data.settings import DataSettings
 
-__all__ = ["Subject", "classify_all", "from_name", "from_run", "page_of_pictures", "page_of_run"]
+__all__ = ["Subject", "classify_all", "page_of_pictures", "page_of_run"]
 
 BATCH = 256
 SHOWN_PIXELS = 256
@@ -39,7 +39,10 @@ class Subject:
     std: Sequence[float] | None = None
     classes: Sequence[str] = ()
     tree: Tree | None = None
-    recipe: Recipe | None = None
+    task: str | None = None
+    """Task of the run it comes from; None for fresh weights."""
+    data: DataSettings | None = None
+    """Where that run's pictures are."""
 
     def input(self, pictures: Sequence[np.ndarray]) -> Any:
         return model_input(self.model, pictures, self.mean, self.std)
@@ -52,51 +55,19 @@ class Subject:
     @property
     def has_classes(self) -> bool:
         """Whether its answer is a class of the whole picture, unlike that of a run with a dense head."""
-        return self.recipe is None or self.recipe.task == "classify"
+        return self.task in (None, "classify")
 
     def require_clusters(self) -> None:
         if not can_cluster(self.model) and not self.has_queries:
-            if self.recipe is not None and not self.has_classes:
+            if not self.has_classes:
                 raise UserError(
-                    f"a run of the task {self.recipe.task} cannot be explained: its head shows no clusters; give a run "
+                    f"a run of the task {self.task} cannot be explained: its head shows no clusters; give a run "
                     "of the task classify; hyptree eval gives the numbers of this one"
                 )
             raise UserError(
                 f"{self.name} cannot be explained: it does not cluster; give a run of an HCFormer or a Hi-Mapper, or a "
                 "name, e.g. hcformer_nano"
             )
-
-
-def from_run(run: Path | str) -> Subject:
-    """The best model of a run that ``hyptree train`` wrote."""
-    from hyptree.train import load_model
-    from hyptree.train.run.folder import RunFolder
-
-    model, recipe = load_model(run)
-    about = RunFolder(run).dataset()
-    tree = about.get("tree")
-    return Subject(
-        model=model,
-        name=f"Hi-Mapper on {recipe.model.name}" if himapper_page.find_himapper(model) else recipe.model.name,
-        size=recipe.data.size,
-        mean=recipe.data.mean,
-        std=recipe.data.std,
-        classes=tuple(about.get("classes") or ()),
-        tree=None if tree is None else Tree(np.asarray(tree["parent"]), label=tree["label"]),
-        recipe=recipe,
-    )
-
-
-def from_name(name: str, size: int | None = None) -> Subject:
-    """A model of this name with fresh weights."""
-    import torch
-
-    from hyptree.train.model import create_model
-    from hyptree.train.run.recipe import ModelSettings
-
-    torch.manual_seed(0)  # fresh weights, but the same ones each time
-    model = create_model(ModelSettings(name=name)).eval()
-    return Subject(model, name, size or default_size(model))
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -165,7 +136,7 @@ def page_of_pictures(subject: Subject, images: Sequence[Any], out: Path | str) -
         Scene(picture, name, own, None if p is None else make_answer(subject, p[k]))
         for k, (picture, name, own) in enumerate(zip(pictures, names, _clusters(subject, pictures), strict=True))
     ]
-    fresh = "" if subject.recipe is not None else " Its weights are fresh: nothing was learned yet."
+    fresh = "" if subject.task is not None else " Its weights are fresh: nothing was learned yet."
     did = "read" if subject.has_queries else "clustered"
     lead = f"How {subject.name} {did} {len(scenes)} picture{'s' if len(scenes) > 1 else ''}.{fresh}"
     record = PageRecord("What the model sees", lead, scenes, footer="Written by hyptree explain.")
@@ -194,6 +165,7 @@ def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
 
 
 def page_of_run(
+    subject: Subject,
     run: Path | str,
     out: Path | str,
     *,
@@ -202,21 +174,20 @@ def page_of_run(
     num_pictures: int = 8,
     num_measured: int = 32,
     footer: str = "Written by hyptree explain.",
-    subject: Subject | None = None,
 ) -> tuple[Path, dict[str, float]]:
     """The page of a run on the validation pictures of its own data, and the numbers at its top.
 
     Args:
+        subject: the run's model.
         num_pictures: pictures of the explorer.
         num_measured: pictures whose clusters are measured against masks, where the data has masks.
     """
     from hyptree.data.build import build_dataset
-    from hyptree.train.run.folder import RunFolder
+    from hyptree.runs import RunFolder
 
-    subject = subject or from_run(run)
     subject.require_clusters()
-    assert subject.recipe is not None
-    dataset = build_dataset(subject.recipe.data, "val")
+    assert subject.data is not None
+    dataset = build_dataset(subject.data, "val")
     pictures, labels = _whole_set(dataset, subject.size)
     numbers: dict[str, float] = {}
     answers = None

@@ -157,7 +157,7 @@ def score(tree: Tree, points: Tensor, manifold: Manifold, name: str) -> Scores:
     """Distortion and neighbour precision of points for the tree."""
     import torch
 
-    from hyptree.evaluate.hierarchy import reconstruction
+    from hyptree.evaluate import reconstruction
 
     child = np.flatnonzero(tree.parent >= 0)
     both = np.concatenate([np.stack([child, tree.parent[child]], 1), np.stack([tree.parent[child], child], 1)])

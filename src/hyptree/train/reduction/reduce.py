@@ -1,8 +1,7 @@
 """What a vision transformer loses and gains with fewer tokens: accuracy, images per second, FLOPs, tokens per layer.
 
 ``reduce(settings)`` measures one model under several methods and keep rates, off the shelf, and writes a table, a plot
-and a page. What is measured is kept: the same call goes on after any stop. ``python -m hyptree.train.reduction.reduce``
-does what ``hyptree reduce`` does where only torch, timm and accelerate are installed, with the same flags.
+and a page. What is measured is kept: the same call goes on after any stop.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import itertools
 import json
 import math
 import sys
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 import torch
 
-from hyptree.errors import UserError, as_user_error, exit_code, one_line_parser
+from hyptree.errors import UserError
 from hyptree.evaluate.tokens.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
 from hyptree.train.reduction.subject import ReducedModel, load_subject
 from hyptree.train.run.settings import ReduceSettings
@@ -158,44 +155,3 @@ def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda row: bar.update(task, completed=next(done), description=said(row))
-
-
-# ----------------------------------------------------------------------------------------------------- without the CLI
-
-
-def _main(argv: Sequence[str] | None = None) -> int:
-    """The flags of ``ReduceSettings`` by argparse, because tyro may not be there."""
-    parser = one_line_parser("python -m hyptree.train.reduction.reduce", reduce.__doc__)
-    parser.add_argument("model", metavar="MODEL")
-    for name, kind in typing.get_type_hints(ReduceSettings).items():
-        flag, inner = f"--{name.replace('_', '-')}", typing.get_args(kind)
-        if name == "model":
-            continue
-        if kind is bool:
-            parser.add_argument(flag, action="store_true")
-        elif typing.get_origin(kind) is tuple:
-            item = inner[0]
-            parser.add_argument(
-                flag, nargs="+", type=item if item in (int, float, Path) else str, choices=typing.get_args(item) or None
-            )
-        elif typing.get_origin(kind) is typing.Literal:
-            parser.add_argument(flag, choices=inner)
-        else:
-            parser.add_argument(flag, type=inner[0] if inner else kind)
-
-    def command() -> int:
-        given: dict[str, typing.Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(parser.parse_args(argv)).items()
-            if value is not None and value is not False
-        }
-        with as_user_error():
-            settings = ReduceSettings(**given)
-        reduce(settings)
-        return 0
-
-    return exit_code(command)
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())

@@ -158,14 +158,14 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
 
 
 def _from_run(settings: ReduceSettings, processes: Processes) -> ReducedModel:
-    from hyptree.train.run.folder import RunFolder, best_weights
+    from hyptree.runs import RunFolder, best_weights
     from hyptree.train.run.state import fill_tensors
 
     if settings.pretrained or settings.weights is not None or settings.size is not None:
         raise UserError("a run brings its weights and its size: leave out --pretrained, --weights and --size")
     run = Path(settings.model)
     folder = RunFolder(run)
-    recipe = folder.recipe()
+    recipe = folder.recipe(Recipe)
     if recipe.task != "classify":
         raise UserError(f"{run} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
     recipe.tokens.keep = 1.0  # whatever it was trained with, here the plain model is reduced

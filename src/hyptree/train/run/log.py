@@ -9,7 +9,7 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
-from hyptree.train.run.folder import RunFolder
+from hyptree.runs import RunFolder
 
 
 class Reporter:

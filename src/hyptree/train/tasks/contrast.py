@@ -137,7 +137,7 @@ class Contrast(Task):
 
     def describe(self, dataset: Any) -> dict[str, Any]:
         """The tokenizer, whole, and its size."""
-        from hyptree.train.language import pack_tokenizer
+        from hyptree.data.text import pack_tokenizer
 
         return {"tokenizer": pack_tokenizer(self.tokenizer), "vocab_size": len(self.tokenizer)}
 

@@ -92,7 +92,7 @@ class Detect(Task):
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        from hyptree.models.detection import resize_detections
+        from hyptree.data.pictures.single import resize_detections
 
         scorer = CocoScorer(self._classes, self._category_ids, image_ids=self._image_ids, has_masks=self._has_masks)
         for batch in batches:

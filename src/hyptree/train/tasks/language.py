@@ -42,8 +42,8 @@ class Language(Task):
 
     def describe(self, dataset: Any) -> dict[str, Any]:
         """The size of the vocabulary and the tokenizer, whole: a run can be used where neither text nor cache is."""
+        from hyptree.data.text import pack_tokenizer
         from hyptree.data.text.tokenizer import vocabulary_size
-        from hyptree.train.language import pack_tokenizer
 
         tokenizer = dataset.tokenizer
         return {

@@ -16,8 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hyptree.data.text import unpack_tokenizer
 from hyptree.errors import UserError, require, suggest
 from hyptree.geometry import Lorentz
+from hyptree.runs import BEST, RunFolder, best_weights
 from hyptree.vlm.clip.world_text import CONTEXT, SPECIAL
 from hyptree.vlm.encoders.encoder import Encoder, seeded
 from hyptree.vlm.encoders.pixels import PixelFormat
@@ -25,6 +27,8 @@ from hyptree.vlm.encoders.transformers import HfEncoder, features_of
 
 MAX_SCALE = 100.0
 """Largest factor of the similarities, as in CLIP."""
+_SHAPE = ("geometry", "curvature")
+"""Keys of ``model.head`` of a recipe that the model is built with; the others are about its training."""
 
 
 @dataclass(frozen=True)
@@ -186,26 +190,30 @@ def as_encoder(model: WorldClip, tokenizer: Any, pixels: PixelFormat, name: str 
 
 def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
     """The encoder with the best weights of a run of the task contrast, or one of its shape with random weights."""
-    from hyptree.train.evaluate import load_model
-    from hyptree.train.language import unpack_tokenizer
-    from hyptree.train.run.folder import BEST, RunFolder
-    from hyptree.train.tasks import build_task
-
     folder = RunFolder(run)
-    task = folder.recipe().task
-    if task != "contrast":
+    recipe, about = folder.settings(), folder.dataset()
+    if recipe.get("task") != "contrast":
+        task = recipe.get("task")
         raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
-    if random_init:
-        recipe = folder.recipe()
+    try:
+        model, data, head = recipe["model"], recipe["data"], recipe["model"]["head"]
+        shape = preset(model["name"], **{"size": data["size"]} | model["args"])
+        pixels = PixelFormat(data["size"], data["mean"], data["std"])
         with seeded(seed):
-            model = build_task(recipe).build_model(folder.dataset()).eval()
-    else:
-        model, recipe = load_model(run)
-    assert isinstance(model, WorldClip)
-    if not random_init and not (folder.checkpoints / BEST).is_dir():
-        print(f"{run} was not evaluated yet: its newest weights are used, and it may not be finished", file=sys.stderr)
-    pixels = PixelFormat(recipe.data.size, recipe.data.mean, recipe.data.std)
-    return as_encoder(model, unpack_tokenizer(folder.dataset()["tokenizer"]), pixels, f"hf:{run}")
+            clip = WorldClip(build_clip(shape, about["vocab_size"]), **{k: head[k] for k in _SHAPE if k in head})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder.path / 'recipe.yaml'} is not a recipe of contrast: {error}") from error
+    if not random_init:
+        if not (folder.checkpoints / BEST).is_dir():
+            says = "was not evaluated yet: its newest weights are used, and it may not be finished"
+            print(f"{run} {says}", file=sys.stderr)
+        try:
+            clip.load_state_dict(best_weights(run))
+        except RuntimeError as error:
+            raise UserError(
+                f"the weights of {run} are not those of its recipe: {' '.join(str(error).split())}"
+            ) from error
+    return as_encoder(clip, unpack_tokenizer(about["tokenizer"]), pixels, f"hf:{run}")
 
 
 def export_run(run: Path, out: Path | None = None) -> Path:

@@ -99,7 +99,7 @@ class OpenVocabDetector(nn.Module):
         """What the detector finds, in the pixels of each picture; the same thing under two labels is kept once."""
         from torchvision.ops import nms
 
-        from hyptree.models.detection import resize_detections
+        from hyptree.data.pictures.single import resize_detections
 
         device = next(self.clip.parameters()).device
         inputs = [self.transform(Sample(picture, "")).image.to(device) for picture in pictures]

@@ -22,15 +22,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from hyptree.config import load, to_yaml
+from hyptree.config import load, read_yaml, to_yaml
 from hyptree.errors import UserError
 from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync_folder, write_text
-from hyptree.train.run.recipe import Recipe
 
+R = TypeVar("R")
 MANIFEST = "manifest.json"
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 LAST, PREVIOUS, BEST, DAMAGED = "last", "previous", "best", "damaged"
@@ -59,10 +59,15 @@ class RunFolder:
         """Whether a run was started here."""
         return (self.path / "recipe.yaml").is_file()
 
-    def recipe(self) -> Recipe:
-        """The recipe that the run was started with."""
+    def recipe(self, kind: type[R]) -> R:
+        """The recipe that the run was started with, as a dataclass of this kind."""
         self.require_run()
-        return load(Recipe, self.path / "recipe.yaml")
+        return load(kind, self.path / "recipe.yaml")
+
+    def settings(self) -> dict[str, Any]:
+        """The same as plain values, for those who read only a part of it."""
+        self.require_run()
+        return read_yaml(self.path / "recipe.yaml")
 
     def dataset(self) -> dict[str, Any]:
         """What the task's ``describe`` said about the data."""
@@ -86,7 +91,7 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise UserError(f"{there} cannot be written to; choose another --out than {self.path}")
 
-    def start(self, recipe: Recipe, dataset: dict[str, Any]) -> None:
+    def start(self, recipe: Any, dataset: dict[str, Any]) -> None:
         """Make the folder of a new run; ``recipe.yaml`` comes last, because it says that there is a run."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "dataset.json", json.dumps(dataset, indent=1) + "\n")
