@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from hyptree.cli import main
 from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder
@@ -132,20 +133,19 @@ def test_a_wrong_recipe_is_one_clear_line(tmp_path, cache, overrides, message):
         fit(recipe(cache, "helm-d-pico", *overrides), tmp_path, quiet=True)
 
 
-def test_module_trains_without_the_dependencies_of_the_command_line(tmp_path, cache, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    from hyptree.train.language import main
-
+def test_the_command_trains_goes_on_and_prepares(tmp_path, cache, capsys):
     (tmp_path / "small.yaml").write_text("task: language\n")
-    given = [*SMALL, f"text.cache={cache}", "model.name=twin:helm-d-pico", "schedule.steps=2"]
-    assert main([str(tmp_path / "small.yaml"), *given, "--out", str(tmp_path / "run")]) == 0
+    settings = [*SMALL[1:], f"text.cache={cache}", "model.name=twin:helm-d-pico", "schedule.steps=2"]
+    flags = [word for setting in settings for word in ("--" + setting.split("=")[0], setting.split("=", 1)[1])]
+    assert main(["train", str(tmp_path / "small.yaml"), *flags, "--out", str(tmp_path / "run")]) == 0
     assert "perplexity" in capsys.readouterr().out
-    assert main([str(tmp_path / "run"), "--resume"]) == 0
+    assert main(["train", str(tmp_path / "run"), "--resume"]) == 0
     assert "this run is finished: 2 steps" in capsys.readouterr().out
-    assert main([str(tmp_path / "run"), "--prepare"]) == 0
+    assert main(["train", str(tmp_path / "run"), "--prepare"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("train: 27 documents") and second.startswith("val: 3 documents")
-    assert main([str(tmp_path / "small.yaml"), "optim.lrr=1", "--out", str(tmp_path / "other")]) == 2
+    wrong = ["--optim.lrr", "1", "--out", str(tmp_path / "other")]
+    assert main(["train", str(tmp_path / "small.yaml"), *wrong]) == 2
     assert "did you mean 'optim.lr'?" in capsys.readouterr().err
 
 

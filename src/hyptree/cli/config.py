@@ -59,8 +59,8 @@ def parse(
             text = _without_none(stdout.read())
             print(_with_yaml_values(text) if has_yaml_values else text, end="")
             return None
-        # A failed check of the dataclass is reported under the class's name, which means nothing to the user.
-        message = _one_line(stderr.getvalue()).removeprefix(f"error parsing {cls.__name__}: ")
+        # A failed check of a dataclass is reported under the class's name, which means nothing to the user.
+        message = re.sub(r"^error parsing \w+: ", "", _one_line(stderr.getvalue()), flags=re.IGNORECASE)
         raise UserError(f"{message} (see {prog} --help)") from None
     except UserError:
         raise

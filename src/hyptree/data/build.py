@@ -15,13 +15,13 @@ from hyptree.errors import UserError, suggest
 
 # Imported when asked for: COCO needs an extra, and most runs need one of these only.
 _READERS = {
-    "folder": "folders:FolderPictures",
-    "arrays": "arrays:ArrayPictures",
-    "tiny-imagenet": "tiny_imagenet:TinyImageNet",
-    "camvid": "segmentation:CamVid",
-    "pets": "segmentation:Pets",
-    "ade20k": "segmentation:ADE20K",
-    "coco": "coco:Coco",
+    "folder": "hyptree.data.pictures.folders:FolderPictures",
+    "arrays": "hyptree.data.pictures.arrays:ArrayPictures",
+    "tiny-imagenet": "hyptree.data.pictures.tiny_imagenet:TinyImageNet",
+    "camvid": "hyptree.data.pictures.segmentation:CamVid",
+    "pets": "hyptree.data.pictures.segmentation:Pets",
+    "ade20k": "hyptree.data.pictures.segmentation:ADE20K",
+    "coco": "hyptree.data.pictures.coco:Coco",
 }
 
 
@@ -38,7 +38,7 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
     else:
         assert settings.root is not None, "DataSettings asks for it"
         module, name = _READERS[settings.name].split(":")
-        reader = cast(Callable[[Path, str], Pictures], getattr(import_module(f"hyptree.data.{module}"), name))
+        reader = cast(Callable[[Path, str], Pictures], getattr(import_module(module), name))
         pictures = reader(settings.root.expanduser(), split)
         pictures.limit(limit, settings.seed)
         pictures.origin = _origin(settings, split, limit)
