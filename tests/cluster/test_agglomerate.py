@@ -17,9 +17,8 @@ from hyptree.cluster.agglomerate import choose_backend
 from hyptree.errors import UserError
 from hyptree.ops.agglomerate import reference
 from hyptree.ops.agglomerate.reference import LINKAGES
-
-from . import naive
-from .make import distances, features
+from tests.cluster import naive
+from tests.cluster.make import distances, features
 
 KEEPS = (0.9, 0.7, 0.5, 0.25)
 OWN = ("average", "complete", "single")

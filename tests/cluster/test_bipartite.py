@@ -16,8 +16,7 @@ from hyptree.cluster.labels import best_member, number_by_first_member
 from hyptree.cluster.select import top_k
 from hyptree.ops.cosine.reference import unit_features
 from hyptree.tokens.merge import merge_weighted, unmerge
-
-from . import loops
+from tests.cluster import loops
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 1), (7, 5), (20, 10), (21, 11), (30, 8), (31, 2), (24, 24)])

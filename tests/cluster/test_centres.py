@@ -11,8 +11,7 @@ from torch import Tensor
 from hyptree.cluster.centres import kmeans, kmedoids
 from hyptree.cluster.distance import cosine_distance
 from hyptree.ops.cosine.reference import unit_features
-
-from . import loops
+from tests.cluster import loops
 
 
 def blobs(batch: int, n: int, dim: int) -> Tensor:

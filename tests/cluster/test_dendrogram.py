@@ -10,8 +10,7 @@ from scipy.cluster.hierarchy import cophenet, is_monotonic, is_valid_linkage, li
 from hyptree.cluster import Dendrogram, agglomerate, dendrogram
 from hyptree.ops.agglomerate.reference import LINKAGES
 from hyptree.tree import Tree
-
-from .make import TIES, distances, tied
+from tests.cluster.make import TIES, distances, tied
 
 
 @pytest.mark.parametrize("backend", ["torch", "scipy", "fastcluster"])

@@ -8,8 +8,7 @@ import torch
 from hyptree.cluster.density import density_peaks
 from hyptree.cluster.distance import cosine_distance, manifold_distance
 from hyptree.geometry import Euclidean
-
-from . import loops
+from tests.cluster import loops
 
 
 @pytest.mark.parametrize(

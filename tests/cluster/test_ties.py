@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hyptree.cluster import agglomerate, dendrogram
 from hyptree.ops.agglomerate import reference
 from hyptree.ops.agglomerate.reference import LINKAGES
-
-from . import naive
-from .make import TIES, tied
+from tests.cluster import naive
+from tests.cluster.make import TIES, tied
 
 
 @st.composite

@@ -19,8 +19,7 @@ from hyptree.data.pictures.transforms import eval_transform, train_transform
 from hyptree.data.seeding import mix_bits, seeded, uniforms
 from hyptree.data.settings import AugmentSettings, DataSettings
 from hyptree.errors import UserError
-
-from .make import InArrays, InMemory, stack, untouched_generators
+from tests.data.make import InArrays, InMemory, stack, untouched_generators
 
 CHANCE = AugmentSettings(crop_scale=(0.3, 1.0), colour_jitter=0.4, erasing=0.5)
 SIMPLE = AugmentSettings(translate=2, erasing=0.5)

@@ -17,8 +17,7 @@ from hyptree.explore.explanation import block_tree, choose_block, choose_head, n
 from hyptree.geometry import Lorentz
 from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
-
-from .fake import MEAN, STD, tiny
+from tests.explore.fake import MEAN, STD, tiny
 
 
 def random_picture(seed: int, height: int = 32, width: int = 32) -> np.ndarray:

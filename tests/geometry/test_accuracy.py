@@ -36,8 +36,7 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
-
-from . import oracle
+from tests.geometry import oracle
 
 CURVATURES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 DIMS = (2, 5, 16)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from hyptree.geometry import lorentz, poincare
-
-from .test_contract import SMOOTH, gradients, make_args
+from tests.geometry.test_contract import SMOOTH, gradients, make_args
 
 pytestmark = pytest.mark.gpu
 

@@ -29,9 +29,8 @@ from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import curved_floor, curved_threshold, matched_curvature
 from hyptree.tables import to_csv
-
-from .test_engine import dense_batches, run, trained
-from .test_sweep import TINY, Killed, at_step, kill
+from tests.lab.sweeps.test_sweep import TINY, Killed, at_step, kill
+from tests.lab.test_engine import dense_batches, run, trained
 
 CURVATURES = (0.0, 0.1, 1.0, 4.0)
 GRID = Grid(

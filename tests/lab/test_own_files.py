@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from hyptree.cli import main
 from hyptree.tables import to_csv
-
-from .test_plot import RUNS
+from tests.lab.figures.test_figures import RUNS
 
 LOSSES = "model,family,dataset,m,loss\n" + "".join(f"A{m},A,x,{m},{300 * m**-0.9 + 2!r}\n" for m in (64, 128, 256, 512))
 

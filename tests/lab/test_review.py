@@ -19,9 +19,8 @@ from hyptree.lab.heads.overlap import overlap
 from hyptree.lab.sample import Sampler
 from hyptree.lab.shared_exponent import fit_shared
 from hyptree.lab.theory import finite_exponent
-
-from .test_fits import WIDTHS, llm_points, rows
-from .test_gguf import write
+from tests.lab.heads.test_gguf import write
+from tests.lab.test_fits import WIDTHS, llm_points, rows
 
 
 def test_values_depend_on_step_stream_and_data_seed(seed: int) -> None:

@@ -13,8 +13,7 @@ from transformers import DynamicCache, StaticCache, Trainer, TrainingArguments
 from hyptree.lm import BalanceCallback, HelmForCausalLM
 from hyptree.lm.ambient import AmbientLinear, kept_in_graphs, lift
 from hyptree.lm.experts.routing import gates_of
-
-from .make import VOCAB, small, tokens
+from tests.lm.make import VOCAB, small, tokens
 
 CASES: dict[str, dict[str, Any]] = {
     "dense": {"variant": "dense"},

@@ -16,8 +16,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.parameter import manifold_of
 from hyptree.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
-
-from .make import DENSE, SHAPES, VOCAB, small, tokens
+from tests.lm.make import DENSE, SHAPES, VOCAB, small, tokens
 
 VARIANTS = list(SHAPES)
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from hyptree import nn as rn
 from hyptree.geometry import Lorentz, Poincare, lorentz, poincare
-
-from . import naive
+from tests.nn import naive
 
 CURVATURES = [0.1, 1.0, 10.0]
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}

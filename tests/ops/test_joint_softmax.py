@@ -14,8 +14,7 @@ pytest.importorskip("triton")
 
 from hyptree.ops.pairwise_lorentz import joint_kernel, softmax_kernel
 from hyptree.ops.pairwise_lorentz.rows import LORENTZ_TANGENT
-
-from .test_pairwise import C, assert_softmax, charts, draw, rooms
+from tests.ops.test_pairwise import C, assert_softmax, charts, draw, rooms
 
 
 @pytest.fixture

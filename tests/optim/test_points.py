@@ -20,8 +20,7 @@ from hyptree.geometry import (
     poincare,
 )
 from hyptree.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD, param_groups, rows
-
-from .reference import LorentzPoint, PoincarePoint, adam_loop, sgd_loop
+from tests.optim.reference import LorentzPoint, PoincarePoint, adam_loop, sgd_loop
 
 SPACES = [(Lorentz, LorentzPoint), (Poincare, PoincarePoint)]
 KINDS = [RiemannianSGD, RiemannianAdam]

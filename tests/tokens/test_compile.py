@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from hyptree import tokens
-
-from .small_models import LAYERS, NUM_PATCHES, images, small_model
+from tests.tokens.small_models import LAYERS, NUM_PATCHES, images, small_model
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from hyptree import tokens
 from hyptree.cluster import cosine_distance
 from hyptree.tokens import UnsupportedModel
-
-from .small_models import LAYERS, NUM_PATCHES, images, small_model
+from tests.tokens.small_models import LAYERS, NUM_PATCHES, images, small_model
 
 SIDE = 6
 

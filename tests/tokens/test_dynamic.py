@@ -15,8 +15,7 @@ from hyptree import tokens
 from hyptree.cluster import cosine_distance
 from hyptree.tokens.methods import Site, merge_below
 from hyptree.tokens.schedule import Threshold
-
-from .small_models import LAYERS, NUM_PATCHES, images, small_model
+from tests.tokens.small_models import LAYERS, NUM_PATCHES, images, small_model
 
 # Every kind of pooling with the default attention; attention without sizes is the same code for all of them.
 KINDS: list[tuple[str, bool | str]] = [

@@ -10,8 +10,7 @@ import torch
 
 from hyptree import tokens
 from hyptree.errors import UserError
-
-from .small_models import LAYERS, images, small_model
+from tests.tokens.small_models import LAYERS, images, small_model
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,7 @@ from hyptree import tokens
 from hyptree.cluster import agglomerate, cosine_distance, density_peaks, kmeans, kmedoids
 from hyptree.errors import UserError
 from hyptree.geometry import Euclidean, Lorentz
-
-from .small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
+from tests.tokens.small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
 
 
 # ---------------------------------------------------------------------- switches

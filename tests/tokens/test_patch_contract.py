@@ -10,9 +10,8 @@ from torch import Tensor
 
 from hyptree import tokens
 from hyptree.tokens import METHODS
-
-from .definition import reduced_forward
-from .small_models import KINDS, LAYERS, NUM_PATCHES, images, small_model
+from tests.tokens.definition import reduced_forward
+from tests.tokens.small_models import KINDS, LAYERS, NUM_PATCHES, images, small_model
 
 CLUSTERINGS = ("atc", "tome", "kmeans", "kmedoids", "dpcknn")
 NUM_PREFIX = {"distilled": 2, "registers": 5, "registers_avg": 4, "avg": 0, "attention_pool": 0}

@@ -14,8 +14,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import Lorentz
 from hyptree.tokens import METHODS, UnsupportedModel
 from hyptree.tokens.hooks import BlockHooks
-
-from .small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
+from tests.tokens.small_models import LAYERS, NUM_PATCHES, hooks_of, images, small_model
 
 
 def tiny(name: str, **options: Any) -> nn.Module:

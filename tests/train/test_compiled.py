@@ -17,9 +17,8 @@ from hyptree.train import loop
 from hyptree.train.compiled import Compiled
 from hyptree.train.loop import fit
 from hyptree.train.run.recipe import Recipe
-
-from . import tiny
-from .test_resume import assert_same_run, dying_before_step, tensors
+from tests.train import tiny
+from tests.train.test_resume import assert_same_run, dying_before_step, tensors
 
 GRAPHS = {"mode": "reduce-overhead", "dynamic": False}
 CUDA = torch.device("cuda")

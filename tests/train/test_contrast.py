@@ -20,8 +20,7 @@ from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.contrast import Contrast, ContrastSettings
 from hyptree.vlm.clip.world_text import captions_of, encode_table
 from hyptree.vlm.encoders.encoder import load_encoder
-
-from .test_resume import assert_same_run, dying_before_step
+from tests.train.test_resume import assert_same_run, dying_before_step
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
-
-from . import tiny
+from tests.train import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = ("model.args.dropout=0.0", "model.args.points=true", "schedule.epochs=1.5", "run.save_steps=4")

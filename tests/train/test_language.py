@@ -20,9 +20,8 @@ from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.loop import Trainer, fit
 from hyptree.train.optimizer.build import param_groups, parameter_marks
 from hyptree.train.run.recipe import OptimSettings, Recipe
-
-from . import tiny
-from .test_resume import assert_same_run, dying_before_step, tensors
+from tests.train import tiny
+from tests.train.test_resume import assert_same_run, dying_before_step, tensors
 
 pytest.importorskip("transformers")
 

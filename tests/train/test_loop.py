@@ -20,8 +20,7 @@ from hyptree.runs import RunFolder, damage
 from hyptree.train import load_model
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
-
-from . import tiny
+from tests.train import tiny
 
 
 def weights(run: Path, name: str = "last/model.safetensors") -> dict[str, torch.Tensor]:

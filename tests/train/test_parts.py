@@ -21,8 +21,7 @@ from hyptree.train.optimizer.schedule import Schedule
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
-
-from . import tiny
+from tests.train import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 

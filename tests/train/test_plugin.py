@@ -29,8 +29,7 @@ from hyptree.train.optimizer.build import param_groups
 from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
 from hyptree.train.run.recipe import PluginSettings, Recipe
 from hyptree.train.tasks import build_task
-
-from .test_resume import assert_same_run, dying_before_step
+from tests.train.test_resume import assert_same_run, dying_before_step
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, damage
 from hyptree.train.loop import Trainer, fit
-
-from . import tiny
+from tests.train import tiny
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:

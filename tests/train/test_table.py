@@ -26,8 +26,7 @@ from hyptree.train.compare import (
     to_markdown,
 )
 from hyptree.train.parallel.workers import workers
-
-from . import tiny
+from tests.train import tiny
 
 
 @pytest.fixture

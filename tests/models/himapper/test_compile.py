@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyptree.models import HiMapper
-
-from .toy import ToyBackbone, mapper
+from tests.models.himapper.toy import ToyBackbone, mapper
 
 
 @pytest.fixture(autouse=True)

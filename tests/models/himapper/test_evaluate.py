@@ -13,8 +13,7 @@ from hyptree.models import HiMapper, HiMapperOutput
 from hyptree.models.himapper import Features
 from hyptree.models.himapper.evaluate import can_evaluate
 from hyptree.ops import backend
-
-from .toy import ToyBackbone, mapper
+from tests.models.himapper.toy import ToyBackbone, mapper
 
 pytest.importorskip("triton")
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from hyptree.models import HiMapper
 from hyptree.models.himapper.backbone import Features, map_tokens
-
-from .toy import ToyBackbone
+from tests.models.himapper.toy import ToyBackbone
 
 # name -> size of the picture, grid, options of create_model. The smallest member of each family, cut where it can be.
 QUICK = {

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.models import HiMapper
-
-from .toy import ToyBackbone
+from tests.models.himapper.toy import ToyBackbone
 
 
 def digits(count: int = 64) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import Euclidean, Lorentz
 from hyptree.models import HiMapper, HiMapperOutput
 from hyptree.models.himapper import Features
-
-from .toy import ToyBackbone, mapper
+from tests.models.himapper.toy import ToyBackbone, mapper
 
 STATS = {
     "parent_retrieval",

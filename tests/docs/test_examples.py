@@ -1,0 +1,149 @@
+"""What we tell people to type works: the code blocks of README and docs, the examples, the links and the pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hyptree.tables import spread
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = (
+    *("geometry", "hcformer", "explain", "dense", "data", "training", "tokens", "lab"),
+    *("text", "helm", "language_eval", "himapper", "clip", "hyperclip", "lathadapter", "radial", "openvocab"),
+)
+PAGES = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
+WITH_LINKS = ("README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+MUST_LINK = ("README.md", "docs/geometry.md", "docs/training.md", "docs/CONTRIBUTING.md")
+
+
+def blocks(page: str) -> list[tuple[int, str]]:
+    """Line number and text of every Python block of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+
+CASES = [pytest.param(page, line, code, id=f"{page}:{line}") for page in PAGES for line, code in blocks(page)]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), CASES)
+def test_code_block_runs(page: str, line: int, code: str) -> None:
+    # Blank lines in front make the line numbers of a traceback those of the page.
+    exec(compile("\n" * (line - 1) + code, str(ROOT / page), "exec"), {"__name__": "__main__"})
+
+
+def test_pages_have_blocks_and_name_their_language() -> None:
+    for page in PAGES:
+        assert blocks(page), page
+        fences = re.findall(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        opening = fences[::2]
+        assert len(fences) % 2 == 0 and set(opening) <= {"python", "text"}, f"{page}: a block that no test runs"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip(), "an example shows something"
+
+
+def test_every_guide_is_tested_and_linked_from_the_readme() -> None:
+    guides = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert guides == {*GUIDES, "BENCHMARKS", "RESULTS", "CONTRIBUTING"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(guides) if f"](docs/{name}.md)" not in readme] == []
+
+
+@pytest.mark.parametrize("page", WITH_LINKS)
+def test_no_page_names_a_place_of_one_machine(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(r"(?<![\w.:/])/(?:work|tmp|root|home|opt|mnt|Users|data)/[^\s)`]*", text) == []
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings of a page get."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", WITH_LINKS)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets or page not in MUST_LINK
+    for target in targets:
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page} links to {target}"
+
+
+def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:
+    others = {"world", "demo_page"}  # python -m hyptree.data.world draws the one, the other is the demo in a browser
+    others |= set(runpy.run_path(str(ROOT / "docs" / "lab_figures.py"))["PICTURES"])  # from a sweep on a GPU
+    others |= set(runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["PICTURES"])  # from runs on a GPU
+    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
+    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "img").iterdir()}
+    assert set(figures) <= set(pictures) <= set(figures) | others
+    assert max(pictures.values()) < 300_000
+
+
+def test_tables_of_helm_beside_its_twin_are_those_of_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Validation losses lie on straight lines, so reading one between two steps is exact.
+    for model, slope in (("helm", 0.001), ("llama", 0.002)):
+        for seed in range(3):
+            train = [{"split": "train", "step": step, "loss": 6 - slope * step} for step in range(20, 401, 20)]
+            val = [{"split": "val", "step": step, "loss": 5 + 0.1 * seed - slope * step} for step in (100, 200, 400)]
+            (tmp_path / f"{model}-{seed}").mkdir()
+            lines = "".join(json.dumps(row) + "\n" for row in train + val)
+            (tmp_path / f"{model}-{seed}" / "metrics.jsonl").write_text(lines)
+    runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["main"](tmp_path, tmp_path)
+    shown = capsys.readouterr().out
+    assert (tmp_path / "helm_wiki.png").stat().st_size > 10_000
+
+    def cell(slope: float, step: float) -> str:
+        return spread([math.exp(5 + 0.1 * seed - slope * step) for seed in range(3)], 1)
+
+    helm, llama = cell(0.001, 200), cell(0.002, 200)
+    assert f"| 200 | {helm} | {llama} | 5.840 ± 0.000 | 5.680 ± 0.000 |" in shown  # lines of steps 120 to 200
+    assert f"| best of a run | {cell(0.001, 400)} | {cell(0.002, 400)} |" in shown
+    assert f"| 200 | {helm} | {llama} | {cell(0.002, 214)} | {cell(0.002, 276)} |" in shown
+    assert f"| 400 | {cell(0.001, 400)} | {cell(0.002, 400)} |  |  |" in shown  # the twin has not run that long
+
+
+def test_commands_in_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    from hyptree import cli
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    (hyptree .*)$", text, re.MULTILINE) + re.findall(r"`(hyptree [a-z ]+)`", text)
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command)[1:]
+        verb = words[:2] if words[0] in ("tree", "bench", "vlm", "lab") else words[:1]
+        assert cli.main([*verb, "--help"]) == 0, command
+        help_text = capsys.readouterr().out
+        for flag in (word for word in words if word.startswith("--")):
+            assert flag in help_text, f"{command}: no {flag}"
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= targets and {"demo", "test"} <= set(re.findall(r"make (\w+)", text))
+
+
+def test_accuracy_table_is_what_the_tests_assert() -> None:
+    """Every tolerance of tests/geometry/test_accuracy.py appears in the table of the guide."""
+    text = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
+    table = text[text.index("## Accuracy") : text.index("## Dtypes")]
+    source = (ROOT / "tests" / "geometry" / "test_accuracy.py").read_text(encoding="utf-8")
+    body = source[source.index("TOLERANCE:") : source.index("SAME_RAY_GRADIENT")]
+    figures = set(re.findall(r": (\d+e-\d+)", body))
+    assert figures and figures <= set(re.findall(r"\d+e-\d+", table))

@@ -1,0 +1,106 @@
+"""MICE on kernels beside MICE in plain torch: values, gradients, what is kept, one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyptree.lm.ambient import lift
+from hyptree.lm.experts.mixture import Mice
+from hyptree.ops import backend as backends
+from tests.lm.experts.test_mixture import config, points, stir
+
+pytest.importorskip("triton")
+
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and not backends.interpreted():
+        pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
+    return str(request.param)
+
+
+def make(device: str, **changes: Any) -> Mice:
+    mice = stir(Mice(config(**changes)).to(device))
+    assert isinstance(mice, Mice)
+    with torch.no_grad():  # near the origin t^2 - |s|^2 says something in float32
+        for name, p in mice.named_parameters():
+            p.mul_(1.0 if "curvature" in name else 0.5)
+    mice.gate.balance_bias.copy_(0.1 * torch.randn(mice.gate.num_experts))
+    return mice
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_experts_per_tok": 3, "n_shared_experts": 2, "curvature": 0.6, "route_scale": 2.5},
+        {"n_shared_experts": 0, "num_experts_per_tok": 1, "hidden_size": 16},
+        {"n_shared_experts": 2, "shared_curvature": True, "curvature": 0.5},
+        {"expert_curvature": "const", "curvature": 2.0, "shared_curvature": True},
+        {"expert_curvature": "const", "ffn_bias": False, "hidden_size": 15},
+        {"ffn_bias": False, "shared_curvature": True},
+        {"expert_norm": True},
+    ],
+    ids=str,
+)
+def test_kernels_say_the_same(changes: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mice = make(device, **changes).train()
+    n, c, bias = mice.routed.features, mice.c, mice.routed.bias_in is not None
+    space = points(c, 2, 3, dtype=torch.float32, n=n).to(device)
+    lifted = lift(space, c, bias=bias)
+    grad, results = torch.randn_like(space), []
+    for backend in ("triton", "torch"):
+        monkeypatch.setenv("HYPTREE_BACKEND", backend)
+        assert mice.routed.fits(lifted) == (backend == "triton" and not mice.routed.norm)
+        inputs = [lifted.clone().requires_grad_(), space.clone().requires_grad_(), *mice.parameters()]
+        out, aux = mice(*inputs[:2])
+        assert aux is not None
+        found = torch.autograd.grad((out * grad).sum() + aux, inputs, allow_unused=True)
+        results.append([out.detach(), *found])
+    names = ["out", "lifted", "space", *(name for name, _ in mice.named_parameters())]
+    for name, one, other in zip(names, *results, strict=True):
+        if other is None:
+            assert one is None or one.count_nonzero() == 0, name
+            continue
+        assert one is not None and (one.is_contiguous() or mice.routed.norm), name
+        size = other.abs().max().clamp(min=1.0)
+        torch.testing.assert_close(one / size, other / size, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_only_what_products_wrote_is_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows per choice the first product and the points alone, nothing sorted, nothing lifted."""
+    mice = make(device, n_routed_experts=5, num_experts_per_tok=3).train()
+    space = points(1.0, 2, 4, dtype=torch.float32).to(device)
+    lifted = lift(space).requires_grad_()
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    kept: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        mice(lifted, space)
+    per_choice = sorted(x.numel() // 24 for x in kept.values() if x.is_floating_point() and x.shape[:1] == (24,))
+    assert per_choice == [1, mice.routed.features // 8 * 8 + 8, 2 * mice.routed.inner]  # factor, points, gate and up
+
+
+def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    mice = make(device, shared_curvature=True).eval()
+    space = points(1.0, 1, 4, dtype=torch.float32).to(device)
+    with torch.no_grad():
+        first = mice(lift(space), space)[0]
+        assert torch.equal(mice(lift(space), space)[0], first)
+        mice.routed.bias_in.add_(0.5)  # type: ignore[union-attr]
+        second = mice(lift(space), space)[0]
+        monkeypatch.setenv("HYPTREE_BACKEND", "torch")
+        wanted = mice(lift(space), space)[0]
+    assert (second - first).abs().max() > 1e-3
+    torch.testing.assert_close(second, wanted, **CLOSE)

@@ -1,0 +1,270 @@
+"""Latent attention against its formulas: values, gradients, masks, precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from transformers import DynamicCache
+
+from hyptree.lm.ambient import lift
+from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent.attention import LatentAttention
+from hyptree.lm.latent.scores import Queries, Sizes, key_value_columns, query_columns, visible_keys
+from hyptree.lm.rotary import HelmRotary
+from tests.lm.latent.naive_latent import inner, naive_latent_attention
+
+SMALL: dict[str, Any] = {
+    "variant": "mice",
+    "vocab_size": 64,
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "head_dim": 6,
+    "kv_lora_rank": 9,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "intermediate_size": 22,
+    "moe_intermediate_size": 14,
+    "max_position_embeddings": 128,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "flat": {"curvature": 0.1, "rope_pairing": "half"},
+    "curved": {"curvature": 2.0, "q_lora_rank": 8},
+    "no bias": {"attention_bias": False, "value_scale": 1.0},
+    "wide values": {"v_head_dim": 19, "time_columns": "split"},
+    "odd rotary": {"qk_rope_head_dim": 5, "qk_nope_head_dim": 12, "v_head_dim": 3},
+}
+
+
+def make(dtype: torch.dtype = torch.float64, layer_idx: int = 0, **changes: Any) -> LatentAttention:
+    """A layer in which nothing is zero or one: biases, gains and temperature are drawn too."""
+    layer = LatentAttention(HelmConfig(**{**SMALL, **changes}), layer_idx).to(torch.float64)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "bias" in name:
+                parameter.normal_(0.0, 0.5)
+            elif "gain" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name == "log_tau":
+                parameter.fill_(0.8)
+    return layer.to(dtype)
+
+
+def tables(layer: LatentAttention, positions: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for positions (B, N)."""
+    device = positions.device
+    cos, sin = HelmRotary(layer.config).to(device)(torch.zeros((), dtype=dtype, device=device), positions)
+    return cos, sin
+
+
+def run(
+    layer: LatentAttention, s: Tensor, positions: Tensor | None = None, mask: Any = None, cache: Any = None
+) -> Tensor:
+    """The layer on points s (B, N, n), by default at positions 0..N-1."""
+    if positions is None:
+        positions = torch.arange(s.shape[1]).expand(s.shape[:2])
+    lifted = lift(s, layer.c, bias=layer.config.attention_bias)
+    out: Tensor = layer(lifted, tables(layer, positions, s.dtype), mask, cache)
+    return out
+
+
+def causal(batch: int, length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril().expand(batch, -1, -1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_the_definition_with_gradients(name: str) -> None:
+    layer = make(**VARIANTS[name])
+    s = torch.randn(2, 7, 20, dtype=torch.float64, requires_grad=True)
+    positions = torch.arange(7).expand(2, -1) + torch.tensor([[0], [11]])
+    wanted = naive_latent_attention(layer, s, positions, causal(2, 7)).out
+    given = run(layer, s, positions)
+    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(wanted)
+    leaves = {"s": s, **dict(layer.named_parameters())}
+    expected = torch.autograd.grad((wanted * direction).sum(), list(leaves.values()))
+    gradients = torch.autograd.grad((given * direction).sum(), list(leaves.values()))
+    for leaf, gradient, right in zip(leaves, gradients, expected, strict=True):
+        assert right.abs().max() > 1e-6, f"{leaf} has no gradient to compare"
+        assert (gradient - right).abs().max() <= 1e-12 * (1 + right.abs().max()), leaf
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 2.0])
+def test_equals_the_definition_in_float32(c: float) -> None:
+    layer = make(curvature=c)
+    s = torch.randn(2, 33, 20, dtype=torch.float64)
+    wanted = naive_latent_attention(layer, s, torch.arange(33).expand(2, -1), causal(2, 33)).out
+    given = run(layer.float(), s.float()).double()
+    assert (given - wanted).abs().max() <= 1e-5 * (1 + wanted.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+def test_packed_documents_and_padding_by_masks(kind: str) -> None:
+    layer = make()
+    s = torch.randn(2, 8, 20, dtype=torch.float64)
+    document = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [-1, -1, 0, 0, 0, 0, 0, 0]])  # -1: padding on the left
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0], [0, 0, 0, 1, 2, 3, 4, 5]])
+    allowed = causal(2, 8) & (document[:, :, None] == document[:, None]) & (document >= 0)[:, None]
+    mask = allowed[:, None]
+    if kind == "added":
+        mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    given = run(layer, s, positions, mask)
+    wanted = naive_latent_attention(layer, s, positions, allowed).out
+    real = document >= 0
+    assert torch.isfinite(given).all(), "rows that see nothing"
+    assert torch.allclose(given[real], wanted[real], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 2.0])
+def test_all_points_lie_on_the_sheet(c: float) -> None:
+    layer = make(curvature=c)
+    s = torch.randn(2, 6, 20, dtype=torch.float64)
+    traced = naive_latent_attention(layer, s, torch.arange(6).expand(2, -1), causal(2, 6))
+    for name, point in traced.points.items():
+        off = (inner(point, point) + 1 / c).abs()
+        assert (off <= 1e-12 * (1 + point[..., 0] ** 2)).all(), name
+    # What the output projection is given: the same centroids, space first and the time behind.
+    seen: list[Tensor] = []
+    handle = layer.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    run(layer, s)
+    handle.remove()
+    heads = seen[0].unflatten(-1, (3, -1))
+    point = torch.cat([heads[..., 7:8], heads[..., :7]], -1)
+    assert torch.allclose(point, traced.points["centroid"], rtol=1e-12, atol=1e-12)
+    assert (heads[..., 8:] == 0).all()
+
+
+def test_later_tokens_change_nothing_before_them() -> None:
+    layer = make(torch.float32)
+    s = torch.randn(2, 12, 20)
+    changed = s.clone()
+    changed[:, 5:] = torch.randn(2, 7, 20) * 3
+    first, second = run(layer, s), run(layer, changed)
+    assert torch.equal(first[:, :5], second[:, :5])
+    assert not torch.allclose(first[:, 5:], second[:, 5:])
+
+
+def test_only_differences_of_positions_matter() -> None:
+    layer = make()
+    s = torch.randn(1, 9, 20, dtype=torch.float64)
+    at_zero = run(layer, s)
+    far = run(layer, s, torch.arange(9)[None] + 1000)
+    stretched = run(layer, s, torch.arange(9)[None] * 3)
+    assert torch.allclose(at_zero, far, rtol=1e-9, atol=1e-9)
+    assert (at_zero - stretched).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("columns", ["single", "split"])
+def test_bfloat16_stays_close_to_float32(columns: str) -> None:
+    layer = make(torch.float32, time_columns=columns)
+    s = torch.randn(2, 24, 20)
+    exact = run(layer, s)
+    lifted = lift(s.bfloat16(), layer.c)
+    half = layer.bfloat16()(lifted, tables(layer, torch.arange(24).expand(2, -1), torch.float32))
+    assert half.dtype == torch.bfloat16
+    error = (half.float() - exact).norm() / exact.norm()
+    assert 1e-4 < error < 2e-2
+
+
+def test_split_times_carry_scores_that_one_column_loses() -> None:
+    """The columns in bfloat16 against the scores of the same rounded points, products and sums in float64."""
+    errors = {}
+    space, key = ((8 * torch.randn(1, 30, 3, 16)).bfloat16().float() for _ in range(2))  # times near 24
+    space[..., 9:] = key[..., 9:] = 0
+    time, excess = torch.sqrt((space**2).sum(-1, keepdim=True) + 1), torch.sqrt((key**2).sum(-1, keepdim=True) + 1) - 1
+    left, right = space.double().transpose(1, 2), key.double().transpose(1, 2)
+    exact = (
+        left @ right.mT
+        - ((left**2).sum(-1, keepdim=True) + 1).sqrt() * (((right**2).sum(-1, keepdim=True) + 1).sqrt() - 1).mT
+    )
+    for split in (False, True):
+        sizes = Sizes(9, 7, 1.0, split)
+        q = query_columns(Queries(space, time), sizes, torch.bfloat16)
+        k, _ = key_value_columns(key.unsqueeze(2).expand(-1, -1, 2, -1, -1), excess.unsqueeze(2), sizes, torch.bfloat16)
+        errors[split] = (q.double() @ k.double().mT - exact).abs().max().item()
+    assert errors[False] > 0.1
+    assert errors[True] < errors[False] / 100, errors
+
+
+def test_starts_as_published() -> None:
+    layer = LatentAttention(HelmConfig(**SMALL), 0)
+    assert layer.log_tau.exp().item() == pytest.approx((3 * (5 + 4 + 1)) ** 0.5)
+    assert (layer.kv_gain == 1).all()
+    pieces = [*layer.down.weight.split((3 * 9, 9 + 4)), layer.kv_up.weight, layer.o_proj.weight]
+    inputs = [21, 21, 10, 24]  # with the times
+    for rows, num_inputs in zip(pieces, inputs, strict=True):
+        bound = (2 * 6 / (rows.shape[0] + num_inputs)) ** 0.5
+        assert rows.abs().max() <= bound
+        assert rows.abs().mean().item() == pytest.approx(bound / 2, rel=0.15)
+    assert (layer.down.bias == 0).all()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+@torch.no_grad()
+def test_other_implementations_agree(implementation: str) -> None:
+    layer = make(time_columns="split")
+    s = torch.randn(2, 9, 20, dtype=torch.float64)
+    document = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2, 2]])
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & (document[b, i] == document[b, j])
+
+    dense = create_mask(visible, 2, 1, 9, 9, "cpu")
+    wanted = run(layer, s, None, dense)
+    layer.config._attn_implementation = implementation
+    mask = dense if implementation == "eager" else create_block_mask(visible, 2, None, 9, 9, "cpu")
+    assert torch.allclose(run(layer, s, None, mask), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_compiles_whole_for_training() -> None:
+    layer, plain = make(), make()
+    plain.load_state_dict(layer.state_dict())
+    s = torch.randn(2, 6, 20, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    given = compiled(lift(s, 1.0), tables(layer, torch.arange(6).expand(2, -1)))
+    wanted = run(plain, s)
+    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
+    for out in (given, wanted):
+        out.square().sum().backward()
+    for (name, one), other in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, rtol=1e-10, atol=1e-10), name
+    torch._dynamo.reset()
+
+
+def test_weights_come_with_the_eager_implementation() -> None:
+    layer = make()
+    layer.config._attn_implementation = "eager"
+    s = torch.randn(2, 5, 20, dtype=torch.float64)
+    positions = tables(layer, torch.arange(5).expand(2, -1))
+    out, weights = layer(lift(s, layer.c), positions, output_attentions=True)
+    assert torch.equal(out, run(layer, s))
+    assert weights.shape == (2, 3, 5, 5)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
+    assert (weights.triu(1) == 0).all()
+    cache = DynamicCache()
+    run(layer, s[:, :4], None, None, cache)
+    _, last = layer(lift(s[:, 4:], layer.c), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
+    assert torch.allclose(last, weights[:, :, 4:], rtol=1e-12, atol=1e-12)  # absorbed
+
+
+def test_keys_that_a_query_may_see() -> None:
+    device = torch.device("cpu")
+    assert visible_keys(None, 0, 5, 5, device) == (None, True)
+    assert visible_keys(None, 4, 1, 5, device) == (None, False)
+    wanted = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    mask, is_causal = visible_keys(None, 2, 2, 4, device)
+    assert not is_causal
+    assert mask is not None and torch.equal(mask[0, 0], wanted)
+    mask, _ = visible_keys(None, torch.tensor(2), 1, 6, device)
+    assert mask is not None and mask.flatten().tolist() == [True, True, True, False, False, False]
+    given = torch.rand(1, 1, 2, 9) > 0.5
+    mask, is_causal = visible_keys(given, 0, 2, 4, device)
+    assert mask is not None and torch.equal(mask, given[..., :4]) and not is_causal
