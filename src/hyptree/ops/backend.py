@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 from hyptree.errors import suggest
+from hyptree.geometry.core.numerics import constant_when_compiled
 
 BACKENDS = ("auto", "torch", "triton")
 
@@ -82,7 +83,7 @@ def _limits(x: Tensor) -> tuple[int, int]:
     return _device_limits(x.device.index or 0) if x.is_cuda else _H200
 
 
-@torch.compiler.assume_constant_result  # a compiler need not see what it asks of the driver
+@constant_when_compiled  # a compiler need not see what it asks of the driver
 def _device_limits(index: int) -> tuple[int, int]:
     return _ask_limits(index)
 

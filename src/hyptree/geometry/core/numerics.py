@@ -9,13 +9,15 @@ never taken for the singular case.
 
 import math
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 Scalar = Tensor | float
 """A curvature ``c``, or its root ``s``: a Python float, or a tensor that broadcasts with a trailing 1."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def root(c: Scalar) -> Scalar:
@@ -284,7 +286,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return a0 @ b0 + ((a0 @ b1 + a1 @ b0) + small)
 
 
-@torch.compiler.assume_constant_result  # compiled code is guarded on this setting by torch itself
+def constant_when_compiled(ask: F) -> F:
+    """``torch.compiler.assume_constant_result``, which does no more than this but imports the whole compiler."""
+    ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return ask
+
+
+@constant_when_compiled  # compiled code is guarded on this setting by torch itself
 def _products_are_exact() -> bool:
     return torch.get_float32_matmul_precision() == "highest"
 
