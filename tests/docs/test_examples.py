@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_pictures_are_small_and_nearly_all_are_made_by_the_script() -> None:
-    others = {"world", "demo_page"}  # python -m hyptree.data.world draws the one, the other is the demo in a browser
+    others = {"world", "demo_page"}  # a contact sheet of the world, and the demo in a browser
     others |= set(runpy.run_path(str(ROOT / "docs" / "lab_figures.py"))["PICTURES"])  # from a sweep on a GPU
     others |= set(runpy.run_path(str(ROOT / "docs" / "helm_figures.py"))["PICTURES"])  # from runs on a GPU
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))["FIGURES"]
