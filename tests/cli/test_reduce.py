@@ -61,7 +61,7 @@ def test_a_run_is_measured_on_its_own_data(
     assert {tuple(row["tokens"]) for row in found["rows"][1:]} == {(8, 4), (4, 1)}
     assert found["rows"][0]["top1"] == evaluate_run(trained)["top1"], "the plain model as hyptree eval sees it"
     assert found["about"]["data"] == "24 pictures of world, val" and found["about"]["layers"] == [1, 2]
-    assert "[21/21] random keep 0.25: 4 1 tokens" in printed and "atc complete" in printed and "top-1" in printed
+    assert "reduce: 21/21, random keep 0.25: 4 1 tokens" in printed and "atc complete" in printed and "top-1" in printed
     with (out / "results.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == [row["method"] for row in found["rows"]]
     page = (out / "index.html").read_text()

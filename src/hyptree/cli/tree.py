@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from hyptree.errors import UserError, as_user_error
+from hyptree.progress import progress_bar
 from hyptree.train.run.settings import EmbedSettings
 
 if TYPE_CHECKING:
@@ -133,7 +131,12 @@ def embed(config: EmbedConfig) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not config.resume:
         write_text(out / "config.yaml", to_yaml(config))
-    with _progress() as show:
+    with progress_bar("embed", 1) as shown:
+
+        def show(p: Progress) -> None:
+            done, epoch = (p.epoch - 1) * p.num_steps + p.step, f"epoch {p.epoch}/{p.num_epochs}"
+            shown.reach(done, f"{epoch}  {_figures(p)}", total=p.num_epochs * p.num_steps)
+
         embedder = train(
             hierarchy,
             settings,
@@ -224,50 +227,6 @@ def _report(metrics: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, else a line now and then."""
-    if not sys.stderr.isatty():
-        last = time.monotonic()
-
-        def line(p: Progress) -> None:
-            nonlocal last
-            finished = p.step == p.num_steps
-            waited = time.monotonic() - last
-            if waited >= 30 or (finished and (waited >= 5 or p.epoch == p.num_epochs)):
-                last = time.monotonic()
-                where = f"epoch {p.epoch}/{p.num_epochs}  step {p.step}/{p.num_steps}"
-                _say(f"{where}  {_figures(p)}  left {p.seconds_left:.0f} s")
-
-        yield line
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
-        task = bar.add_task("embed", total=None, epoch="", figures="")
-
-        def update(p: Progress) -> None:
-            bar.update(
-                task,
-                total=p.num_epochs * p.num_steps,
-                completed=(p.epoch - 1) * p.num_steps + p.step,
-                epoch=f"{p.epoch}/{p.num_epochs}",
-                figures=_figures(p),
-            )
-
-        yield update
 
 
 def _figures(p: Progress) -> str:

@@ -100,20 +100,9 @@ def test_same_seed_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_piped_output_is_plain_and_ends_with_the_page(finished: tuple[Path, str]) -> None:
     folder, text = finished
     assert "\x1b" not in text and "\r" not in text
-    assert text.count("hyperbolic plane: step") == 5 and text.count("flat plane: step") == 5
+    assert text.count("hyperbolic plane: ") >= 2 and text.count("flat plane: ") >= 2
     assert text.rstrip().splitlines()[-1] == str(folder / "index.html")
     assert max(map(len, text.splitlines()[:-2])) <= 80
-
-
-def test_terminal_gets_bars() -> None:
-    from rich.console import Console
-
-    screen = io.StringIO()
-    with demo._progress(Console(file=screen, force_terminal=True, width=80), small_tree()) as start:
-        report = start("a plane")
-        for _ in range(300):
-            report(0.25)
-    assert "a plane" in screen.getvalue() and "loss 0.2500" in screen.getvalue() and "━" in screen.getvalue()
 
 
 def test_output_that_is_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

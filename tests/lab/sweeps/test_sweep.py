@@ -327,7 +327,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = str(tmp_path / "run")
     assert main(["lab", "sweep", *TINY, "--eval-samples", "32", "--out", out]) == 0
     captured = capsys.readouterr()
-    assert "exponent" in captured.out and "finite-n" in captured.out and "step 5/5" in captured.err
+    assert "exponent" in captured.out and "finite-n" in captured.out and "5/5" in captured.err
     assert main(["lab", "fit", out, "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)
     assert line["num_models"] == 2 and line["error"] is None and line["theory_strong"] == 1

@@ -29,7 +29,6 @@ from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 from hyptree.vlm.lathadapter.head_file import load_head, save_head
 from hyptree.vlm.lathadapter.hosts import Host
 from hyptree.vlm.lathadapter.settings import PARTS, FewShotJob, FewShotSettings
-from hyptree.vlm.progress import counted
 
 NAMES = tuple(f"class {i}" for i in range(8))
 
@@ -253,20 +252,6 @@ def test_the_ablation_has_each_part_on_and_off() -> None:
         assert set(variants[f"without {part}"]) == set(PARTS) - {part}
     assert variants["full"] == PARTS and variants["host alone"] == () == variants["zero-shot"]
     assert list(FewShotJob(model="m", data="world").variants()) == ["zero-shot", "full"]
-
-
-def test_progress_of_a_long_job_is_a_line_now_and_then_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
-    with counted("runs", 3, quiet=False, every=0) as advance:
-        for _ in range(3):
-            advance(1)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "runs: 3 to do" and [line.partition(",")[0] for line in lines[1:]] == ["runs: 1/3", "runs: 2/3"]
-    assert lines[2].endswith(" s left")
-    with counted("runs", 3, quiet=False) as advance:  # a short one says no more
-        advance(3)
-    with counted("runs", 3, quiet=True) as advance:
-        advance(3)
-    assert capsys.readouterr().err == "runs: 3 to do\n"
 
 
 def test_the_table_gives_mean_and_spread_and_says_the_ratio() -> None:

@@ -15,7 +15,8 @@ from hyptree.cli.lab.heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.messages import print_fits, progress, say
+from hyptree.lab.sweeps.messages import print_fits, say, show_on
+from hyptree.progress import progress_bar
 
 
 @dataclass
@@ -173,7 +174,7 @@ def sweep(config: SweepConfig) -> None:
 
         print("\n".join(describe([cost(grid, device, dtype) for grid in parts])))
         return
-    with progress(config.quiet) as show:
+    with progress_bar(parts[0].name, parts[0].steps, quiet=config.quiet) as bar:
         rows = run(
             parts,
             config.out,
@@ -185,7 +186,7 @@ def sweep(config: SweepConfig) -> None:
             overwrite=config.overwrite,
             checkpoint_seconds=config.checkpoint_seconds,
             keep_weights=config.keep_weights,
-            show=show,
+            show=None if config.quiet else show_on(bar),
             say=say,
         )
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks

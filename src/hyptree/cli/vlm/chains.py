@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +52,7 @@ def build_chains(config: BuildChainsConfig) -> None:
     """
     from hyptree.data.hierarchies.caption_chains import build_chain, default_parts, write_chains
     from hyptree.data.hierarchies.wordnet import Nouns
+    from hyptree.progress import progress_bar
 
     if config.out.exists() and not config.overwrite:
         raise UserError(f"{config.out} is there already; name another file with --out, or give --overwrite")
@@ -62,12 +61,12 @@ def build_chains(config: BuildChainsConfig) -> None:
         raise UserError(f"{config.captions}: no captions in it")
     parts = _with_models(config, default_parts(Nouns.read(config.wordnet), config.seed))
     found = []
-    with _bar(len(rows)) as advance:
+    with progress_bar("captions", len(rows)) as shown:
         for caption, image in rows:
             chain = build_chain(caption, parts, image=image)
             if chain is not None:
                 found.append(chain)
-            advance()
+            shown.advance()
     if not found:
         raise UserError(f"{config.captions}: no caption of {len(rows)} has four levels; are they English sentences?")
     with full_disk_is_one_line(config.out.parent, "build again"):
@@ -109,17 +108,3 @@ def _captions(path: Path) -> Iterator[tuple[str, str]]:
             if not (row["caption"] or "").strip():
                 raise UserError(f"{path}, line {reader.line_num}: the caption is empty; write it or drop the row")
             yield row["caption"], (row.get("image_url") or "").rsplit("/", 1)[-1]
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("captions", total=total)
-        yield lambda: progress.update(task, advance=1)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,7 +102,7 @@ def train_radial(config: TrainRadialConfig) -> None:
     Trains the text tower, or an adapter on it. Ctrl-C writes a checkpoint; --resume goes on bit for bit.
     """
     config.check()
-    from hyptree.vlm.progress import counted
+    from hyptree.progress import progress_bar
     from hyptree.vlm.radial import trainer as radial
 
     out = config.out
@@ -133,11 +130,15 @@ def train_radial(config: TrainRadialConfig) -> None:
     )
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
-        with counted("embedding texts as they are now", len(trainer.texts()), config.quiet) as show_texts:
-            trainer.remember(out / radial.FIRST, show=show_texts)
-        with _progress(config.quiet) as show:  # reads what was just kept
+        with progress_bar("embedding texts as they are now", len(trainer.texts()), quiet=config.quiet) as shown:
+            trainer.remember(out / radial.FIRST, show=shown.advance)
+        with progress_bar("train", trainer.num_steps, quiet=config.quiet) as shown:
             terms = radial.train(
-                trainer, out, resume=config.resume, checkpoint_seconds=config.checkpoint_seconds, show=show
+                trainer,
+                out,
+                resume=config.resume,
+                checkpoint_seconds=config.checkpoint_seconds,
+                show=lambda p: shown.reach(p.step, _figures(p)),
             )
         if handle is not None:
             handle.save(out / "adapter")
@@ -290,34 +291,6 @@ def _say(text: str, quiet: bool = False) -> None:
     """To people, not into the output."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A bar on a terminal, else a line now and then."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        last = time.monotonic()
-
-        def line(p: Progress) -> None:
-            nonlocal last
-            if p.step == p.num_steps or time.monotonic() - last >= 30:
-                last = time.monotonic()
-                _say(f"step {p.step}/{p.num_steps}  {_figures(p)}  left {p.seconds_left:.0f} s")
-
-        yield line
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("train", total=None, figures="")
-        yield lambda p: bar.update(task, total=p.num_steps, completed=p.step, figures=_figures(p))
 
 
 def _figures(p: Progress) -> str:

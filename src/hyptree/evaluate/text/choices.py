@@ -7,17 +7,16 @@ the answer, which does not punish long ones. The tasks and their prompts are in
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 from hyptree.errors import UserError
 from hyptree.evaluate.text.choices_tasks import Item, load_items
 from hyptree.evaluate.text.likelihood import PairEncoder, context_length, is_too_long, log_likelihoods
+from hyptree.progress import progress_bar
 
 __all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
 
@@ -128,7 +127,9 @@ def evaluate_tasks(
     loaded = [(task, *load_items(task, root=root, limit=limit, shots=shots)) for task in tasks]  # errors come at once
     scores = []
     for task, items, num_shots in loaded:
-        with _progress(task, sum(len(item.choices) for item in items), progress) as advance:
+        with progress_bar(
+            task, sum(len(item.choices) for item in items), quiet=progress is None, stream=progress
+        ) as shown:
             scores.append(
                 score_items(
                     model,
@@ -138,7 +139,7 @@ def evaluate_tasks(
                     num_shots=num_shots,
                     context=context,
                     batch_size=batch_size,
-                    advance=advance,
+                    advance=shown.advance,
                 )
             )
     return scores
@@ -169,21 +170,3 @@ def _mean(right: Sequence[bool]) -> tuple[float, float]:
     n = len(right)
     share = sum(right) / n
     return share, math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else math.nan
-
-
-@contextlib.contextmanager
-def _progress(name: str, total: int, stream: TextIO | None) -> Iterator[Callable[[int], None]]:
-    """A function that takes how many answers were done: a bar on a terminal, a line at the beginning when piped."""
-    if stream is None:
-        yield lambda count: None
-    elif not stream.isatty() or find_spec("rich") is None:
-        print(f"{name}: {total} answers", file=stream, flush=True)
-        yield lambda count: None
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            task = bar.add_task(name, total=total)
-            yield lambda count: bar.advance(task, count)

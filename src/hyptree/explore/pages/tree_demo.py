@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import numpy as np
 from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
 from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import write_text
+from hyptree.progress import progress_bar
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
@@ -188,9 +188,8 @@ def run(out: Path, seed: int = 0) -> None:
     console.print(
         f"A tree of {tree.num_nodes} nodes, {tree.num_leaves} of them leaves, {tree.depth.max()} levels deep."
     )
-    with _progress(console, tree) as start:
-        curved = fit(tree, Lorentz(), steps=STEPS_PER_LEVEL, seed=seed, report=start("hyperbolic plane"))
-        flat = fit(tree, Euclidean(), steps=STEPS_PER_LEVEL, seed=seed, report=start("flat plane"))
+    curved = _learn("hyperbolic plane", tree, Lorentz(), seed)
+    flat = _learn("flat plane", tree, Euclidean(), seed)
 
     # An isometry changes no distance: put the root where people look first.
     root = int(tree.roots[0])
@@ -221,41 +220,15 @@ def run(out: Path, seed: int = 0) -> None:
     console.print(str(written), soft_wrap=True)
 
 
-@contextmanager
-def _progress(console: Console, tree: Tree) -> Iterator[Callable[[str], Callable[[float], None]]]:
-    """A function that starts a named bar and gives its report: bars on a terminal, a line per fifth when piped."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+def _learn(name: str, tree: Tree, space: Manifold, seed: int) -> Tensor:
+    """The fit under a bar."""
     total = sum(_steps_of(tree, level, STEPS_PER_LEVEL) for level in range(1, int(tree.depth.max()) + 1))
-    if not console.is_terminal:
+    with progress_bar(name, total, stream=sys.stdout) as bar:
 
-        def start_lines(name: str) -> Callable[[float], None]:
-            done = 0
+        def report(loss: float) -> None:
+            bar.advance(note=f"loss {loss:.4f}")
 
-            def report(loss: float) -> None:
-                nonlocal done
-                done += 1
-                if done % math.ceil(total / 5) == 0 or done == total:
-                    print(f"{name}: step {done} of {total}, loss {loss:.4f}", flush=True)
-
-            return report
-
-        yield start_lines
-        return
-
-    columns = (
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-
-        def start_bar(name: str) -> Callable[[float], None]:
-            task = progress.add_task(name, total=total, loss=math.nan)
-            return lambda loss: progress.update(task, advance=1, loss=loss)
-
-        yield start_bar
+        return fit(tree, space, steps=STEPS_PER_LEVEL, seed=seed, report=report)
 
 
 HEAD = ("", "average distortion", "worst", "MAP", "radius")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyptree.lab.published import compare, with_published
@@ -15,6 +13,7 @@ from hyptree.tables import show
 
 if TYPE_CHECKING:
     from hyptree.lab.sweeps.runner import Progress
+    from hyptree.progress import ProgressBar
 
 FIT_COLUMNS = {
     "part": "{part}",
@@ -95,25 +94,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """One line that is written over on a terminal, else a line now and then."""
-    if quiet:
-        yield None
-        return
-    on_terminal = sys.stderr.isatty()
-    last = time.monotonic()
+def show_on(bar: ProgressBar) -> Callable[[Progress], None]:
+    """What shows a sweep on the bar: a part of it after another."""
 
-    def write(p: Progress) -> None:
-        nonlocal last
-        text = (
-            f"{p.part}  step {p.step}/{p.steps}  {p.num_models} models  {p.rate:,.0f} model-steps/s  "
-            f"median loss {p.median_loss:.4g}  left {p.seconds_left:.0f} s"
-        )
-        if on_terminal:
-            print(f"\r\x1b[K{text}", end="\n" if p.step == p.steps else "", file=sys.stderr, flush=True)
-        elif p.step == p.steps or time.monotonic() - last >= 30:
-            last = time.monotonic()
-            say(text)
+    def show(p: Progress) -> None:
+        note = f"{p.num_models} models  {p.rate:,.0f} model-steps/s  median loss {p.median_loss:.4g}"
+        bar.reach(p.step, note, name=p.part, total=p.steps)
 
-    yield write
+    return show

@@ -55,8 +55,6 @@ class Progress:
     num_models: int
     rate: float
     """Model-steps per second since this part began or resumed."""
-    seconds_left: float
-    """Of this part."""
     median_loss: float
 
 
@@ -197,9 +195,8 @@ class _Part:
     def _progress(self, first_step: int, seconds: float, loss: Tensor) -> Progress:
         steps, count = self.engine.step - first_step, len(self.engine.models)
         pace = seconds / max(1, steps)
-        left = (self.grid.steps - self.engine.step) * pace
         median = loss.nanmedian().item()
-        return Progress(self.grid.name, self.engine.step, self.grid.steps, count, count / pace, left, median)
+        return Progress(self.grid.name, self.engine.step, self.grid.steps, count, count / pace, median)
 
     def save(self) -> None:
         """Write the checkpoint; the one before is kept until the next."""

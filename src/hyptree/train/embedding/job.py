@@ -46,7 +46,6 @@ class Progress:
     loss: float
     lr: float
     pairs_per_second: float
-    seconds_left: float
 
 
 def embed(
@@ -84,7 +83,7 @@ def embed(
             (out / stale).unlink(missing_ok=True)
 
     clock, before = time.perf_counter(), embedder.seconds
-    saved_at, done_steps = clock, 0
+    saved_at = clock
     pairs_done, eval_seconds = 0, 0.0
     with (
         stop_signals() as stopped,
@@ -99,11 +98,9 @@ def embed(
             now = time.perf_counter()
             spent = now - clock - eval_seconds
             embedder.seconds = before + spent
-            done_steps += 1
             pairs_done += embedder.pair_count - pairs_before
             finished_epoch = embedder.epoch > epoch
             if show is not None:
-                left = (settings.epochs - epoch) * embedder.num_steps - step - 1
                 show(
                     Progress(
                         epoch=epoch + 1,
@@ -113,7 +110,6 @@ def embed(
                         loss=embedder.loss_sum / embedder.pair_count,
                         lr=lr,
                         pairs_per_second=pairs_done / spent,
-                        seconds_left=left * spent / done_steps,
                     )
                 )
             if finished_epoch:

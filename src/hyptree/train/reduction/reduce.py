@@ -6,21 +6,20 @@ and a page. What is measured is kept: the same call goes on after any stop.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hyptree.errors import UserError
 from hyptree.evaluate.tokens.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
+from hyptree.progress import progress_bar
 from hyptree.train.reduction.subject import ReducedModel, load_subject
 from hyptree.train.run.settings import ReduceSettings
 
@@ -84,7 +83,8 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
     results = Results(about, describe(), [] if before is None else before.rows)
     wanted = wanted_rows(settings)
     x = None
-    with _progress(len(wanted), sys.stderr if settings.json else sys.stdout) as advance:
+    stream = sys.stderr if settings.json else sys.stdout
+    with progress_bar("reduce", len(wanted), stream=stream, every=0) as shown:
         for row in wanted:
             found = results.find(*row)
             if found is None:
@@ -92,7 +92,7 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
                 found = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
                 results.rows.append(found)
                 results.write(path)
-            advance(found)
+            shown.advance(note=_said(found))
     # In the order that was asked for; rows of earlier calls come last.
     asked = [found for row in wanted if (found := results.find(*row)) is not None]
     results.rows = asked + [row for row in results.rows if row not in asked]
@@ -133,25 +133,9 @@ def look(
     return Shown(name, picture, (side, side), tuple(layers), drawings, trees, trees_of)
 
 
-@contextlib.contextmanager
-def _progress(total: int, stream: TextIO) -> Iterator[Callable[[Row], None]]:
-    """A function that takes each row when it is there: a bar on a terminal, plain lines when piped."""
-
-    def said(row: Row) -> str:
-        top1 = "" if row.top1 is None else f", top-1 {row.top1:.2%}"
-        return (
-            f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.cost} GFLOPs, "
-            f"{row.images_per_second:,.1f} images/s ({row.speedup:.2f}x){top1}"
-        )
-
-    done = itertools.count(1)
-    if not stream.isatty() or find_spec("rich") is None:
-        yield lambda row: print(f"[{next(done)}/{total}] {said(row)}", file=stream, flush=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda row: bar.update(task, completed=next(done), description=said(row))
+def _said(row: Row) -> str:
+    top1 = "" if row.top1 is None else f", top-1 {row.top1:.2%}"
+    return (
+        f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.cost} GFLOPs, "
+        f"{row.images_per_second:,.1f} images/s ({row.speedup:.2f}x){top1}"
+    )

@@ -9,6 +9,7 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
+from hyptree.progress import ProgressBar, progress_bar
 from hyptree.runs import RunFolder
 
 
@@ -35,7 +36,8 @@ class Reporter:
         self.folder, self.num_steps, self.unit = folder, num_steps, unit
         self.writes, self.shows = writes, writes and not quiet
         self._stack = contextlib.ExitStack()
-        self._bar: Any = None
+        self._bar: ProgressBar | None = None
+        self._note = ""
         self._board: Any = None
         if not writes:
             return
@@ -44,15 +46,7 @@ class Reporter:
         if tensorboard and find_spec("tensorboard") is not None:
             self._board = self._stack.enter_context(_board(folder, step))
         if self.shows and sys.stdout.isatty() and find_spec("rich") is not None:
-            self._open_bar(step)
-
-    def _open_bar(self, step: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        note = TextColumn("{task.fields[note]}")
-        columns = (BarColumn(bar_width=None), TextColumn("{task.completed}/{task.total}"), note, TimeRemainingColumn())
-        self._bar = self._stack.enter_context(Progress(*columns, transient=True))
-        self._task = self._bar.add_task("train", total=self.num_steps, completed=step, note="")
+            self._bar = self._stack.enter_context(progress_bar("train", num_steps, stream=sys.stdout, done=step))
 
     def say(self, text: str) -> None:
         """A line for people, above the bar, and in log.txt."""
@@ -61,14 +55,14 @@ class Reporter:
         self._log.write(text + "\n")
         self._log.flush()
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._bar.say(text)
         elif self.shows:
             print(text, flush=True)
 
     def advance(self, step: int) -> None:
         """Move the bar."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+            self._bar.reach(step, self._note)
 
     def write(self, line: dict[str, Any], left: float | None = None) -> None:
         """Write one line of metrics, and show it.
@@ -87,7 +81,8 @@ class Reporter:
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
         text = describe(line, self.unit)
         if line["split"] == "train" and self._bar is not None:
-            self._bar.update(self._task, note=text)
+            self._note = text
+            self._bar.reach(line["step"], text)
             self._log.write(text + "\n")
         elif line["split"] == "train":
             self.say(f"step {line['step']}/{self.num_steps}  {text}" + (f"  eta {_clock(left)}" if left else ""))

@@ -115,7 +115,7 @@ def picture_features(
     change: Change | None = None,
     change_name: str = "",
     batch_size: int = 64,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> FeatureSet:
     """Features of all pictures of a dataset, read from ``cache`` where they are there, else made and kept.
 
@@ -125,7 +125,7 @@ def picture_features(
     Args:
         cache: folder; None keeps nothing.
         change: what happens to every picture first (a shift of domain), with the name that tells it from others.
-        progress: called with pictures done and pictures in all.
+        progress: called with the number of pictures done.
     """
     name = f"{encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}{'-' + change_name if change_name else ''}"
     whole = None if cache is None else cache / f"{name}.safetensors"
@@ -148,7 +148,7 @@ def picture_features(
                 save_tensors(path, made, {"num_bad": bad})
             parts.append((made, bad))
         if progress is not None:
-            progress(stop, len(dataset))
+            progress(stop)
     joined = {key: torch.cat([part[key] for part, _ in parts]) for key in ("features", "labels")}
     num_bad = sum(bad for _, bad in parts)
     if whole is not None:

@@ -14,6 +14,7 @@ from hyptree.data import DataSettings, build_dataset
 from hyptree.data.sample import PictureDataset
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.progress import progress_bar
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import SHIFTS, PixelSet, labels_of, picture_features, text_features
 from hyptree.vlm.lathadapter.fewshot import (
@@ -30,7 +31,6 @@ from hyptree.vlm.lathadapter.fewshot import (
 from hyptree.vlm.lathadapter.head_file import save_head
 from hyptree.vlm.lathadapter.hosts import Host, JointHost, PromptHost
 from hyptree.vlm.lathadapter.settings import ZERO_SHOT, FewShotJob
-from hyptree.vlm.progress import counted
 
 _NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "device", "seeds", "shots", "ablate")
 """Settings that may differ when a run goes on: rows that are there stay right."""
@@ -70,12 +70,12 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
         earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
         report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(bench.names)}
         rows: list[dict[str, Any]] = []
-        with counted("few-shot runs", len(wanted), job.quiet) as advance:
+        with progress_bar("few-shot runs", len(wanted), quiet=job.quiet) as shown:
             for variant, parts, shots, seed in wanted:
                 rows.append(kept.get((variant, shots, seed)) or run_one(job, bench, variant, parts, shots, seed))
                 report |= {"rows": rows + earlier, "summary": summarise(rows + earlier)}
                 write_text(path, json.dumps(report, indent=1) + "\n")
-                advance(1)
+                shown.advance()
         write_text(job.out / "results.txt", "\n".join(table(report)) + "\n")
     return report
 
@@ -140,15 +140,9 @@ def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: s
     change = SHIFTS[shift] if shift else None
     if job.host == "joint":
         return PixelSet(encoder, dataset, change)
-    with counted(f"features of {_short(data)} {split} {shift}".strip(), len(dataset), job.quiet) as advance:
-        done = 0
-
-        def show(now: int, total: int) -> None:
-            nonlocal done
-            advance(now - done)
-            done = now
-
-        found = picture_features(encoder, dataset, job.cache, change=change, change_name=shift, progress=show)
+    name = f"features of {_short(data)} {split} {shift}".strip()
+    with progress_bar(name, len(dataset), quiet=job.quiet) as shown:
+        found = picture_features(encoder, dataset, job.cache, change=change, change_name=shift, progress=shown.reach)
     if found.num_bad and not job.quiet:
         print(f"{data}: {found.num_bad} pictures cannot be read and are left out", file=sys.stderr)
     return found

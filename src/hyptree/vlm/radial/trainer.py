@@ -53,7 +53,6 @@ class Progress:
     num_steps: int
     terms: dict[str, float]
     texts_per_second: float
-    seconds_left: float
 
 
 def trainable_text(encoder: Encoder) -> dict[str, nn.Parameter]:
@@ -295,8 +294,7 @@ def _loop(
             if show is not None:
                 rate = (trainer.step - began) / (now - clock)
                 per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                left = (trainer.num_steps - trainer.step) / rate
-                show(Progress(trainer.step, trainer.num_steps, last, rate * per_step, left))
+                show(Progress(trainer.step, trainer.num_steps, last, rate * per_step))
             if stopped() or now - saved_at >= checkpoint_seconds:
                 trainer.save(out / CHECKPOINT)
                 saved_at = time.perf_counter()
