@@ -21,16 +21,19 @@ from hyptree.errors import UserError, suggest
 T = TypeVar("T")
 
 
-def load(cls: type[T], yaml_path: Path | str | None = None, overrides: Iterable[str] = ()) -> T:
-    """A ``cls`` filled from a YAML file and then from overrides such as ``"optim.lr=3e-4"``.
+def load(cls: type[T], yaml_paths: Path | str | Sequence[Path | str] | None = None, overrides: Iterable[str] = ()) -> T:
+    """A ``cls`` filled from YAML files, a later one over an earlier, then from overrides such as ``"optim.lr=3e-4"``.
 
     Raises:
         UserError: unreadable file, unknown or missing key, wrong type, or a check of the dataclass that fails.
     """
-    data = read_yaml(yaml_path) if yaml_path is not None else {}
+    paths = [yaml_paths] if isinstance(yaml_paths, (str, Path)) else yaml_paths or []
+    data: dict[str, Any] = {}
+    for path in paths:
+        _merge(data, read_yaml(path))
     for override in overrides:
         _set_dotted(data, override)
-    return build(cls, data, "", str(yaml_path) if yaml_path is not None else "config")
+    return build(cls, data, "", " with ".join(map(str, paths)) or "config")
 
 
 def to_yaml(config: Any) -> str:
@@ -265,6 +268,15 @@ def _set_dotted(data: dict[str, Any], override: str) -> None:
         if not isinstance(data, dict):
             raise UserError(f"override {override!r}: {section!r} is not a section of keys")
     data[last] = _parse_yaml(text, f"override {override!r}")
+
+
+def _merge(data: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Put the values of ``over`` into ``data``, key by key within sections; an empty section says nothing."""
+    for key, value in over.items():
+        if isinstance(data.get(key), dict) and (value is None or isinstance(value, dict)):
+            _merge(data[key], value or {})
+        else:
+            data[key] = value
 
 
 def _parse_yaml(text: str, source: str) -> Any:

@@ -23,12 +23,13 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
-def require(module: str, extra: str | None = None) -> ModuleType:
+def require(module: str, extra: str | None = None, asked_by: str = "this") -> ModuleType:
     """The imported module, or a ``UserError`` that says how to install it.
 
     Args:
         module: dotted name to import, e.g. ``"matplotlib.pyplot"``.
         extra: the extra of hyptree that brings it; None when hyptree itself depends on it.
+        asked_by: what needs it, e.g. the flag.
     """
     from importlib import import_module
 
@@ -40,7 +41,7 @@ def require(module: str, extra: str | None = None) -> ModuleType:
             raise
         package = module.split(".")[0]
         target = f"hyptree[{extra}]" if extra else "hyptree"
-        raise UserError(f"this needs {package}: pip install {target}") from error
+        raise UserError(f"{asked_by} needs {package}: pip install {target}") from error
 
 
 @contextmanager

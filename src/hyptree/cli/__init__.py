@@ -93,14 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
     """Runs a single command of its own, e.g. a script that writes a table, as :func:`main` runs a verb."""
-    return _guarded(lambda args: _run(command, prog, args), argv)
+    return _guarded(lambda args, *common: _run(command, prog, args, *common), argv)
 
 
-def _guarded(run: Callable[[list[str]], int], argv: Sequence[str] | None) -> int:
+def _guarded(run: Callable[[list[str], bool, str | None], int], argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
     try:
-        code = run(args)
+        # Taken out here, so that they may stand anywhere, before the verb too.
+        code = run(args, _take_flag(args, "--print-config"), _take_value(args, "--config"))
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -138,7 +139,7 @@ def _module_name(verb: str) -> str:
     return f"{__name__}.{verb.replace('-', '_')}"
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], print_config: bool, yaml_path: str | None) -> int:
     verbs = available_verbs()
     usage = _listing("hyptree [--version]", "hierarchy in deep learning: find it, learn it, use it, show it", verbs)
     if args and args[0] in ("-V", "--version"):
@@ -156,14 +157,14 @@ def _dispatch(args: list[str]) -> int:
     prog = f"hyptree {verb}"
     subverbs: dict[str, Command] | None = getattr(module, "SUBVERBS", None)
     if subverbs is None:
-        return _run(module.run, prog, args[1:])
+        return _run(module.run, prog, args[1:], print_config, yaml_path)
 
     args = args[1:]
     usage = _listing(prog, VERBS[verb], {name: _summary(command) for name, command in subverbs.items()})
     subverb = _choose(prog, args, subverbs)
     if subverb is None:
         return _print_usage(usage, asked=bool(args))
-    return _run(subverbs[subverb], f"{prog} {subverb}", args[1:])
+    return _run(subverbs[subverb], f"{prog} {subverb}", args[1:], print_config, yaml_path)
 
 
 def _choose(prog: str, args: list[str], names: dict[str, Any]) -> str | None:
@@ -193,14 +194,13 @@ def _summary(command: Command) -> str:
     return (command.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
 
-def _run(command: Command, prog: str, args: list[str]) -> int:
+def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_path: str | None) -> int:
     from hyptree.cli import config as configs
 
-    print_config = _take_flag(args, "--print-config")
-    yaml_path = _take_value(args, "--config")
     from_args = getattr(configs.config_class(command), "from_args", None)
     config = from_args(prog, args, yaml_path) if from_args else configs.parse(command, prog, args, yaml_path)
     if config is None:  # help was printed
+        print(f"\n{_GLOBAL_OPTIONS}")
         return 0
     if print_config:
         print(configs.to_yaml(config.settings if from_args else config), end="")

@@ -79,11 +79,13 @@ class EvalConfig:
             raise UserError(f"--split must be train, val or test, got {split!r}" + (f"; {hint}" if hint else ""))
         run = Path(names[0])
         if chosen := _task_options(own, overrides, prog):
+            if yaml_path is not None:
+                raise UserError("--config holds keys of a run's recipe and does not go with --tasks; leave it out")
             return cls(run, split, "json" in own, chosen)
-        source = run / "recipe.yaml" if yaml_path is None else yaml_path
         if not (run / "recipe.yaml").is_file():
             raise UserError(f"{run} is not the folder of a run: it has no recipe.yaml")
-        return cls(run, split, "json" in own, configs.load(Recipe, source, overrides))
+        sources: list[Path | str] = [run / "recipe.yaml"] if yaml_path is None else [run / "recipe.yaml", yaml_path]
+        return cls(run, split, "json" in own, configs.load(Recipe, sources, overrides))
 
 
 def run(config: EvalConfig) -> int:

@@ -53,8 +53,8 @@ class TrainConfig:
             configs.parse(_help, prog, ["--help"], has_yaml_values=True)
             return None
         names, own, overrides = split_args(args, OWN, prog)
-        if yaml_path is not None:
-            names.append(yaml_path)
+        if yaml_path is not None and not names:
+            names, yaml_path = [yaml_path], None
         if len(names) != 1:
             raise UserError(f"{prog} needs one RECIPE, got {' and '.join(names) or 'none'} (see {prog} --help)")
         source = Path(names[0])
@@ -66,7 +66,8 @@ class TrainConfig:
             raise UserError(f"{source}: no such folder to go on in; give the one that {prog} --out wrote")
         if "strict" in own:
             overrides.append("data.strict=true")
-        return cls(configs.load(Recipe, source, overrides), out, "resume" in own, "prepare" in own)
+        sources: list[Path | str] = [source] if yaml_path is None else [source, yaml_path]
+        return cls(configs.load(Recipe, sources, overrides), out, "resume" in own, "prepare" in own)
 
 
 def run(config: TrainConfig) -> int:

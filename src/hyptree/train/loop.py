@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, require
 from hyptree.files import full_disk_is_one_line
 from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
@@ -66,6 +66,8 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
         UserError: something the user can repair; what was saved before is whole.
         KeyboardInterrupt: after a checkpoint was written because of Ctrl-C or SIGTERM.
     """
+    if recipe.run.tensorboard is True:
+        require("tensorboard", "board", asked_by="run.tensorboard true")
     processes = Processes(recipe.run.device, recipe.run.parallel)
     folder = RunFolder(out)
     quiet = quiet or not processes.is_main
@@ -151,7 +153,7 @@ class Trainer:
             self.task.unit,
             writes=self.processes.is_main,
             quiet=quiet,
-            tensorboard=run.tensorboard,
+            tensorboard=bool(run.tensorboard),
             step=progress.step,
         )
         self._clock = self._logged_at = time.perf_counter()

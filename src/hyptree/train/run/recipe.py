@@ -219,8 +219,8 @@ class RunSettings:
     """Steps between checkpoints, in addition."""
     log_steps: int = 20
     """Steps between lines of metrics."""
-    tensorboard: bool = True
-    """Also write curves for TensorBoard, where it is installed."""
+    tensorboard: bool | Literal["auto"] = "auto"
+    """Also write curves for TensorBoard; auto where it is installed, true insists."""
     max_skipped_steps: int = 0
     """Steps in a row whose gradient is not finite that are left out and counted; 0 stops the run at the first one."""
 
