@@ -198,7 +198,7 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
     heads = [f"keep {keep:g} ({', '.join(map(str, tokens[keep]))})" for keep in settings.keep]
     whole = spread([100 * run.top1[ALL] for run in runs], 2)
     lines = [
-        f"Top-1 accuracy in per cent, off the shelf, mean ± standard deviation over {len(runs)} runs; in brackets the "
+        f"Top-1 accuracy in per cent, off the shelf, mean ± standard deviation over {len(runs)} runs; in brackets the",
         f"tokens after each of the layers. All tokens: {whole}.",
         "",
         *markdown_head(["", *heads]),
@@ -223,8 +223,7 @@ def to_markdown(settings: Settings, runs: Sequence[Measured], about: Sequence[st
 def _differences(settings: Settings, runs: Sequence[Measured], heads: Sequence[str]) -> list[str]:
     """Pairs of numbers of the same run: what the seed does to all ways alike is not in their spread."""
     lines = [
-        f"Difference to {settings.baseline} in percentage points, run by run (mean ± standard deviation of the "
-        "differences).",
+        f"Difference to {settings.baseline} in percentage points, run by run (mean ± standard deviation).",
         "",
         *markdown_head(["", *heads]),
     ]

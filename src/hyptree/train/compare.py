@@ -14,6 +14,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,7 +255,7 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
             _number(outcomes[0], name)
     lines = [f"### {settings.title}", ""]
     if settings.note:
-        lines += [settings.note, ""]
+        lines += [textwrap.fill(settings.note, 100), ""]
     lines += markdown_head(["", "parameters", *settings.metrics, "training time"])
     for row, group in groups.items():
         cells = [_cell(group, name) for name in settings.metrics]
@@ -263,10 +264,7 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
         seconds = statistics.fmean(outcome.seconds for outcome in group)
         lines.append(markdown_row([row, f"{group[0].parameters:,}", *cells, f"{seconds:.0f} s"]))
     seeds = ", ".join(map(str, settings.seeds))
-    lines += [
-        "",
-        f"Mean ± standard deviation over seeds {seeds}, after the last step (no choice of a best checkpoint).",
-    ]
+    lines += ["", f"Mean ± standard deviation over seeds {seeds}, after the last step, not the best one."]
     return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
 
 
