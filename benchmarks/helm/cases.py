@@ -248,7 +248,7 @@ class Kernel:
 
 
 _GROUPS = {
-    "kernels of hyptree": r"^_(residual_norm|(wide_)?swiglu|lift_heads|centroid|merge_points|send_rows|join|split|"
+    "kernels of hyptree": r"^_(residual_norm|(wide_)?swiglu|lift_heads|centroid|merge_points|dispatch_rows|join|split|"
     r"latent)_",
     "fused by the compiler": r"^triton_",
     "attention": r"flash|fmha|attention|sdpa|mha",

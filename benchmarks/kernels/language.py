@@ -38,11 +38,11 @@ from hyptree.ops import (
     columns,
     cosine,
     cross_entropy,
+    dispatch_rows,
     heads,
     merge,
     merge_points,
     residual_norm,
-    send_rows,
     swiglu,
 )
 
@@ -256,26 +256,28 @@ def _swiglu_work(draw: Draw, R: int, hidden: int, has_factor: bool, dtype: torch
     )
 
 
-def sent_rows(draw: Draw) -> Iterator[Job]:
+def dispatched_rows(draw: Draw) -> Iterator[Job]:
     T, n, k, dtype = (4, 13, 2, FP32) if draw.quick else (TOKENS, 896, 2, BF16)
-    make = functools.partial(_send_work, draw, T, n, k, dtype)
-    yield Job("send_rows", "tiny" if draw.quick else "1B", f"({T},{_padded(n)})x{k}", dtype, make)
+    make = functools.partial(_dispatch_work, draw, T, n, k, dtype)
+    yield Job("dispatch_rows", "tiny" if draw.quick else "1B", f"({T},{_padded(n)})x{k}", dtype, make)
 
 
-def _send_work(draw: Draw, T: int, n: int, k: int, dtype: torch.dtype) -> Work:
+def _dispatch_work(draw: Draw, T: int, n: int, k: int, dtype: torch.dtype) -> Work:
     one = n + 1
     # an expert for every copy, so that the gradient of its factor can be told from the others
     chosen = torch.arange(T * k, device=draw.device)
     inputs = draw.normal(T, _padded(n), dtype=dtype), draw.order(T * k), draw.uniform(T * k, low=0.5, high=1.5), chosen
 
     def grad(x: Sequence[Any], made: Made, grads: Made) -> Sequence[Tensor | None]:
-        found = send_rows.send_rows_grad(x[0], grads[0], x[1], k, made[1], grads[1], one, backend="triton")
+        found = dispatch_rows.dispatch_rows_grad(x[0], grads[0], x[1], k, made[1], grads[1], one, backend="triton")
         return found[0], found[2]
 
     return Work(
         inputs,
-        lambda rows, inverse, a, chosen: send_rows.reference.send_rows(rows, inverse, k, a, chosen, one),  # type: ignore[arg-type,return-value]
-        lambda rows, inverse, a, chosen: send_rows.send_rows(rows, inverse, k, a, chosen, one, backend="triton"),  # type: ignore[arg-type,return-value]
+        lambda rows, inverse, a, chosen: dispatch_rows.reference.dispatch_rows(rows, inverse, k, a, chosen, one),  # type: ignore[arg-type,return-value]
+        lambda rows, inverse, a, chosen: dispatch_rows.dispatch_rows(
+            rows, inverse, k, a, chosen, one, backend="triton"
+        ),  # type: ignore[arg-type,return-value]
         leaves=(0, 2),
         kernel_grad=grad,
         gives_again=True,
@@ -421,7 +423,7 @@ ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "centroid": centroids,
     "columns": matrices,
     "swiglu": gates,
-    "send_rows": sent_rows,
+    "dispatch_rows": dispatched_rows,
     "merge_points": merged_points,
     "cross_entropy": losses,
     "cosine": token_distances,

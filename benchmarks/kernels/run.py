@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TextIO
 
 import torch
+import torch._functorch.config
 
 from benchmarks import harness
 from benchmarks.kernels import resources as kernel_resources

@@ -18,7 +18,7 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hyptree.lm.ambient import padded_width
-from hyptree.lm.experts.grouped import bring, grouped_linear, send
+from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
 from hyptree.lm.experts.routing import balance_step, sort_by_expert
 from hyptree.lm.loss import next_token_loss
 from hyptree.lm.modeling import HelmOutput
@@ -228,10 +228,10 @@ def _grouped_experts(experts: Any, hidden: Tensor, index: Tensor, weight: Tensor
     counts = (index.unsqueeze(-1) == torch.arange(experts.num_experts, device=index.device)).sum((0, 1))
     order, inverse, ends = sort_by_expert(index, counts)
     dtype = gemm_dtype(hidden)
-    rows = send(hidden.to(dtype), order, inverse, index.shape[-1])  # (T k, n)
+    rows = dispatch(hidden.to(dtype), order, inverse, index.shape[-1])  # (T k, n)
     gate, up = grouped_linear(rows, experts.gate_up_proj.to(dtype), ends).chunk(2, dim=-1)
     rows = grouped_linear(experts.act_fn(gate) * up, experts.down_proj.to(dtype), ends)
-    chosen = bring(rows, order, inverse).unflatten(0, index.shape)  # (T, k, n)
+    chosen = unpermute(rows, order, inverse).unflatten(0, index.shape)  # (T, k, n)
     return (chosen * weight.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
 

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from hyptree.lm.experts.grouped import bring, grouped_linear, per_row, send
+from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unpermute
 from hyptree.lm.experts.routing import Gate, balance_loss, balance_step, gates_of, sort_by_expert, update_biases
 
 SIZES = ((5, 0, 9, 2), (0, 0, 0, 16), (1, 1, 1, 1), (7, 3, 0, 0))
@@ -106,26 +106,26 @@ def test_grouped_product_has_all_derivatives() -> None:
     assert gradgradcheck(lambda a, b: grouped_linear(a, b, ends), (x, weight))
 
 
-def test_rows_are_sent_and_brought_back() -> None:
+def test_dispatched_rows_come_back() -> None:
     num_tokens, top_k, num_experts = 11, 3, 5
     chosen = torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(num_tokens)])
     counts = torch.bincount(chosen.flatten(), minlength=num_experts)
     plan = sort_by_expert(chosen, counts)
     assert plan.ends.dtype == torch.int32 and plan.ends.tolist() == counts.cumsum(0).tolist()
     x = torch.randn(num_tokens, 4, dtype=torch.float64, requires_grad=True)
-    sent = send(x, plan.order, plan.inverse, top_k)
+    dispatched = dispatch(x, plan.order, plan.inverse, top_k)
     place = 0
     for expert in range(num_experts):  # experts in their order, the tokens of each in theirs
         for token in range(num_tokens):
             if expert in chosen[token]:
-                assert torch.equal(sent[place], x[token])
+                assert torch.equal(dispatched[place], x[token])
                 place += 1
     assert place == num_tokens * top_k
-    back = bring(sent, plan.order, plan.inverse).unflatten(0, (num_tokens, top_k))
+    back = unpermute(dispatched, plan.order, plan.inverse).unflatten(0, (num_tokens, top_k))
     assert torch.equal(back, x[:, None].expand_as(back))
-    assert gradcheck(lambda a: send(a, plan.order, plan.inverse, top_k), (x,))
+    assert gradcheck(lambda a: dispatch(a, plan.order, plan.inverse, top_k), (x,))
     rows = torch.randn(num_tokens * top_k, 2, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda a: bring(a, plan.order, plan.inverse), (rows,))
+    assert gradcheck(lambda a: unpermute(a, plan.order, plan.inverse), (rows,))
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -141,17 +141,17 @@ _product.register_autograd(_product_backward, setup_context=_save)
 _outer.register_autograd(_outer_backward, setup_context=_save)
 
 
-def send(x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
-    """The rows ``x[order // copies]``: (T, D) -> (S, D) with S = T copies, every row ``copies`` times.
+def dispatch(x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+    """Rows sorted by expert, ``x[order // copies]``: (T, D) -> (S, D) with S = T copies, every row ``copies`` times.
 
     The gradient is gathered through ``inverse`` and summed, where indexing would add in any order, by atomics.
     """
-    return _Send.apply(x, order, inverse, copies)
+    return _Dispatch.apply(x, order, inverse, copies)
 
 
-def bring(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """The rows ``x[inverse]``, a permutation: (S, D) -> (S, D); the gradient is gathered through ``order``."""
-    return _Bring.apply(x, order, inverse)
+def unpermute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Rows in their first order again, ``x[inverse]``: (S, D) -> (S, D); the gradient is gathered through ``order``."""
+    return _Unpermute.apply(x, order, inverse)
 
 
 def per_row(values: Tensor, ends: Tensor, num_rows: int) -> Tensor:
@@ -175,7 +175,7 @@ class _PerRow(torch.autograd.Function):
         return torch.where(is_member, grad[:, None], 0.0).sum(0), None, None
 
 
-class _Send(torch.autograd.Function):
+class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
         ctx.save_for_backward(order, inverse)
@@ -185,10 +185,10 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         order, inverse = ctx.saved_tensors
-        return bring(grad, order, inverse).unflatten(0, (-1, ctx.copies)).sum(1), None, None, None
+        return unpermute(grad, order, inverse).unflatten(0, (-1, ctx.copies)).sum(1), None, None, None
 
 
-class _Bring(torch.autograd.Function):
+class _Unpermute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(order, inverse)
@@ -197,4 +197,4 @@ class _Bring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         order, inverse = ctx.saved_tensors
-        return bring(grad, inverse, order), None, None
+        return unpermute(grad, inverse, order), None, None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import Kept, Start, aligned, lift_padded, padded_width
-from hyptree.lm.experts.grouped import bring, grouped_linear, per_row, send
+from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unpermute
 from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
 from hyptree.lm.fused import experts as fused_experts
 from hyptree.nn.common import wide
@@ -294,5 +294,5 @@ class Mice(nn.Module):
 
     def run(self, rows: Tensor, plan: Order) -> Tensor:
         """Every row through the experts it chose: lifted (T, width) -> points (T k, n), best choice first."""
-        sent = send(rows, plan.order, plan.inverse, self.gate.top_k)
-        return bring(self.routed(sent, plan.ends), plan.order, plan.inverse)
+        dispatched = dispatch(rows, plan.order, plan.inverse, self.gate.top_k)
+        return unpermute(self.routed(dispatched, plan.ends), plan.order, plan.inverse)

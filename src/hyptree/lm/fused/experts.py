@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hyptree.lm.experts.grouped import _outer, grouped_linear
+from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
 from hyptree.ops.merge_points import fits as _merge_fits
 from hyptree.ops.merge_points import merge_points, merge_points_grad
-from hyptree.ops.send_rows import send_rows, send_rows_grad
 from hyptree.ops.swiglu import MAX_WIDTH, swiglu_grad, swiglu_lift
 
 
@@ -92,8 +92,8 @@ class _Mice(torch.autograd.Function):
         others = shared_both = None
         if shared_first is not None and shared_second is not None:
             others, shared_both = _shared_forward(rows, Stack(shared_first, shared_second, shared_a), own)
-        sent, factors = send_rows(rows, inverse, weight.shape[1], a, chosen, own.one)
-        both = grouped_linear(sent, first, ends)
+        dispatched, factors = dispatch_rows(rows, inverse, weight.shape[1], a, chosen, own.one)
+        both = grouped_linear(dispatched, first, ends)
         points = grouped_linear(swiglu_lift(both, own.hidden, own.c, own.bias, factors), second, ends)
         ctx.sizes, ctx.num_experts = sizes, ends.shape[0]
         ctx.save_for_backward(
@@ -119,11 +119,12 @@ class _Mice(torch.autograd.Function):
         to_lifted = grouped_linear(to_points, second.mT, ends)
         to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
         to_second = _outer(to_points, lifted, ends, "auto")
-        to_sent = grouped_linear(to_both, first.mT, ends)
-        to_rows, sent, per_choice = send_rows_grad(
-            rows, to_sent, inverse, weight.shape[1], factors, to_factors[0] if to_factors else None, own.one, initial
+        to_dispatched = grouped_linear(to_both, first.mT, ends)
+        to_factor = to_factors[0] if to_factors else None
+        to_rows, dispatched, per_choice = dispatch_rows_grad(
+            rows, to_dispatched, inverse, weight.shape[1], factors, to_factor, own.one, initial
         )
-        to_first = _outer(to_both, sent, ends, "auto")
+        to_first = _outer(to_both, dispatched, ends, "auto")
         if per_choice is not None:
             is_member = chosen[:, None] == torch.arange(ctx.num_experts, device=chosen.device)
             to_a = torch.where(is_member, per_choice[:, None], 0.0).sum(0)

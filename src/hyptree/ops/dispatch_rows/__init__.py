@@ -1,7 +1,7 @@
-"""Copies of lifted rows to the places of the experts that will read them, and the sum of gradients on the way back.
+"""Dispatch of a mixture of experts: every lifted row copied to its experts' places; gradients are summed back.
 
-``send_rows`` is the operation, ``send_rows_grad`` its gradient, which gives the copies once more, so that whoever
-multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+``dispatch_rows`` is the operation, ``dispatch_rows_grad`` its gradient, which gives the copies once more, so that
+whoever multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
-from hyptree.ops.send_rows import reference
+from hyptree.ops.dispatch_rows import reference
 
-__all__ = ["fits", "reference", "send_rows", "send_rows_grad"]
+__all__ = ["dispatch_rows", "dispatch_rows_grad", "fits", "reference"]
 
 MAX_WIDTH = 16384
 """Columns of a row that a kernel holds at once."""
@@ -22,11 +22,11 @@ def fits(rows: Tensor, backend: str = "auto") -> bool:
     return rows_fit(backend, rows, rows.shape[-1], MAX_WIDTH)
 
 
-def send_rows(
+def dispatch_rows(
     rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1,
     *, backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Every row at k places; with factors of experts, its column ``one`` divided by that of the expert it is sent to.
+    """Every row copied to k places; with factors, column ``one`` of a copy is divided by the factor of its expert.
 
     Args:
         rows: (T, width). copies: k.
@@ -39,20 +39,20 @@ def send_rows(
         (T k, width) copies, and the factor of each (T k,) in the same order, or None.
     """
     if not fits(rows, backend):
-        return reference.send_rows(rows, inverse, copies, a, chosen, one)
-    run = _send_operator if needs_operator(rows) else _send
-    sent, factors = run(rows.contiguous(), inverse, copies, a, chosen, one)
-    return sent, None if a is None else factors
+        return reference.dispatch_rows(rows, inverse, copies, a, chosen, one)
+    run = _dispatch_operator if needs_operator(rows) else _dispatch
+    dispatched, factors = run(rows.contiguous(), inverse, copies, a, chosen, one)
+    return dispatched, None if a is None else factors
 
 
-def send_rows_grad(
+def dispatch_rows_grad(
     rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None = None,
     to_factors: Tensor | None = None, one: int = -1, initial: Tensor | None = None, *, backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """What the gradient of the copies (T k, width) says.
 
     Args:
-        factors: as :func:`send_rows` gave them. to_factors: (T k,) float32, what others say about their gradient.
+        factors: as :func:`dispatch_rows` gave them. to_factors: (T k,) float32, what others say about their gradient.
         initial: (T, width), what others say about the gradient of ``rows``.
 
     Returns:
@@ -60,29 +60,29 @@ def send_rows_grad(
         order of ``chosen``, or None. ``initial`` and ``to_factors`` are included.
     """
     if not fits(rows, backend):
-        return reference.send_rows_grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
+        return reference.dispatch_rows_grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
     run = _grad_operator if needs_operator(rows) else _grad
     settings = (inverse, copies, factors, to_factors, one, initial)
-    found, sent, per_choice = run(rows.contiguous(), grad.contiguous(), *settings)
-    return found, sent, None if factors is None else per_choice
+    grad_rows, dispatched, per_choice = run(rows.contiguous(), grad.contiguous(), *settings)
+    return grad_rows, dispatched, None if factors is None else per_choice
 
 
-def _send(
+def _dispatch(
     rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None, chosen: Tensor | None, one: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from hyptree.ops.send_rows import triton
+    from hyptree.ops.dispatch_rows import triton
 
-    return triton.send(rows, inverse, copies, a, chosen, one)
+    return triton.dispatch(rows, inverse, copies, a, chosen, one)
 
 
 def _grad(
     rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None, to_factors: Tensor | None,
     one: int, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from hyptree.ops.send_rows import triton
+    from hyptree.ops.dispatch_rows import triton
 
     return triton.grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
 
 
-_send_operator = operator("send_rows", _send)
-_grad_operator = operator("send_rows_grad", _grad)
+_dispatch_operator = operator("dispatch_rows", _dispatch)
+_grad_operator = operator("dispatch_rows_grad", _grad)

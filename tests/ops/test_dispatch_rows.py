@@ -1,11 +1,11 @@
-"""Rows sent to experts and back: kernels and definition against autograd, values and gradients."""
+"""Rows dispatched to experts and back: kernels and definition against autograd, values and gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hyptree.ops.send_rows import send_rows, send_rows_grad
+from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
 
 pytest.importorskip("triton")
 
@@ -26,12 +26,12 @@ def test_there_and_back(
     initial = torch.randn(T, width, device=device).to(dtype) if has_more else None
     to_factors = torch.randn(T * k, device=device) if has_a and has_more else None
 
-    sent, factors = send_rows(rows, inverse, k, a, chosen if has_a else None, one, backend=backend)
-    found, again, per_choice = send_rows_grad(
+    dispatched, factors = dispatch_rows(rows, inverse, k, a, chosen if has_a else None, one, backend=backend)
+    grad_rows, again, per_choice = dispatch_rows_grad(
         rows, grad, inverse, k, factors, to_factors, one, initial, backend=backend
     )  # fmt: skip
-    assert sent.shape == (T * k, width) and sent.dtype == found.dtype == dtype
-    assert torch.equal(sent, again)
+    assert dispatched.shape == (T * k, width) and dispatched.dtype == grad_rows.dtype == dtype
+    assert torch.equal(dispatched, again)
 
     leaf = rows.double().requires_grad_()
     by_choice = (a[chosen] if a is not None else torch.ones(T * k, device=device)).double().requires_grad_()
@@ -41,8 +41,8 @@ def test_there_and_back(
     if initial is not None:
         to_rows = to_rows + initial.double()
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(sent[inverse].double(), wanted.detach(), **close)
-    torch.testing.assert_close(found.double(), to_rows, **close)
+    torch.testing.assert_close(dispatched[inverse].double(), wanted.detach(), **close)
+    torch.testing.assert_close(grad_rows.double(), to_rows, **close)
     assert (factors is None) == (per_choice is None) == (a is None)
     if a is not None and factors is not None and per_choice is not None:
         assert torch.equal(factors[inverse], a[chosen])
@@ -54,5 +54,5 @@ def test_a_bad_row_stays_alone(device: str) -> None:
     rows, inverse = torch.randn(4, 8, device=device), torch.randperm(8, device=device)
     grad = torch.randn(8, 8, device=device)
     grad[inverse[3], 2] = torch.nan  # the second copy of row 1
-    found, sent, _ = send_rows_grad(rows, grad, inverse, 2, backend="triton")
-    assert found[1].isnan().any() and found[[0, 2, 3]].isfinite().all() and sent.isfinite().all()
+    grad_rows, dispatched, _ = dispatch_rows_grad(rows, grad, inverse, 2, backend="triton")
+    assert grad_rows[1].isnan().any() and grad_rows[[0, 2, 3]].isfinite().all() and dispatched.isfinite().all()

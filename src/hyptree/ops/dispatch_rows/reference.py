@@ -12,32 +12,32 @@ def _scale(width: int, one: int, factors: Tensor) -> Tensor:
     return torch.where(column == one, 1 / factors[:, None], 1.0)
 
 
-def send_rows(
+def dispatch_rows(
     rows: Tensor, inverse: Tensor, copies: int, a: Tensor | None = None, chosen: Tensor | None = None, one: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``ops.send_rows.send_rows``."""
+    """See ``ops.dispatch_rows.dispatch_rows``."""
     order = torch.argsort(inverse)
-    sent = rows.repeat_interleave(copies, 0)[order]
+    dispatched = rows.repeat_interleave(copies, 0)[order]
     if a is None or chosen is None:
-        return sent, None
+        return dispatched, None
     factors = a[chosen.flatten()[order]]
-    return (sent * _scale(rows.shape[1], one, factors)).to(rows.dtype), factors
+    return (dispatched * _scale(rows.shape[1], one, factors)).to(rows.dtype), factors
 
 
-def send_rows_grad(
+def dispatch_rows_grad(
     rows: Tensor, grad: Tensor, inverse: Tensor, copies: int, factors: Tensor | None = None,
     to_factors: Tensor | None = None, one: int = -1, initial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """See ``ops.send_rows.send_rows_grad``."""
-    sent, _ = send_rows(rows, inverse, copies)
+    """See ``ops.dispatch_rows.dispatch_rows_grad``."""
+    dispatched, _ = dispatch_rows(rows, inverse, copies)
     back = grad if grad.dtype == torch.float64 else grad.float()
     per_choice = None
     if factors is not None:
         scale = _scale(rows.shape[1], one, factors)
         per_choice = torch.zeros_like(factors) if to_factors is None else to_factors
         if one >= 0:
-            per_choice = per_choice - back[:, one] * sent[:, one] / factors.square()
+            per_choice = per_choice - back[:, one] * dispatched[:, one] / factors.square()
         per_choice = per_choice[inverse]
-        back, sent = back * scale, (sent * scale).to(sent.dtype)
+        back, dispatched = back * scale, (dispatched * scale).to(dispatched.dtype)
     total = back[inverse].view(rows.shape[0], copies, rows.shape[1]).sum(1)
-    return (total if initial is None else total + initial).to(rows.dtype), sent, per_choice
+    return (total if initial is None else total + initial).to(rows.dtype), dispatched, per_choice
