@@ -74,7 +74,7 @@ def test_a_run_is_measured_on_its_own_data(
         )
         == 0
     )
-    assert "[2/2] atc average keep 0.5" in capsys.readouterr().out
+    assert "reduce: 2/2, atc average keep 0.5" in capsys.readouterr().out
     assert sorted(map(str, json.loads((out / "results.json").read_text())["rows"])) == sorted(map(str, found["rows"]))
 
 
