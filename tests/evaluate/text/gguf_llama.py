@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.lab.heads.gguf import _ARRAY, _SCALARS, _string, _unpack, read_gguf
+from hyptree.lab.heads.gguf import read_gguf
 
 
 def find_gguf() -> Path | None:
@@ -25,26 +25,11 @@ def find_gguf() -> Path | None:
     return found[0] if found else None
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Everything in the head of the file before its tensors, arrays included."""
-
-    def value(kind: int) -> Any:
-        if kind in _SCALARS:
-            return _unpack(file, _SCALARS[kind])[0]
-        if kind != _ARRAY:
-            return _string(file)
-        inner, count = _unpack(file, "IQ")
-        return [value(inner) for _ in range(count)]
-
-    with path.open("rb") as file:
-        _unpack(file, "4sI")
-        _, count = _unpack(file, "QQ")
-        return {_string(file): value(*_unpack(file, "I")) for _ in range(count)}
-
-
 def load_llama(path: Path) -> tuple[Any, Any]:
     """The model in float32, in eval mode, and its tokenizer."""
-    about = read_metadata(path)
+    from gguf import GGUFReader
+
+    about = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
     return _model(path, about), _tokenizer(about)
 
 
@@ -69,7 +54,7 @@ def _model(path: Path, about: dict[str, Any]) -> Any:
     def read(name: str) -> Tensor:
         tensor = tensors[name]
         if len(tensor.shape) == 1:
-            return type(tensor)(tensor.path, name, (1, *tensor.shape), tensor.kind, tensor.offset).rows(0, 1)[0]
+            return tensor.rows(0, tensor.shape[0])[:, 0]
         return tensor.rows(0, tensor.shape[0])
 
     def halves(weight: Tensor, count: int) -> Tensor:
