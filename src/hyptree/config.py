@@ -68,7 +68,7 @@ def find_yaml(path: Path | str) -> Path:
                 return own / name
     beside = [str(file) for file in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
     shipped = [f"recipes/{file.name}" for file in sorted(own.glob("*.yaml"))] if own is not None else []
-    hint = suggest(str(path), beside) or suggest(f"recipes/{path.stem}.yaml", shipped)
+    hint = suggest(path.stem, [*shipped, *beside], part=lambda choice: Path(choice).stem)  # of two alike the last
     raise UserError(f"cannot read {path}: No such file or directory{hint and f'; {hint}'}")
 
 

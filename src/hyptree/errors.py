@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -14,11 +14,16 @@ class UserError(ValueError):
     """
 
 
-def suggest(name: str, choices: Iterable[str]) -> str:
-    """``did you mean 'x'?`` for the closest choice, or an empty string when nothing is close."""
+def suggest(name: str, choices: Iterable[str], part: Callable[[str], str] = str) -> str:
+    """``did you mean 'x'?`` for the closest choice, or an empty string when nothing is close.
+
+    Args:
+        part: what is compared of a choice; of paths the name alone, since folders and endings that all of them share
+            would make them alike.
+    """
     import difflib  # here because every start of the command would pay for it
 
-    by_lower_case = {choice.lower(): choice for choice in choices}
+    by_lower_case = {part(choice).lower(): choice for choice in choices}
     close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,45 @@ def test_the_help_of_a_verb_tells_of_the_options_of_every_verb(capsys):
     for words in (["demo"], ["train"], ["tree", "demo"], ["tree"]):
         assert cli.main([*words, "--help"]) == 0
         assert "--config FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tree", "demo", "--out", "run"],
+        ["demo", "--recipe", "himapper_demo", "--out", "run"],
+        ["lab", "overlap", "model.safetensors", "--plot", "run/heads.png"],
+        ["lab", "llm-fit", "losses.csv", "--plot", "run/losses.png"],
+    ],
+    ids=" ".join,
+)
+def test_what_draws_asks_for_matplotlib_before_its_work(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert err.endswith(" needs matplotlib: pip install hyptree[plot]\n") and err.count("\n") == 1
+    assert not out
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("compare nope.yaml", None),
+        ("train nope.yaml", None),
+        ("train a/folder/of/mine/nope.yaml", None),
+        ("train recipes/nope.yaml", None),
+        ("train wrold_classify", "recipes/world_classify.yaml"),
+        ("train dem.yaml", "recipes/demo.yaml"),
+        ("train here/mine1.yaml", "here/mine.yaml"),
+        ("train here/nope.yaml", None),
+    ],
+)
+def test_only_close_names_are_suggested(words, hint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    Path("here/mine.yaml").touch()
+    assert cli.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.endswith("No such file or directory" + (f"; did you mean {hint!r}?" if hint else "") + "\n")

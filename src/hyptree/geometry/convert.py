@@ -3,9 +3,10 @@
 Ours: ``c > 0``, sectional curvature ``-c``. The table in docs/geometry.md explains each row.
 """
 
-import difflib
 import math
 from collections.abc import Callable
+
+from hyptree.errors import suggest
 
 _TO_C: dict[str, Callable[[float], float]] = {
     "meru": lambda curv: curv,
@@ -28,8 +29,7 @@ def curvature_from(source: str, value: float) -> float:
     """Our ``c`` for the curvature of another library or paper, as in ``curvature_from("geoopt.lorentz", 2.0)``."""
     key = source.lower()
     if key not in _TO_C:
-        close = difflib.get_close_matches(key, _TO_C, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(_TO_C)}"
+        hint = suggest(key, _TO_C) or f"known: {', '.join(_TO_C)}"
         raise ValueError(f"curvature_from: unknown source {source!r}; {hint}")
     c = _TO_C[key](value)
     if not 0 < c < math.inf:

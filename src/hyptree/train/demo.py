@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, require
 from hyptree.files import write_text
 
 __all__ = ["demo_recipe", "run"]
@@ -52,6 +52,8 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     settings.run.seed = settings.data.seed = seed
     if settings.data.cache is None:
         settings.data.cache = True  # drawn once: for training, for the page, for the next demo
+    if settings.model.plugin.is_used:
+        require("matplotlib", "plot")  # its page is drawn with it
     _clear(out)
     if settings.data.name == "world":
         _say("drawing the pictures of the built-in world (kept for the next time) ...")

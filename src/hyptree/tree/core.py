@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hyptree.errors import suggest
 from hyptree.tree import ancestry, build, derive, drawing, formats, layout, measure, newick
 from hyptree.tree.arrays import as_array, frozen, jumps, max_below, sum_below, sum_to_root
 
@@ -242,10 +243,8 @@ class Tree:
         if self.label is None:
             raise ValueError("this tree has no labels; pass label= or use relabel")
         if label not in self._by_label:
-            import difflib
-
-            near = difflib.get_close_matches(str(label), self._by_label, n=1)
-            raise ValueError(f"no node is called {label!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            hint = suggest(str(label), self._by_label)
+            raise ValueError(f"no node is called {label!r}" + (f"; {hint}" if hint else ""))
         return self._by_label[label]
 
     @cached_property

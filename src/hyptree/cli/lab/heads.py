@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from hyptree.errors import UserError, as_user_error
+from hyptree.errors import UserError, as_user_error, require
 
 OVERLAP_COLUMNS = {
     "head": "{head}",
@@ -94,6 +94,8 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
+    if config.plot is not None:
+        require("matplotlib", "plot", asked_by="--plot")
     from hyptree.lab.figures.drawing import figure_files, require_apart
     from hyptree.lab.heads import overlap as head_overlap
     from hyptree.tables import show, to_csv
@@ -141,6 +143,7 @@ def llm_fit(config: LlmFitConfig) -> None:
     from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
 
     if config.plot is not None:
+        require("matplotlib", "plot", asked_by="--plot")
         from hyptree.lab.figures.drawing import figure_files, require_apart
 
         require_apart(figure_files(config.plot), {"the table of losses": config.table})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hyptree.errors import require
 from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
 from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import write_text
@@ -175,6 +176,7 @@ def run(out: Path, seed: int = 0) -> None:
         out: folder, made when absent.
         seed: same seed, same pictures and numbers.
     """
+    require("matplotlib", "plot")  # now, not when the trees are learned
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     import torch
