@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache, Trainer, TrainingArguments
 
 from hyptree.lm import BalanceCallback, HelmForCausalLM
-from hyptree.lm.ambient import AmbientLinear, kept_in_graphs, lift
+from hyptree.lm.ambient import AmbientLinear, lift, trust_weight_caches
 from hyptree.lm.experts.routing import gates_of
 from tests.lm.make import VOCAB, small, tokens
 
@@ -145,10 +145,10 @@ def test_compiled_steps_use_kept_matrices_only_where_told() -> None:
         layer.matrices(torch.float32)[0].zero_()  # what is kept can be told from what is made anew
         step = torch.compile(layer, backend="eager", fullgraph=True)
         torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
-        with kept_in_graphs():
+        with trust_weight_caches():
             assert not step(lifted).any()
         torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
-    with kept_in_graphs():  # and never where there are gradients
+    with trust_weight_caches():  # and never where there are gradients
         torch.testing.assert_close(step(lifted).detach(), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -90,30 +90,30 @@ UNIT_WEIGHT = math.log(math.expm1(1.0))
 """The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
 
 
-_trusts_kept = False
+_trusts_caches = False
 
 
 @contextmanager
-def kept_in_graphs() -> Iterator[None]:
-    """Inside, compiled code takes what :class:`Kept` holds as it is, as a CUDA graph or a compiler cannot look whether
-    a parameter has changed since. Run the model once without compiling it before, and change no weight inside;
+def trust_weight_caches() -> Iterator[None]:
+    """Inside, compiled code takes what :class:`WeightCache` holds as it is, as a CUDA graph or a compiler cannot look
+    whether a parameter has changed since. Run the model once without compiling it before, and change no weight inside;
     ``generate`` does so.
     """
-    global _trusts_kept
-    before, _trusts_kept = _trusts_kept, True
+    global _trusts_caches
+    before, _trusts_caches = _trusts_caches, True
     try:
         yield
     finally:
-        _trusts_kept = before
+        _trusts_caches = before
 
 
-class Kept:
-    """A tensor made from parameters, kept from call to call in evaluation without gradients.
+class WeightCache:
+    """A tensor made from parameters, cached from call to call in evaluation without gradients.
 
     There a step with one token would otherwise cast and pad every weight of the model. Whatever changes a parameter
     makes a new one: in-place operations by their version, everything else by its address. Fused optimisers change
     neither, so it is also forgotten in training: by a pass with gradients, and by ``train`` and ``eval`` of its owner,
-    which must call :meth:`clear`. Compiled code cannot look, and makes it anew but for :func:`kept_in_graphs`.
+    which must call :meth:`clear`. Compiled code cannot look, and makes it anew but for :func:`trust_weight_caches`.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Kept:
                 self.clear()
             return make()
         if torch.compiler.is_compiling():
-            if not _trusts_kept or self._key is None or self._key[0] != extra:
+            if not _trusts_caches or self._key is None or self._key[0] != extra:
                 return make()
         elif any(p.is_inference() for p in parameters):  # those have no version
             return make()
@@ -143,11 +143,11 @@ class Kept:
         made: Made = self._value
         return made
 
-    def __deepcopy__(self, memo: Any) -> Kept:
-        return Kept()
+    def __deepcopy__(self, memo: Any) -> WeightCache:
+        return WeightCache()
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        return WeightCache, ()
 
 
 def mark_static(value: Any) -> None:
@@ -159,14 +159,14 @@ def mark_static(value: Any) -> None:
             torch._dynamo.mark_static_address(tensor)
 
 
-class Start(NamedTuple):
-    """Factors on the first weights of a linear map and on its column of the time."""
+class GainFactors(NamedTuple):
+    """Factors on the initialisation gain of a linear map's weight and of its column of the time."""
 
     weight: float = 1.0
     time: float = 1.0
 
 
-STARTS = {"xavier": Start(), "small": Start(0.25, 0.0)}
+GAIN_FACTORS = {"xavier": GainFactors(), "small": GainFactors(0.25, 0.0)}
 """What ``HelmConfig.initializer`` may name.
 
 "xavier" is published. Behind a norm the time of all tokens is the same, so its column adds one vector to all of them,
@@ -205,7 +205,7 @@ class AmbientLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.start = Start()
+        self.gain_factors = GainFactors()
         if in_features % points:
             raise ValueError(f"AmbientLinear: {in_features} components do not make {points} points of equal size")
         if row_groups is not None and (row_groups[0] * row_groups[1] != out_features or row_groups[2] < row_groups[1]):
@@ -227,7 +227,7 @@ class AmbientLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
         # The column of the time belongs to the matrix, and is decayed as such, although it is a vector here.
         self.weight_time._no_weight_decay = False  # type: ignore[attr-defined]
-        self._kept = Kept()
+        self._weight_cache = WeightCache()
         self.reset_parameters()
 
     @property
@@ -236,10 +236,10 @@ class AmbientLinear(nn.Module):
         return self.points * self.point_width
 
     def reset_parameters(self) -> None:
-        """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does, times ``start``; bias 0."""
+        """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does, times factors; bias 0."""
         fan = self.out_features // self.fused + self.in_features + self.points
         bound = math.sqrt(2.0) * math.sqrt(6.0 / fan)
-        for parameter, gain in ((self.weight, self.start.weight), (self.weight_time, self.start.time)):
+        for parameter, gain in ((self.weight, self.gain_factors.weight), (self.weight_time, self.gain_factors.time)):
             nn.init.uniform_(parameter, -gain * bound, gain * bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -273,11 +273,13 @@ class AmbientLinear(nn.Module):
     def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """:meth:`padded` and the bias of the epilogue; kept in evaluation without gradients."""
         parameters = [p for p in (self.weight, self.weight_time, self.bias) if p is not None]
-        return self._kept.get(self.training, parameters, dtype, lambda: (self.padded(dtype), self._epilogue(dtype)))
+        return self._weight_cache.get(
+            self.training, parameters, dtype, lambda: (self.padded(dtype), self._epilogue(dtype))
+        )
 
     def train(self, mode: bool = True) -> AmbientLinear:
         """Also forgets the kept matrix, so that whatever training does to the weights is seen."""
-        self._kept.clear()
+        self._weight_cache.clear()
         return super().train(mode)
 
     def forward(self, lifted: Tensor) -> Tensor:

@@ -21,7 +21,16 @@ from transformers.utils.generic import can_return_tuple
 
 from hyptree.errors import UserError
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import STARTS, AmbientLinear, Kept, kept_in_graphs, lift, padded_width, rms_norm, time_of
+from hyptree.lm.ambient import (
+    GAIN_FACTORS,
+    AmbientLinear,
+    WeightCache,
+    lift,
+    padded_width,
+    rms_norm,
+    time_of,
+    trust_weight_caches,
+)
 from hyptree.lm.attention import ATTENTION, excess_of
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
 from hyptree.lm.checks import check_ids, check_lengths
@@ -70,8 +79,8 @@ class HelmPreTrainedModel(PreTrainedModel):
             bound = module.weight.shape[-1] ** -0.5
             nn.init.uniform_(module.weight, -bound, bound)
         elif type(module).__module__.startswith("hyptree.lm."):
-            if hasattr(module, "start"):
-                module.start = STARTS[self.config.initializer]  # type: ignore[assignment]
+            if hasattr(module, "gain_factors"):
+                module.gain_factors = GAIN_FACTORS[self.config.initializer]  # type: ignore[assignment]
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
@@ -221,7 +230,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         has_time = config.head == "linear"  # a row of the other head is a point, and its time is derived
         self.lm_head = nn.Linear(config.hidden_size + int(has_time), config.vocab_size, bias=False)
         self.log_head_tau = None if has_time else nn.Parameter(torch.empty(1))
-        self._kept_head = Kept()
+        self._lm_head_cache = WeightCache()
         self.reset_parameters()
         self.post_init()
 
@@ -237,11 +246,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     def head_matrix(self, dtype: torch.dtype) -> Tensor:
         """The head as a matrix (V, w) in ``dtype`` for :meth:`head_input`; kept in evaluation without gradients."""
         parameters = [self.lm_head.weight] + ([] if self.log_head_tau is None else [self.log_head_tau])
-        return self._kept_head.get(self.training, parameters, dtype, lambda: self._head_matrix(dtype))
+        return self._lm_head_cache.get(self.training, parameters, dtype, lambda: self._head_matrix(dtype))
 
     def train(self, mode: bool = True) -> HelmForCausalLM:
         """Also forgets the kept head, so that whatever training does to the weights is seen."""
-        self._kept_head.clear()
+        self._lm_head_cache.clear()
         return super().train(mode)
 
     def _head_matrix(self, dtype: torch.dtype) -> Tensor:
@@ -266,7 +275,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``generate`` of transformers; compiled steps use the matrices that the first, uncompiled one has made."""
         parent: Any = super()
-        with kept_in_graphs():
+        with trust_weight_caches():
             return parent.generate(*args, **kwargs)
 
     def _get_static_cache_init_shape(self) -> None:

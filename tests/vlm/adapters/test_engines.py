@@ -71,7 +71,7 @@ def test_weights_are_computed_once_per_pass(monkeypatch: pytest.MonkeyPatch):
         assert calls == {"text": 1, "image": 1}
     encode(model, words, pictures).sum().backward()  # forward, and again in the backward pass
     assert calls == {"text": 3, "image": 3}
-    assert all(group._kept is None for group in handle._set.all_groups())  # their memory is free for the optimizer
+    assert all(group._cached is None for group in handle._set.all_groups())  # their memory is free for the optimizer
 
 
 VIEWS = {"view", "_unsafe_view", "t", "transpose", "detach", "slice", "split", "split_with_sizes", "expand"}

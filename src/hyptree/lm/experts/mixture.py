@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import Kept, Start, aligned, lift_padded, padded_width
+from hyptree.lm.ambient import GainFactors, WeightCache, aligned, lift_padded, padded_width
 from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unpermute
 from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
 from hyptree.lm.fused import experts as fused_experts
@@ -71,7 +71,7 @@ class ExpertStack(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.start = Start()
+        self.gain_factors = GainFactors()
         self.num_experts, self.features, self.hidden = num_experts, features, hidden
         self.c, self.initial, self.norm, self.eps = c, curvature, norm, eps
         self.inner = padded_width(hidden, bias)
@@ -84,14 +84,14 @@ class ExpertStack(nn.Module):
         self.bias_out = nn.Parameter(torch.empty(num_experts, features, **factory)) if bias else None
         is_learned = not isinstance(curvature, int | float)
         self.log_curvature = nn.Parameter(torch.empty(num_experts, **factory)) if is_learned else None
-        self._kept = Kept()
+        self._weight_cache = WeightCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw each map as if alone, Xavier uniform with gain sqrt(2) over weight and time, times ``start``."""
+        """Draw each map as if alone, Xavier uniform with gain sqrt(2) over weight and time, times ``gain_factors``."""
         for weight, time in ((self.weight_in, self.time_in), (self.weight_out, self.time_out)):
             bound = math.sqrt(2.0) * math.sqrt(6.0 / (self.hidden + self.features + 1))
-            for parameter, gain in ((weight, self.start.weight), (time, self.start.time)):
+            for parameter, gain in ((weight, self.gain_factors.weight), (time, self.gain_factors.time)):
                 nn.init.uniform_(parameter, -gain * bound, gain * bound)
         for bias in (self.bias_in, self.bias_out):
             if bias is not None:
@@ -143,7 +143,7 @@ class ExpertStack(nn.Module):
         """:meth:`folded`, kept in evaluation without gradients."""
         parameters = list(self.parameters(recurse=False))
         key = (dtype, width, divide)
-        return self._kept.get(self.training, parameters, key, lambda: self.folded(*key))
+        return self._weight_cache.get(self.training, parameters, key, lambda: self.folded(*key))
 
     @property
     def sizes(self) -> fused_experts.Sizes:
@@ -198,7 +198,7 @@ class ExpertStack(nn.Module):
 
     def train(self, mode: bool = True) -> ExpertStack:
         """Also forgets the kept matrices, so that whatever training does to the weights is seen."""
-        self._kept.clear()
+        self._weight_cache.clear()
         return super().train(mode)
 
     def _mark(self) -> None:

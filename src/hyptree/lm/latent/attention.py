@@ -77,10 +77,10 @@ class BlockLinear(AmbientLinear):
         super().__init__(in_features, sum(self.sizes), bias)
 
     def reset_parameters(self) -> None:
-        """Draw as Xavier uniform with gain sqrt(2) does, times ``start``; the bias is 0."""
+        """Draw as Xavier uniform with gain sqrt(2) does, times ``gain_factors``; the bias is 0."""
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        for parameter, gain in ((self.weight, self.start.weight), (self.weight_time, self.start.time)):
+        for parameter, gain in ((self.weight, self.gain_factors.weight), (self.weight_time, self.gain_factors.time)):
             if not getattr(parameter, "_is_hf_initialized", False):  # transformers marks what came from a file
                 for rows in parameter.split(self.drawn):
                     bound = gain * math.sqrt(12 / (rows.shape[0] + self.in_features + 1))

@@ -309,8 +309,8 @@ WIDE, FLOAT32_TILE = 2048, 16
 size. Larger ones of float32 spill 1.7 KB of every thread's registers in the backward pass."""
 
 
-class Start(NamedTuple):
-    """How programs start in half precision: three or four on a multiprocessor are worth a few spilt registers."""
+class LaunchConfig(NamedTuple):
+    """How programs are launched in half precision: three or four a multiprocessor are worth some spilt registers."""
 
     warps: int = 4
     stages: int = 1
@@ -318,8 +318,9 @@ class Start(NamedTuple):
     tile: int = 64
 
 
-START = {
-    "forward": Start(stages=2, registers=128), "backward": Start(), "wide forward": Start(), "wide backward": Start(),
+LAUNCH_CONFIGS = {
+    "forward": LaunchConfig(stages=2, registers=128), "backward": LaunchConfig(),
+    "wide forward": LaunchConfig(), "wide backward": LaunchConfig(),
 }  # fmt: skip
 
 
@@ -351,16 +352,16 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
 
 def _wide_settings(cut: Cut, has_bias: bool, dtype: torch.dtype, which: str) -> dict[str, Any]:
     settings = _settings(cut, has_bias, dtype) | _options(dtype, which)
-    settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else START[which].tile
+    settings["BLOCK_N"] = FLOAT32_TILE if dtype == torch.float32 else LAUNCH_CONFIGS[which].tile
     return {key: value for key, value in settings.items() if key not in ("GROUPS", "G", "FULL")}
 
 
 def _options(dtype: torch.dtype, which: str) -> dict[str, Any]:
     """What Triton is told beside the constants of a kernel."""
-    start = START[which]
+    config = LAUNCH_CONFIGS[which]
     if dtype == torch.float32 or interpreted():
-        return {"num_warps": 4, "num_stages": start.stages}
-    return {"num_warps": start.warps, "num_stages": start.stages, "maxnreg": start.registers}
+        return {"num_warps": 4, "num_stages": config.stages}
+    return {"num_warps": config.warps, "num_stages": config.stages, "maxnreg": config.registers}
 
 
 def _images(B: int, settings: dict[str, Any]) -> int:

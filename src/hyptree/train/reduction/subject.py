@@ -22,7 +22,7 @@ from hyptree.train.run.settings import ReduceSettings
 from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 
-KEPT_IN_MEMORY = 2 * 2**30
+CACHE_BYTES = 2 * 2**30
 """Bytes: a set of pictures up to this size is read once instead of once for every row."""
 
 
@@ -123,18 +123,18 @@ class Batches:
 
     def __init__(self, loader: Any, num_samples: int, size: int):
         self.loader, self.num_samples = loader, num_samples
-        self._kept: list[Any] | None = [] if num_samples * 3 * size**2 * 4 <= KEPT_IN_MEMORY else None
+        self._cached: list[Any] | None = [] if num_samples * 3 * size**2 * 4 <= CACHE_BYTES else None
 
     def set_epoch(self, epoch: int) -> None:
         self.loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._kept is None:
+        if self._cached is None:
             return iter(self.loader)
-        if not self._kept:
-            self._kept = list(self.loader)
+        if not self._cached:
+            self._cached = list(self.loader)
             self.loader.close()
-        return iter(self._kept)
+        return iter(self._cached)
 
 
 def load_subject(settings: ReduceSettings) -> ReducedModel:

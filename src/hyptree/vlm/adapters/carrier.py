@@ -130,7 +130,7 @@ class Carrier(nn.Module):
         self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self._sources: dict[str, WeightSource] = {}
         self._outputs: dict[str, Any] = {}
-        self._starts: dict[str, RemovableHandle] = {}
+        self._pass_hooks: dict[str, RemovableHandle] = {}
         self._before_merge: list[tuple[nn.Module, str, Tensor]] = []
         self.register_load_state_dict_post_hook(_adapters_may_be_missing)
 
@@ -170,8 +170,8 @@ class Carrier(nn.Module):
                     intercept(site.module, site.attribute, source)
                 # A pass begins with the model or with one of its children (`encode_text` calls the latter alone).
                 for start in ("", site.name.split(".")[0] if "." in site.name else ""):
-                    if start not in self._starts:
-                        self._starts[start] = model.get_submodule(start).register_forward_pre_hook(PassBegins(self))
+                    if start not in self._pass_hooks:
+                        self._pass_hooks[start] = model.get_submodule(start).register_forward_pre_hook(PassBegins(self))
         for embedding in new.all_embeddings():
             point = embedding.point
             if point.tower not in self._outputs:
@@ -190,9 +190,9 @@ class Carrier(nn.Module):
             source = self._sources.pop(weight)
             release(source.site.module, source.site.attribute)
         if not self._sources:
-            for start in self._starts.values():
-                start.remove()
-            self._starts = {}
+            for hook in self._pass_hooks.values():
+                hook.remove()
+            self._pass_hooks = {}
         towers = {tower for other in self.sets for tower in self[other].embeddings}
         for tower in [tower for tower in self._outputs if tower not in towers]:
             hook = self._outputs.pop(tower)

@@ -28,7 +28,7 @@ from hyptree.vlm.adapters.structure import Site
 
 
 @dataclass
-class _Kept:
+class _CachedWeights:
     """Adapted weights with all that they depend on; ``bases`` and ``weights`` in the order of the sites."""
 
     key: tuple[Any, ...]
@@ -63,20 +63,20 @@ class AdaptedGroup(nn.Module):
         self.follows_autocast = "mlp" not in self.stack.targets
         self._number = {site.name: i for i, site in enumerate(sites)}
         self._first = dict(zip(self._number, accumulate((len(site.slots) for site in sites), initial=0), strict=False))
-        self._kept: _Kept | None = None
+        self._cached: _CachedWeights | None = None
         self._arranged: tuple[tuple[Any, ...], Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # What is kept belongs to a pass, and tensors with a history cannot be copied.
-        return {**self.__dict__, "_kept": None, "_arranged": None}
+        return {**self.__dict__, "_cached": None, "_arranged": None}
 
     def forget(self) -> None:
         """Throws away the weights that are kept for the running pass."""
-        self._kept = None
+        self._cached = None
 
     def refresh(self) -> None:
         """Throws away everything that is kept, also what was read from the base weights."""
-        self._kept = self._arranged = None
+        self._cached = self._arranged = None
 
     def weight(self, site: Site) -> Tensor:
         """The adapted weight of a site, as its layer uses it now."""
@@ -85,10 +85,10 @@ class AdaptedGroup(nn.Module):
             return self.computed(site)
         key = self._key(base)
         number = self._number[site.name]
-        kept = self._kept
-        if kept is None or kept.key != key or kept.bases[number] != _stamp(base):
-            kept = self._kept = self._compute(key)
-        return kept.weights[number]
+        cached = self._cached
+        if cached is None or cached.key != key or cached.bases[number] != _stamp(base):
+            cached = self._cached = self._compute(key)
+        return cached.weights[number]
 
     def computed(self, site: Site) -> Tensor:
         """The adapted weight of one site by itself, by ordinary autograd, also for a base that is trained."""
@@ -114,7 +114,7 @@ class AdaptedGroup(nn.Module):
         stamps = tuple(_stamp(value) for value in self.adapter.values())
         return dtype, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), stamps
 
-    def _compute(self, key: tuple[Any, ...]) -> _Kept:
+    def _compute(self, key: tuple[Any, ...]) -> _CachedWeights:
         bases = [_stamp(site.base) for site in self.sites]
         values = self.adapter.values()
         arranged = self._arrange(key[0], bases)
@@ -122,7 +122,7 @@ class AdaptedGroup(nn.Module):
             weights = _AdaptedWeights.apply(self, arranged, *values)
         else:
             weights = self.split(self.stacked(values, arranged))
-        return _Kept(key, bases, weights)
+        return _CachedWeights(key, bases, weights)
 
     def _arrange(self, dtype: torch.dtype, bases: list[tuple[Any, ...]]) -> Tensor:
         """The base weights in the layout and dtype of the product; made again only when one of them has changed."""
