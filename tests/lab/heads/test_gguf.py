@@ -143,9 +143,9 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path) -> None:
         bad.write_bytes(content)
         with pytest.raises(UserError, match=message):
             overlap(bad)
-    with pytest.raises(UserError, match="output.weight in .*q8.gguf is Q8_K, which gguf cannot decode"):
+    with pytest.raises(UserError, match=r"output.weight in .*q8.gguf is Q8_K, which gguf cannot decode"):
         overlap(write(tmp_path / "q8.gguf", {"output.weight": ((4, 256), 15, b"\0" * 292 * 4)}))
-    with pytest.raises(UserError, match="is damaged or no GGUF file: .*Q8_0"):
+    with pytest.raises(UserError, match=r"is damaged or no GGUF file: .*Q8_0"):
         overlap(write(tmp_path / "odd.gguf", {"output.weight": ((4, 33), 8, b"\0" * 400)}))
     with pytest.raises(UserError, match=r"no head found in .*; name one with --tensor: blk"):
         find_head(write(tmp_path / "none.gguf", {"blk.weight": ((4, 32), 8, b"\1" * 34 * 4)}))
