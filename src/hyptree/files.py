@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import platform
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +20,10 @@ from hyptree.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_HOST = "".join(letter for letter in platform.node() if letter.isalnum()) or "host"
 
-def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
+
+def write_atomic(path: Path | str, write: Callable[[Path], object]) -> None:
     """Call ``write`` on a temporary path beside ``path``, sync what it wrote, and rename it into place.
 
     A kill at any moment leaves the old file or the new one.
@@ -40,11 +46,70 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> None:
 def sync_folder(path: Path) -> None:
     """Bring renames inside a folder to disk."""
     if os.name == "posix":
-        folder = os.open(path, os.O_RDONLY)
+        _sync(path)
+
+
+@contextmanager
+def new_folder(folder: Path, what: str = "", advice: str = "name another cache folder") -> Iterator[Path]:
+    """An empty folder to fill; afterwards it is ``folder``, with every byte on disk.
+
+    A kill at any moment leaves either no ``folder`` or a whole one. Of two processes that make the same, the first to
+    finish wins, and the other's work, which is equal, is removed.
+
+    Args:
+        what: what is written, for the message.
+        advice: what to do when the disk is full, beside freeing space.
+
+    Raises:
+        UserError: it cannot be written, or the disk is full.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{_HOST}.{os.getpid()}.", dir=folder.parent))
         try:
-            os.fsync(folder)
+            yield work
+            for path in work.iterdir():
+                _sync(path)
+            sync_folder(work)
+            work.chmod(0o755)  # mkdtemp makes folders that nobody else may read
+            try:
+                os.rename(work, folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            sync_folder(folder.parent)
         finally:
-            os.close(folder)
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        why = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise UserError(f"cannot write {what}{folder}: {why}; free some space, or {advice}") from error
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What processes of this machine left when they were killed while making this folder."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.{_HOST}.*.*"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def path_inside(folder: Path | str, name: str) -> Path:
@@ -61,11 +126,7 @@ def path_inside(folder: Path | str, name: str) -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hyptree.errors import require
+from hyptree.files import write_atomic
 from hyptree.tree.build import from_edges
 from hyptree.tree.newick import from_newick, to_newick
 
@@ -146,13 +146,9 @@ def save(tree: Tree, path: str | Path) -> Path:
         text = "child\tparent\n" + "".join(rows)
     else:
         raise ValueError(f"cannot tell a format from {path.name!r}; use .json, .nwk, .newick, .tree or .tsv (and .gz)")
-    aside = path.with_name(path.name + ".part")
     data = text.encode()
-    with open(aside, "wb") as file:
-        file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_atomic(path, lambda temporary: temporary.write_bytes(data))
     return path
 
 

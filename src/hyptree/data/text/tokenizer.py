@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.data.text.atomic import new_folder
 from hyptree.data.text.settings import SPECIAL_TOKENS, check_vocab_size
 from hyptree.data.text.sources import TextSource
 from hyptree.errors import UserError, require
-from hyptree.files import path_inside
+from hyptree.files import new_folder, path_inside
 
 _PADDING_ROWS = 1024
 """Rows that a model's vocabulary may have beyond the tokenizer's: many are padded to a round number."""

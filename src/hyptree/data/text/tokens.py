@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from hyptree.data.text.atomic import new_folder
 from hyptree.data.text.sources import TextSource
 from hyptree.data.text.tokenizer import Encoder, tokenizer_fingerprint
 from hyptree.errors import UserError
+from hyptree.files import new_folder
 
 _VERSION = 1
 """Of what is in the folder."""

@@ -7,12 +7,10 @@ one, the first to finish wins and the other uses its work.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hyptree.errors import UserError
+from hyptree.files import new_folder
 
 Arrays = dict[str, np.ndarray]
 _MANIFEST = "manifest.json"
@@ -50,15 +49,10 @@ def load_or_build(
         if found:
             print(f"{folder}: {found}; rendering it again", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
-        try:
-            _write(folder, layout, build)
-        except OSError as error:
-            why = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
-            size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
-            raise UserError(
-                f"cannot write the pictures to {folder} ({size / 2**20:.0f} MiB): {why}; "
-                "free some space, or set HYPTREE_CACHE to another folder"
-            ) from error
+        size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+        advice = f"set HYPTREE_CACHE to another folder; {size / 2**20:.0f} MiB are wanted"
+        with new_folder(folder, "the pictures to ", advice) as work:
+            _write(work, layout, build)
         found = _open(folder, layout)
     if isinstance(found, str):
         raise UserError(f"{folder}: {found or 'gone'} right after it was written; is the disk sound?")
@@ -86,35 +80,21 @@ def _open(folder: Path, layout: dict[str, tuple[tuple[int, ...], str]]) -> Array
 
 
 def _write(
-    folder: Path, layout: dict[str, tuple[tuple[int, ...], str]], build: Callable[[], Iterator[tuple[int, Arrays]]]
+    work: Path, layout: dict[str, tuple[tuple[int, ...], str]], build: Callable[[], Iterator[tuple[int, Arrays]]]
 ) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        arrays = {}
-        for name, (shape, dtype) in layout.items():
-            arrays[name] = np.lib.format.open_memmap(
-                work / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape
-            )
-            # A memory map over a full disk would end the process with a bus error: ask for the space first.
-            with open(work / f"{name}.npy", "r+b") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, max(os.fstat(file.fileno()).st_size, 1))
-        for start, rows in build():
-            for name, values in rows.items():
-                arrays[name][start : start + len(values)] = values
-        sums = {name: _checksum(array) for name, array in arrays.items()}
-        for array in arrays.values():
-            array.flush()
-        (work / _MANIFEST).write_text(json.dumps(sums))
-        try:
-            os.rename(work, folder)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            # Somebody else was faster; what they wrote is the same.
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    arrays = {}
+    for name, (shape, dtype) in layout.items():
+        arrays[name] = np.lib.format.open_memmap(work / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
+        # A memory map over a full disk would end the process with a bus error: ask for the space first.
+        with open(work / f"{name}.npy", "r+b") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(os.fstat(file.fileno()).st_size, 1))
+    for start, rows in build():
+        for name, values in rows.items():
+            arrays[name][start : start + len(values)] = values
+    for array in arrays.values():
+        array.flush()
+    (work / _MANIFEST).write_text(json.dumps({name: _checksum(array) for name, array in arrays.items()}))
 
 
 def _checksum(array: np.ndarray) -> int:
