@@ -43,6 +43,11 @@ def write_atomic(path: Path | str, write: Callable[[Path], object]) -> None:
     sync_folder(path.parent)  # the rename itself is safe once the folder is on disk
 
 
+def data_folder() -> Path:
+    """Where files lie that everybody has one copy of (WordNet, tasks): HYPTREE_DATA, else ``data`` in this folder."""
+    return Path(os.environ.get("HYPTREE_DATA") or "data")
+
+
 def sync_folder(path: Path) -> None:
     """Bring renames inside a folder to disk."""
     if os.name == "posix":

@@ -79,11 +79,15 @@ def config_class(command: Callable[..., Any]) -> type:
 def _without_none(text: str) -> str:
     """Help without None among what may be given and ``(default: None)`` behind a text: both say "may be left out".
 
-    What goes leaves as many spaces, so that the frame stays straight; a row that held nothing else goes with it.
+    So does an empty default. What goes leaves as many spaces, so that the frame stays straight; a row that held nothing
+    else goes with it.
     """
     text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda found: found[1] + " " * len("{None}|"), text)
     text = re.sub(r"\{None,(\S+)", lambda found: "{" + found[1] + " " * len("None,"), text)
-    return re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)None\)( *│\n)?", _blank, text, flags=re.MULTILINE)
+    usage, blank, rest = text.partition("\n\n")
+    usage = re.sub(r"(?<=\S) +(?=\S)", " ", usage).rstrip()
+    rest = re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)(?:None|'')?\)( *│\n)?", _blank, rest, flags=re.MULTILINE)
+    return usage + blank + rest
 
 
 def _with_yaml_values(text: str) -> str:

@@ -34,8 +34,8 @@ class EvalHelp:
     """Questions of each task, spread evenly; all by default."""
     shots: int | None = None
     """Solved examples before each question; as customary for the task by default."""
-    task_files: Path = Path("../shared/data/lm-eval")
-    """Folder of the tasks' files; HYPTREE_DATA/lm-eval where that is set."""
+    task_files: Path | None = None
+    """Folder of the tasks' files; by default lm-eval in the folder that HYPTREE_DATA names, else data/lm-eval."""
     batch_size: int = 16
     """Rows at once."""
     device: str = "cpu"

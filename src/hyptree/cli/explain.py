@@ -18,7 +18,7 @@ class ExplainConfig:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder that hyptree train wrote (of a language model too), or a name such as hcformer_nano (fresh weights), or an
     encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = ()
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE ...]")] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
     """Page to write; by default explain.html, or index.html in the folder of the run."""

@@ -17,7 +17,7 @@ MAX_COUNTED = 40
 class ModelsConfig:
     """``hyptree models``."""
 
-    filter: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILTER")] = None
+    filter: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILTER]")] = None
     """Part of a name, or a pattern such as 'swin_*tiny*'; by default all of hyptree, language models included."""
     json: bool = False
     """Print one JSON object per model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hyptree.evaluate.text.token_radii import NUM_BLOCKS, curvatures
 from hyptree.explore.pages import himapper_page
 from hyptree.explore.pages.language import VALIDATION, write_token_page
 from hyptree.explore.pages.run_pictures import Subject
+from hyptree.files import data_folder
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.language import measure_run
@@ -65,7 +65,7 @@ def page_of_tokens(
         twin: another run to put beside it, e.g. of the Euclidean twin.
         out: by default ``tokens.html`` in the run; the numbers go beside it, to the same name with ``.json``.
         wordnet: folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz); by default ``wordnet`` in
-            HYPTREE_DATA or in ``../shared/data`` where there is one. Without, depths are left out.
+            HYPTREE_DATA or in ``data`` where there is one. Without, depths are left out.
         num_blocks: blocks of validation text that go through the models.
         device: cpu, cuda, ...
 
@@ -87,7 +87,7 @@ def _find_wordnet(given: Path | str | None) -> Path | None:
         if not Path(given).is_dir():
             raise UserError(f"no WordNet at {given}: no such folder; leave it out to do without depths")
         return Path(given)
-    place = Path(os.environ.get("HYPTREE_DATA", "../shared/data")) / "wordnet"
+    place = data_folder() / "wordnet"
     return place if place.is_dir() else None
 
 

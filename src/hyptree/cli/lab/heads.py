@@ -40,7 +40,7 @@ LORENTZ_COLUMNS = {
 class OverlapConfig:
     """``hyptree lab overlap``."""
 
-    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...")]
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...")]
     """Checkpoints: a .safetensors or .gguf file, a folder with one or with shards, a run of hyptree train, or org/name
     of a model on the Hub."""
     tensor: str | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hyptree.errors import UserError, suggest
+from hyptree.files import data_folder
 
 Row = Mapping[str, Any]
 
-DEFAULT_ROOT = Path("../shared/data/lm-eval")
 LETTERS = "ABCDEFGHIJ"
 
 
@@ -125,9 +124,8 @@ TASKS: dict[str, Task] = {
 
 
 def find_root(root: Path | str | None = None) -> Path:
-    """Folder of the tasks' files: as given, ``lm-eval`` in HYPTREE_DATA, or ``../shared/data/lm-eval``."""
-    data = os.environ.get("HYPTREE_DATA")
-    found = Path(root) if root is not None else Path(data) / "lm-eval" if data else DEFAULT_ROOT
+    """Folder of the tasks' files: as given, or ``lm-eval`` in :func:`hyptree.files.data_folder`."""
+    found = Path(root) if root is not None else data_folder() / "lm-eval"
     if not found.is_dir():
         raise UserError(f"no task files at {found}: no such folder; say where they are (root, or HYPTREE_DATA)")
     return found
