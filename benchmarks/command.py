@@ -90,7 +90,7 @@ def himapper(config: HiMapperOptions) -> int:
 def kernels(config: KernelOptions) -> int:
     """Check every kernel against its definition, and time it beside that, compiled too, and the floor.
 
-    One line per kernel, shape and pass; a kernel that is not faster than its compiled definition brings nothing. Exit
+    One line per kernel, shape and pass; a kernel that is not faster than its compiled definition is no gain. Exit
     code 1 if a kernel is wrong or fails.
     """
     from benchmarks.kernels import run as bench

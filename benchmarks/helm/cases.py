@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hyptree.lm.config import HelmConfig
 
 Mode = str
-_CACHE_ROOM = 64
+_CACHE_HEADROOM = 64
 """Tokens that are decoded before the cache is set back."""
 
 
@@ -168,7 +168,7 @@ class DecodingStep:
         self.model, self.setting, self.mode = model.eval(), setting, mode
         self.prompt, self.last = ids[:, :-1], ids[:, -1:].contiguous()
         self.context = self.prompt.shape[1]
-        self.cache: Any = StaticCache(config=model.config, max_cache_len=self.context + _CACHE_ROOM)
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=self.context + _CACHE_HEADROOM)
         self.position = torch.full_like(self.last, self.context)
         self.module = compiled(model, mode)
         self.used = 0
@@ -184,7 +184,7 @@ class DecodingStep:
         return output.logits[:, -1]
 
     def __call__(self) -> Tensor:
-        if self.used == _CACHE_ROOM:
+        if self.used == _CACHE_HEADROOM:
             self._set_back()
         self.used += 1
         if self.mode == "graphs":
@@ -218,7 +218,7 @@ class DecodingStep:
     def cache_bytes(self) -> float:
         """Bytes of the cache for the context."""
         size = sum(t.untyped_storage().nbytes() for layer in self.cache.layers for t in (layer.keys, layer.values))
-        return size * self.context / (self.context + _CACHE_ROOM)
+        return size * self.context / (self.context + _CACHE_HEADROOM)
 
 
 def _distance(found: Tensor, expected: Tensor, spared: float) -> float:

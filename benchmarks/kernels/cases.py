@@ -1,7 +1,7 @@
-"""What ``hyptree bench kernels`` computes: for every room of ``hyptree.ops`` fresh inputs at the shapes that matter.
+"""What ``hyptree bench kernels`` computes: per operation of ``hyptree.ops`` fresh inputs at the shapes that matter.
 
-A room here is a function that gives jobs; a job knows its name at once and draws its inputs when it is its turn. To add
-one, write it beside its like and enter it in :data:`ROOMS` of ``kernel_rooms``. Shapes of HCFormer are those of the
+An operation's function gives jobs; a job knows its name at once and draws its inputs when it is its turn. To add one,
+write it beside its like and enter it in :data:`JOBS` of ``language.py``. Shapes of HCFormer are those of the
 nano and medium models at batch 128 and 224 pixels (a test holds them to the models).
 """
 
@@ -39,7 +39,7 @@ class Work:
     Attributes:
         definition, kernel: from ``inputs`` to results; they work on float64 as well, or in place.
         leaves: places of the inputs that have a gradient; none where the operation has no backward.
-        kernel_grad: (inputs, results, cotangents) to gradients of the leaves, for rooms without autograd.
+        kernel_grad: (inputs, results, cotangents) to gradients of the leaves, for operations without autograd.
         gives_again: the backward kernel writes the results once more, which counts as bytes.
         rival: the Euclidean operation in its place, from the same inputs, in words and as a function.
         flops: of the matrix products forward; a backward has twice as many.
@@ -284,7 +284,7 @@ def _pairs(draw: Draw, op: str) -> Iterator[Job]:
 def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Work:
     b, n, m, d = sizes
     is_lorentz = op == "pairwise_lorentz"
-    room: Any = pairwise_lorentz if is_lorentz else pairwise_poincare
+    pairwise: Any = pairwise_lorentz if is_lorentz else pairwise_poincare
     space = lorentz if is_lorentz else poincare
     tangent = form == "softmax"  # as one operation: points, distances, softmax
 
@@ -299,7 +299,7 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
         return Work(
             (x, y),
             lambda x, y: (plain_pairs.distance_softmax(x, y, C, 1.0, True, space),),
-            lambda x, y: (room.distance_softmax(x, y, C, tangent=True, backend="triton"),),
+            lambda x, y: (pairwise.distance_softmax(x, y, C, tangent=True, backend="triton"),),
             leaves=(0, 1),
             rival=("softmax(-cdist)", lambda x, y: torch.softmax(-torch.cdist(x, y), -1)),
             flops=flops,
@@ -309,7 +309,7 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
         return Work(
             (x, y),
             lambda x, y: plain_pairs.nearest(x, y, C, False, space),
-            lambda x, y: room.nearest(x, y, C, backend="triton"),
+            lambda x, y: pairwise.nearest(x, y, C, backend="triton"),
             rival=("cdist.min", lambda x, y: torch.cdist(x, y).min(-1)),
             flops=flops,
             # of two points that float32 cannot tell apart either may be meant: its true distance is what counts
@@ -318,7 +318,7 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
     return Work(
         (x, y),
         lambda x, y: (plain_pairs.pairwise_dist(x, y, C, form, False, space),),  # type: ignore[arg-type]
-        lambda x, y: (room.pairwise_dist(x, y, C, mode=form, backend="triton"),),
+        lambda x, y: (pairwise.pairwise_dist(x, y, C, mode=form, backend="triton"),),
         leaves=(0, 1),
         rival=("cdist", torch.cdist),
         flops=flops,

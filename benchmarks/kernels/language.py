@@ -1,4 +1,4 @@
-"""The rest of the rooms of ``hyptree bench kernels``, those of language models and of tokens, and the list of all.
+"""The rest of ``hyptree bench kernels``: operations of language models and of tokens, and the list of all.
 
 Language models have 8192 tokens in a step (four sequences of 2048); sizes are those of the presets HELM-D 115m and 1B
 and HELM-MICE 1B, and rows of 2048. Tokens are those of a ViT-S or ViT-B of 224 pixels at batch 256.
@@ -410,7 +410,7 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
     )
 
 
-ROOMS: dict[str, Callable[[Draw], Iterator[Job]]] = {
+JOBS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "map_norm": norms,
     "gelu_grad": hidden_maps,
     "cluster_patch": patches,

@@ -1,4 +1,4 @@
-"""The room of ``hyptree bench kernels`` for decoding: 8 sequences of 8192 tokens in the latent cache of HELM-MICE."""
+"""Decoding in ``hyptree bench kernels``: 8 sequences of 8192 tokens in the latent cache of HELM-MICE."""
 
 from __future__ import annotations
 

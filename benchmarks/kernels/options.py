@@ -21,7 +21,7 @@ class KernelOptions(BenchOptions):
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to run. A CPU has the tiny sizes alone, and runs kernels by Triton's interpreter (TRITON_INTERPRET=1)."""
     ops: tuple[str, ...] = ()
-    """Rooms of hyptree.ops to run, all of them by default; `pairwise` chooses those with the word in their name."""
+    """Operations of hyptree.ops to run, all by default; `pairwise` chooses those with the word in their name."""
     repeats: int = 10
     quick: bool = False
     """Tiny sizes, to see that everything works; the times mean little."""
@@ -43,7 +43,7 @@ class KernelOptions(BenchOptions):
         self.names()
 
     def names(self) -> list[str]:
-        """The rooms chosen: a word that is a name means that one, else those that have it in their name.
+        """The operations chosen: a word that is a name means that one, else those that have it in their name.
 
         Raises:
             UserError: a word that fits none.

@@ -108,7 +108,7 @@ def _always(backend: str, x: Tensor, misfit: str | None) -> str:
 
 
 def _modules() -> list[ModuleType]:
-    """All modules of ``hyptree.ops``; a room imports its kernels only when it first runs them."""
+    """All modules of ``hyptree.ops``; an operation imports its kernels only when it first runs them."""
     import hyptree.ops
 
     return [import_module(found.name) for found in pkgutil.walk_packages(hyptree.ops.__path__, "hyptree.ops.")]

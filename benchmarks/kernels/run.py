@@ -17,10 +17,10 @@ import torch._functorch.config
 
 from benchmarks import harness
 from benchmarks.kernels import resources as kernel_resources
-from benchmarks.kernels import tables as kernel_report
+from benchmarks.kernels import tables
 from benchmarks.kernels.cases import C, Draw, Job
 from benchmarks.kernels.check import KERNEL, Trial
-from benchmarks.kernels.language import ROOMS
+from benchmarks.kernels.language import JOBS
 from benchmarks.kernels.options import KernelOptions
 from benchmarks.kernels.tables import Line
 from benchmarks.session import Emit, session
@@ -59,7 +59,7 @@ class _Bench:
         head = machine.header(options.device, PACKAGES) | {"device": options.device, "c": C, "seed": self.seed}
         head |= {"repeats": options.repeats, "warmup": harness.WARMUP, "command": options.command()}
         head["clock"] = "device clock with a cold L2" if on_gpu else "wall clock"
-        self.emit({"kind": "header", **head}, [*kernel_report.header_lines(head), "", *kernel_report.table_head()])
+        self.emit({"kind": "header", **head}, [*tables.header_lines(head), "", *tables.table_head()])
         jobs = self._jobs(options.device)
         lines: list[Line] = []
         missing: list[Job] = []
@@ -79,9 +79,9 @@ class _Bench:
                 if on_gpu and (is_lost := _device_is_lost()):
                     missing = jobs[place + 1 :]
                     break
-        rooms = kernel_report.rooms(lines)
-        for room in rooms:
-            self.emit(room.as_json(), ([""] if room is rooms[0] else []) + [room.text()])
+        summaries = tables.summaries(lines)
+        for summary in summaries:
+            self.emit(summary.as_json(), ([""] if summary is summaries[0] else []) + [summary.text()])
         if is_lost:
             return self._go_on_elsewhere(jobs[len(jobs) - len(missing) - 1], missing)
         if missing:
@@ -92,7 +92,7 @@ class _Bench:
         """The table of registers and shared memory, at the shapes of a GPU; gives 1 if a kernel cannot start."""
         head = machine.header("cpu", PACKAGES) | {"command": self.options.command()}
         lines = [*machine.machine_lines(head), f"run       {self.options.command()}", "compiled  for sm_90", ""]
-        self.emit({"kind": "header", **head}, [*lines, *kernel_report.resources_head()])
+        self.emit({"kind": "header", **head}, [*lines, *tables.resources_head()])
         jobs, seen = self._jobs("meta"), set()
         for place, job in enumerate(jobs):
             if self._is_late():
@@ -104,7 +104,7 @@ class _Bench:
                         continue
                     seen.add((job.form, job.shape, job.dtype, one))
                     names = {"op": job.op, "form": job.form, "shape": job.shape, "dtype": str(job.dtype)}
-                    self.emit({"kind": "resources", **names, **one.as_dict()}, [kernel_report.resources_row(job, one)])
+                    self.emit({"kind": "resources", **names, **one.as_dict()}, [tables.resources_row(job, one)])
                     self.code = self.code or int(one.resident == 0)
             except UserError:
                 raise
@@ -114,7 +114,7 @@ class _Bench:
 
     def _jobs(self, device: str) -> list[Job]:
         draw = Draw(device, self.seed, self.options.quick)
-        return [job for name in self.options.names() for job in ROOMS[name](draw)]
+        return [job for name in self.options.names() for job in JOBS[name](draw)]
 
     def _measure(self, job: Job) -> Iterator[Line]:
         options = self.options
@@ -157,7 +157,7 @@ class _Bench:
             print(text, file=self.stream, flush=True)
 
     def _go_on_elsewhere(self, culprit: Job, missing: Sequence[Job]) -> int:
-        """A fault of a kernel takes the whole process's device with it: the other rooms get a process of their own."""
+        """A fault of a kernel takes the process's device with it: the other operations get a process of their own."""
         same = [job for job in missing if job.op == culprit.op]
         self._name([culprit, *same], f"the device is lost after {culprit.name}")
         rest = tuple(dict.fromkeys(job.op for job in missing if job.op != culprit.op))

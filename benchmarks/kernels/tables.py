@@ -1,4 +1,4 @@
-"""What ``hyptree bench kernels`` prints: a row per operation, shape and pass, then which kernels bring something."""
+"""What ``hyptree bench kernels`` prints: a row per operation, shape and pass, then which kernels are a gain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.kernels.check import COMPILED, EAGER, KERNEL, RIVAL, Error, Pass
 from benchmarks.kernels.resources import Resources
 from hyptree.machine import machine_lines
 
-NOTHING = "brings nothing"
+NO_GAIN = "no gain"
 
 _WIDTHS = {
     "kernel": 17,
@@ -84,7 +84,7 @@ class Line:
             words.append("right" if not words else "")
         elif ours is not None and plain is not None:
             beside = "" if plain[0] == COMPILED else " (eager)"
-            words.append(f"{plain[1] / ours:.2f}x{beside}" if ours < plain[1] else NOTHING + beside)
+            words.append(f"{plain[1] / ours:.2f}x{beside}" if ours < plain[1] else NO_GAIN + beside)
             words += self._promises(ours)
         return ", ".join(word for word in words if word)
 
@@ -145,7 +145,7 @@ def header_lines(head: dict[str, Any]) -> list[str]:
         "times     in microseconds, medians; backward alone, after a forward pass that kept what it needs",
         "floor     bytes over the bandwidth of a copy of that size, or products over the measured peak, the larger",
         "error     against reference.py in float64: in norm; in the worst place, beside it and the mean size",
-        f"verdict   how many times as fast as reference.py compiled (or as it is); {NOTHING!r}: not faster",
+        f"verdict   how many times as fast as reference.py compiled (or as it is); {NO_GAIN!r}: not faster",
     ]
 
 
@@ -171,8 +171,8 @@ def resources_row(job: Job, found: Resources) -> str:
 
 
 @dataclass(frozen=True)
-class Room:
-    """All lines of one room together, where both the kernel and the compiled definition were timed."""
+class Summary:
+    """All lines of one operation together, where both the kernel and the compiled definition were timed."""
 
     op: str
     ours: float
@@ -184,7 +184,7 @@ class Room:
     def text(self) -> str:
         if not self.lines:
             return f"{self.op:17} not compared"
-        verdict = f"{self.plain / self.ours:.2f}x" if self.faster and self.ours < self.plain else NOTHING
+        verdict = f"{self.plain / self.ours:.2f}x" if self.faster and self.ours < self.plain else NO_GAIN
         wrong = f", {self.wrong} WRONG" if self.wrong else ""
         return (
             f"{self.op:17} {verdict}: {self.ours * 1e6:.0f} us beside {self.plain * 1e6:.0f}, faster in {self.faster} "
@@ -193,19 +193,19 @@ class Room:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "kind": "room", "op": self.op, "kernel": self.ours, "plain": self.plain, "faster": self.faster,
+            "kind": "summary", "op": self.op, "kernel": self.ours, "plain": self.plain, "faster": self.faster,
             "lines": self.lines, "wrong": self.wrong,
-            "brings_nothing": bool(self.lines) and not (self.faster and self.ours < self.plain),
+            "no_gain": bool(self.lines) and not (self.faster and self.ours < self.plain),
         }  # fmt: skip
 
 
-def rooms(lines: Iterable[Line]) -> list[Room]:
-    """The summary by room, in the order of the table."""
-    found: dict[str, list[Line]] = {}
+def summaries(lines: Iterable[Line]) -> list[Summary]:
+    """One summary per operation, in the order of the table."""
+    by_op: dict[str, list[Line]] = {}
     for line in lines:
-        found.setdefault(line.job.op, []).append(line)
-    summaries = []
-    for op, members in found.items():
+        by_op.setdefault(line.job.op, []).append(line)
+    rows = []
+    for op, members in by_op.items():
         pairs = [
             (line.seconds(KERNEL) or 0.0, line.plain[1])
             for line in members
@@ -213,8 +213,8 @@ def rooms(lines: Iterable[Line]) -> list[Room]:
         ]
         ours, plain = (sum(times) for times in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
         faster, wrong = sum(a < b for a, b in pairs), sum(line.is_wrong for line in members)
-        summaries.append(Room(op, ours, plain, faster, len(pairs), wrong))
-    return summaries
+        rows.append(Summary(op, ours, plain, faster, len(pairs), wrong))
+    return rows
 
 
 def _names(job: Job) -> list[str]:

@@ -1,4 +1,4 @@
-"""The room of ``hyptree bench kernels`` for trees of queries: Hi-Mapper's defaults on DeiT-S and ResNet-50."""
+"""Trees of queries in ``hyptree bench kernels``: Hi-Mapper's defaults on DeiT-S and ResNet-50."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_decoding_can_go_on_for_long() -> None:
     model, ids, setting, mode = _pico()
     step = cases.DecodingStep(model, ids, setting, mode)
     first = step()
-    for _ in range(cases._CACHE_ROOM - 1):
+    for _ in range(cases._CACHE_HEADROOM - 1):
         step()
     again = step()  # the cache was set back to the prompt
     torch.testing.assert_close(again, first)

@@ -21,9 +21,9 @@ from benchmarks.harness import Result
 from benchmarks.kernels import check as kernel_check
 from benchmarks.kernels import resources as kernel_resources
 from benchmarks.kernels import run as kernels
-from benchmarks.kernels import tables as kernel_report
+from benchmarks.kernels import tables
 from benchmarks.kernels.cases import CUTS, MAPS, MLP_RATIOS, Draw, Job, Work
-from benchmarks.kernels.language import ROOMS
+from benchmarks.kernels.language import JOBS
 from benchmarks.kernels.options import OPS, KernelOptions
 from hyptree.cli import main
 from hyptree.errors import UserError
@@ -43,11 +43,11 @@ def outcome(*ops: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
     return code, [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_every_kernel_room_takes_part() -> None:
+def test_every_operation_takes_part() -> None:
     folders = {found.name for found in pkgutil.iter_modules(hyptree.ops.__path__) if found.ispkg}
-    assert set(OPS) == folders and tuple(ROOMS) == OPS
+    assert set(OPS) == folders and tuple(JOBS) == OPS
     for quick in (True, False):  # on meta, nothing is drawn
-        assert [name for name in OPS if not list(ROOMS[name](Draw("meta", 0, quick)))] == []
+        assert [name for name in OPS if not list(JOBS[name](Draw("meta", 0, quick)))] == []
 
 
 @interpreter
@@ -69,10 +69,10 @@ def test_right_kernels_are_right_and_timed_beside_their_definitions() -> None:
 
 @interpreter
 @pytest.mark.slow
-def test_all_rooms_are_right() -> None:
+def test_all_operations_are_right() -> None:
     code, lines = outcome()
     assert code == 0 and {line["verdict"] for line in lines if line["kind"] == "case"} == {"right"}
-    assert {line["op"] for line in lines if line["kind"] == "room"} == set(OPS)
+    assert {line["op"] for line in lines if line["kind"] == "summary"} == set(OPS)
 
 
 @interpreter
@@ -130,7 +130,7 @@ def test_an_input_that_cannot_be_drawn_is_one_line(monkeypatch: pytest.MonkeyPat
     def broken() -> Work:
         raise torch.OutOfMemoryError("tried to allocate 3 TiB\nmore")
 
-    monkeypatch.setitem(ROOMS, "cosine", lambda draw: iter([Job("cosine", "huge", "(9)", torch.float32, broken)]))
+    monkeypatch.setitem(JOBS, "cosine", lambda draw: iter([Job("cosine", "huge", "(9)", torch.float32, broken)]))
     code, lines = outcome("cosine")
     assert code == 1
     assert lines[1] == {"kind": "failed", "job": "cosine huge (9) float32",
@@ -152,7 +152,7 @@ def test_the_time_limit_names_what_is_missing() -> None:
     assert "for these: hyptree bench kernels --ops cosine merge --quick --repeats 2 --threads 1" in text
 
 
-def test_after_a_lost_device_the_other_rooms_get_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_lost_device_the_other_operations_get_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     popen = subprocess.Popen
 
@@ -212,7 +212,7 @@ def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPa
 
 
 def test_launches_are_recorded_without_a_device() -> None:
-    jobs = {job.name: job for room in ROOMS.values() for job in room(Draw("meta", 0))}
+    jobs = {job.name: job for jobs_of in JOBS.values() for job in jobs_of(Draw("meta", 0))}
     found = kernel_resources.launches(jobs["pairwise_lorentz softmax (8,2048,2048,128) float32"].make())
     names = [getattr(one.kernel, "__name__", None) or one.kernel.fn.__name__ for one in found]
     # an interpreter starts the second of them twice
@@ -274,8 +274,8 @@ def test_the_command_can_be_given_again() -> None:
 
 @pytest.mark.parametrize(("seconds", "words"), [(1.1e-4, "2.8 of its bytes' time, 3 wanted: met"), (2e-4, "MISSED")])
 def test_what_is_promised_of_bytes_is_measured_by_bytes_alone(seconds: float, words: str) -> None:
-    softmax = next(job for job in ROOMS["pairwise_lorentz"](Draw("meta", 0)) if "softmax" in job.name)
+    softmax = next(job for job in JOBS["pairwise_lorentz"](Draw("meta", 0)) if "softmax" in job.name)
     work = dataclasses.replace(softmax.make(), most_of_bytes=3.0)
     times = {name: Result(name, status="ok", seconds=[value]) for name, value in (("kernel", seconds), ("eager", 1e-3))}
-    line = kernel_report.Line(softmax, "forward", times, None, False, 1e-3, 4e-5, 1, 1, work, True)  # arithmetic: 1e-3
+    line = tables.Line(softmax, "forward", times, None, False, 1e-3, 4e-5, 1, 1, work, True)  # arithmetic: 1e-3
     assert line.verdict().endswith(words)

@@ -38,13 +38,13 @@ def given(heads: Heads, B: int, N: int, dtype: torch.dtype, device: str) -> dict
         return {"rows": torch.stack([query, key, value], 2).flatten(2).to(dtype), "queries": None, "shared": None}
     key[..., : heads.shared_dim] = 0.0
     shared = torch.randn(B, N, heads.shared_dim, device=device)
-    room = -(-heads.shared_dim // 8) * 8
+    padded = -(-heads.shared_dim // 8) * 8
     wide = torch.cat(
-        [query.flatten(2), torch.randn(B, N, 5, device=device), F.pad(shared, (0, room - shared.shape[-1]))], -1
+        [query.flatten(2), torch.randn(B, N, 5, device=device), F.pad(shared, (0, padded - shared.shape[-1]))], -1
     )
     wide = wide.to(dtype)
     rows = torch.stack([key, value], 2).flatten(2).to(dtype)
-    return {"rows": rows, "queries": wide[..., : H * W].unflatten(-1, (H, W)), "shared": wide[..., -room:]}
+    return {"rows": rows, "queries": wide[..., : H * W].unflatten(-1, (H, W)), "shared": wide[..., -padded:]}
 
 
 CASES = [
@@ -87,8 +87,8 @@ def test_kernels_equal_the_definition(
     log_tau = torch.randn(1, device=device)
     made = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads, backend="triton")
     grads = tuple(torch.randn(x.shape, device=device).to(dtype) for x in made)
-    room = 0 if parts["shared"] is None else parts["shared"].shape[-1]
-    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=room, backend="triton")
+    padded = 0 if parts["shared"] is None else parts["shared"].shape[-1]
+    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=padded, backend="triton")
 
     exact = {name: None if x is None else x.detach().double().requires_grad_() for name, x in parts.items()}
     leaf = log_tau.double().requires_grad_()
@@ -120,8 +120,8 @@ def test_the_definition_of_the_gradient_is_that_of_the_definition(
     made = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads)
     grads = tuple(torch.randn_like(x) for x in made)
     wanted = iter(torch.autograd.grad(made, [x for x in [*leaves, log_tau] if x is not None], grads))
-    room = 0 if leaves[2] is None else leaves[2].shape[-1]
-    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=room)
+    padded = 0 if leaves[2] is None else leaves[2].shape[-1]
+    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=padded)
     for one in found:
         if one is not None:
             torch.testing.assert_close(one, next(wanted), rtol=1e-11, atol=1e-11)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from hyptree.ops.pairwise_lorentz import joint_kernel, softmax_kernel
 from hyptree.ops.pairwise_lorentz.rows import LORENTZ_TANGENT
-from tests.ops.test_pairwise import C, assert_softmax, charts, draw, rooms
+from tests.ops.test_pairwise import C, assert_softmax, charts, draw, ops
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@rooms
+@ops
 @charts
 @pytest.mark.parametrize("shape", [(2, 70, 515, 6), (1, 64, 512, 16)], ids=["odd", "even"])
 def test_against_float64(
-    shape: tuple[int, ...], room: ModuleType, tangent: bool, device: str, launched: list[int],
+    shape: tuple[int, ...], op: ModuleType, tangent: bool, device: str, launched: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     shapes = [shape] if device == "cpu" else [shape, (3, 300, 1200, 33), (2, 256, 2048, 128), (1, 100, 8000, 128)]
     for one in shapes:
-        assert_softmax(room, one, tangent, device, monkeypatch)
+        assert_softmax(op, one, tangent, device, monkeypatch)
     assert launched == [m for _, _, m, _ in shapes]
 
 

@@ -16,19 +16,19 @@ from hyptree.ops import pairwise_lorentz, pairwise_poincare
 pytest.importorskip("triton")
 
 C = 0.7
-ROOMS = [pairwise_lorentz, pairwise_poincare]
-rooms = pytest.mark.parametrize("room", ROOMS, ids=["lorentz", "poincare"])
+OPS = [pairwise_lorentz, pairwise_poincare]
+ops = pytest.mark.parametrize("op", OPS, ids=["lorentz", "poincare"])
 charts = pytest.mark.parametrize("tangent", [False, True], ids=["points", "tangents"])
 
 
-def draw(room: ModuleType, *shape: int, device: str, tangent: bool = False, radius: float = 3.0) -> Tensor:
+def draw(op: ModuleType, *shape: int, device: str, tangent: bool = False, radius: float = 3.0) -> Tensor:
     """Points within a hyperbolic radius, random in direction and radius: float64 numbers that float32 holds."""
     v = torch.randn(*shape, dtype=torch.float64)
     v *= radius * torch.rand(*shape[:-1], 1, dtype=torch.float64) / v.norm(dim=-1, keepdim=True) / C**0.5
-    if room is pairwise_poincare:
+    if op is pairwise_poincare:
         v /= 2  # the literature's exponential map takes v to distance 2 |v|
     if not tangent:
-        v = (lorentz if room is pairwise_lorentz else poincare).expmap0(v, C)
+        v = (lorentz if op is pairwise_lorentz else poincare).expmap0(v, C)
     return v.float().to(device)
 
 
@@ -57,21 +57,21 @@ def assert_equal(found: list[Tensor], wanted: list[Tensor], value: float, gradie
         assert (one.double() - other).norm() <= gradient * other.norm()
 
 
-@rooms
+@ops
 @charts
 @pytest.mark.parametrize("mode", ["exact", "matmul"])
-def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances(op: ModuleType, tangent: bool, mode: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = (
         [(2, 17, 7, 5), (1, 1, 3, 1)] if device == "cpu" else [(3, 130, 70, 33), (2, 196, 196, 64), (1, 7, 600, 250)]
     )
     for b, n, m, d in shapes:
-        x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
+        x, y = (draw(op, b, size, d, device=device, tangent=tangent) for size in (n, m))
         weight = torch.randn(b, n, m, device=device)
-        wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
         with monkeypatch.context() as patch:
             poison(patch)
             found = outcome(
-                lambda x, y: room.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"), x, y, weight
+                lambda x, y: op.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"), x, y, weight
             )
         assert found[0].dtype == torch.float32 and found[0].shape == (b, n, m)
         # Close points are what "matmul" is poor at: in few dimensions there are some.
@@ -80,30 +80,30 @@ def test_distances(room: ModuleType, tangent: bool, mode: str, device: str, monk
 
 
 def assert_softmax(
-    room: ModuleType, shape: tuple[int, ...], tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    op: ModuleType, shape: tuple[int, ...], tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Softmax of random sets of B, N, M, n, and its gradients, against float64."""
     b, n, m, d = shape
     settings = {"temperature": 0.3, "tangent": tangent}
-    x, y = (draw(room, b, size, d, device=device, tangent=tangent) for size in (n, m))
+    x, y = (draw(op, b, size, d, device=device, tangent=tangent) for size in (n, m))
     weight = torch.randn(b, n, m, device=device)
-    wanted = outcome(lambda x, y: room.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
+    wanted = outcome(lambda x, y: op.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
     with monkeypatch.context() as patch:
         poison(patch)
-        found = outcome(lambda x, y: room.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
+        found = outcome(lambda x, y: op.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
     torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
     assert_equal(found, wanted, 2e-5, 1e-4)
 
 
-@rooms
+@ops
 @charts
-def test_softmax(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_softmax(op: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tiles that fill sets and rows go without masks, one tile alone takes one turn, and a size of 1 is a constant.
     shapes = [(1, 17, 65, 6), (1, 32, 128, 16), (2, 17, 9, 6), (1, 16, 64, 16), (1, 1, 1, 3)]
     if device != "cpu":
         shapes += [(3, 130, 70, 33), (2, 196, 700, 64), (2, 256, 512, 128)]
     for shape in shapes:
-        assert_softmax(room, shape, tangent, device, monkeypatch)
+        assert_softmax(op, shape, tangent, device, monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.02, 1.0, 7.0])
@@ -131,33 +131,33 @@ def test_softmax_of_equal_and_close_points(device: str) -> None:
     assert found.isfinite().all() and ((found - wanted).abs() <= 1e-2 * wanted).all()
 
 
-@rooms
+@ops
 @charts
-def test_nearest(room: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearest(op: ModuleType, tangent: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for n, m, d in [(17, 65, 4)] if device == "cpu" else [(300, 70, 33), (1000, 1000, 64)]:
-        x, y = (draw(room, 1, size, d, device=device, tangent=tangent) for size in (n, m))
-        every = room.pairwise_dist(x.double(), y.double(), C, tangent=tangent)
+        x, y = (draw(op, 1, size, d, device=device, tangent=tangent) for size in (n, m))
+        every = op.pairwise_dist(x.double(), y.double(), C, tangent=tangent)
         with monkeypatch.context() as patch:
             poison(patch)
-            index, distance = room.nearest(x, y, C, tangent=tangent, backend="triton")
+            index, distance = op.nearest(x, y, C, tangent=tangent, backend="triton")
         assert index.dtype == torch.int64 and index.shape == (1, n)
         # Of two points that float32 cannot tell apart either may be meant.
         assert (every.gather(-1, index.unsqueeze(-1)).squeeze(-1) - every.amin(-1)).abs().max() < 5e-6
         assert (distance - every.amin(-1)).abs().max() < 5e-6
 
 
-@rooms
-def test_nearest_of_close_points(room: ModuleType, device: str) -> None:
+@ops
+def test_nearest_of_close_points(op: ModuleType, device: str) -> None:
     """Rows of which some, all or none of the points are close, and one set, in which every point is its own nearest."""
-    x, y = draw(room, 1, 20, 3, device=device), draw(room, 1, 150, 3, device=device)
+    x, y = draw(op, 1, 20, 3, device=device), draw(op, 1, 150, 3, device=device)
     y[0, 80:] = 0.3 * x[0, 0] * (1 + 1e-2 * torch.randn(70, 3, device=device))
     y[0, 33], y[0, 77] = x[0, 5], x[0, 5]
-    every = room.pairwise_dist(x.double(), y.double(), C)
-    index, distance = room.nearest(x, y, C, backend="triton")
+    every = op.pairwise_dist(x.double(), y.double(), C)
+    index, distance = op.nearest(x, y, C, backend="triton")
     assert index[0, 5] == 33 and distance[0, 5] == 0  # the first of two
     assert (every.gather(-1, index.unsqueeze(-1)).squeeze(-1) - every.amin(-1)).abs().max() < 5e-6
     assert (distance - every.amin(-1)).abs().max() < 5e-6
-    index, distance = room.nearest(x, x, C, backend="triton")
+    index, distance = op.nearest(x, x, C, backend="triton")
     assert torch.equal(index[0], torch.arange(20, device=device)) and not distance.any()
 
 
@@ -180,19 +180,19 @@ def test_exact_distances_far_out_and_close_together(dim: int, device: str) -> No
         assert ((one - other).norm(dim=-1) <= 1e-5 * other.norm(dim=-1)).all()
 
 
-@rooms
+@ops
 @pytest.mark.parametrize("mode", ["exact", "matmul"])
-def test_one_set_has_a_zero_diagonal_and_one_gradient(room: ModuleType, mode: str, device: str) -> None:
-    x = draw(room, 2, 21, 6, device=device)
+def test_one_set_has_a_zero_diagonal_and_one_gradient(op: ModuleType, mode: str, device: str) -> None:
+    x = draw(op, 2, 21, 6, device=device)
     weight = torch.rand(2, 21, 21, device=device)
     leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    d = room.pairwise_dist(leaf, leaf, C, mode=mode, backend="triton")
+    d = op.pairwise_dist(leaf, leaf, C, mode=mode, backend="triton")
     assert not d.diagonal(dim1=-2, dim2=-1).any()
     (found,) = torch.autograd.grad((d * weight).sum(), leaf)
-    (wanted,) = torch.autograd.grad((room.pairwise_dist(exact, exact, C) * weight).sum(), exact)
+    (wanted,) = torch.autograd.grad((op.pairwise_dist(exact, exact, C) * weight).sum(), exact)
     assert (found - wanted).norm() <= 1e-5 * wanted.norm()
-    (found,) = torch.autograd.grad((room.distance_softmax(leaf, leaf, C, backend="triton") * weight).sum(), leaf)
-    (wanted,) = torch.autograd.grad((room.distance_softmax(exact, exact, C) * weight).sum(), exact)
+    (found,) = torch.autograd.grad((op.distance_softmax(leaf, leaf, C, backend="triton") * weight).sum(), leaf)
+    (wanted,) = torch.autograd.grad((op.distance_softmax(exact, exact, C) * weight).sum(), exact)
     assert (found - wanted).norm() <= 1e-4 * wanted.norm()
 
 
@@ -219,21 +219,21 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
     assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
 
 
-@rooms
+@ops
 def test_many_distances_leave_close_points_to_a_second_kernel(
-    room: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch
+    op: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hyptree.ops.pairwise_lorentz import triton
 
     monkeypatch.setattr(triton, "_FEW", 0)
-    x, y = draw(room, 2, 70, 9, device=device), draw(room, 2, 130, 9, device=device)
+    x, y = draw(op, 2, 70, 9, device=device), draw(op, 2, 130, 9, device=device)
     y[1, 128] = x[1, 66] * (1 + 1e-3 * torch.randn(9, device=device))
     y[0, 3] = x[0, 1]
     for end in (y, x):
-        wanted = room.pairwise_dist(x.double(), x.double() if end is x else y.double(), C)
+        wanted = op.pairwise_dist(x.double(), x.double() if end is x else y.double(), C)
         with monkeypatch.context() as patch:
             poison(patch)
-            found = room.pairwise_dist(x, end, C, backend="triton")
+            found = op.pairwise_dist(x, end, C, backend="triton")
         assert (found - wanted).abs().max() < 5e-6
         assert (found.diagonal(dim1=1, dim2=2) == 0).all() if end is x else found[0, 1, 3] == 0
 
@@ -298,28 +298,28 @@ def test_gradients_of_many_columns_do_not_drift(device: str) -> None:
         assert (one - other).norm() <= 2e-6 * other.norm()
 
 
-@rooms
+@ops
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_right_for_the_numbers_it_holds(room: ModuleType, dtype: torch.dtype, device: str) -> None:
-    x, y = (draw(room, 1, size, 20, device=device, radius=2.0).to(dtype) for size in (18, 9))
+def test_half_precision_is_right_for_the_numbers_it_holds(op: ModuleType, dtype: torch.dtype, device: str) -> None:
+    x, y = (draw(op, 1, size, 20, device=device, radius=2.0).to(dtype) for size in (18, 9))
     weight = torch.randn(1, 18, 9, device=device)
-    for run in (room.pairwise_dist, room.distance_softmax):
+    for run in (op.pairwise_dist, op.distance_softmax):
         wanted = outcome(lambda x, y, run=run: run(x, y, C), x.double(), y.double(), weight)
         found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, weight)
         assert found[0].dtype == torch.float32 and found[1].dtype == dtype
         assert_equal(found, wanted, 5e-6, 8e-3)
 
 
-@rooms
+@ops
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e20])
 @pytest.mark.parametrize("mode", ["exact", "matmul"])
-def test_gradients_that_come_in_may_have_any_size(room: ModuleType, mode: str, scale: float, device: str) -> None:
+def test_gradients_that_come_in_may_have_any_size(op: ModuleType, mode: str, scale: float, device: str) -> None:
     """Also of very different size: row by row, as a large row would hide what a small one lost."""
-    x, y = (draw(room, 1, size, 20, device=device) for size in (19, 70))
+    x, y = (draw(op, 1, size, 20, device=device) for size in (19, 70))
     weight = torch.randn(1, 19, 70, device=device) * 10.0 ** (torch.rand(1, 19, 70, device=device) * 12 - 6)
     weight *= scale * 10.0 ** (torch.rand(1, 19, 1, device=device) * 8 - 4)
-    wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C), x.double(), y.double(), weight.double())
-    found = outcome(lambda x, y: room.pairwise_dist(x, y, C, mode=mode, backend="triton"), x, y, weight)
+    wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C), x.double(), y.double(), weight.double())
+    found = outcome(lambda x, y: op.pairwise_dist(x, y, C, mode=mode, backend="triton"), x, y, weight)
     # The columns' own sizes differ less: their sums run over rows of all sizes.
     for one, other in zip(found[1:], wanted[1:], strict=True):
         assert ((one.double() - other).norm(dim=-1) <= 2e-5 * other.norm(dim=-1)).all()
@@ -397,22 +397,22 @@ def test_empty_sets(device: str) -> None:
         pairwise_lorentz.nearest(x, y)
 
 
-@rooms
+@ops
 @charts
-def test_the_origin_and_coincident_points(room: ModuleType, tangent: bool, device: str) -> None:
+def test_the_origin_and_coincident_points(op: ModuleType, tangent: bool, device: str) -> None:
     """The gradient at the origin is the unit vector away from the other point; none where two points coincide."""
-    x = draw(room, 5, 4, device=device, tangent=tangent)
+    x = draw(op, 5, 4, device=device, tangent=tangent)
     x[1] = 0
     y = torch.stack([x[0], torch.zeros_like(x[0]), x[3]])
     weight = torch.rand(5, 3, device=device)
     for mode in ("exact", "matmul"):
         found = outcome(
-            lambda x, y, mode=mode: room.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"),
+            lambda x, y, mode=mode: op.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"),
             x,
             y,
             weight,
         )
-        wanted = outcome(lambda x, y: room.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
         if mode == "exact":
             assert found[0][0, 0] == 0 and found[0][1, 1] == 0 and found[0][3, 2] == 0
             assert_equal(found, wanted, 5e-6, 1e-5)
@@ -420,22 +420,22 @@ def test_the_origin_and_coincident_points(room: ModuleType, tangent: bool, devic
         torch.testing.assert_close(found[1][1].double(), wanted[1][1], rtol=1e-5, atol=1e-5)
 
 
-@rooms
-def test_a_bad_row_stays_alone(room: ModuleType, device: str) -> None:
-    x, y = draw(room, 20, 5, device=device), draw(room, 7, 5, device=device)
+@ops
+def test_a_bad_row_stays_alone(op: ModuleType, device: str) -> None:
+    x, y = draw(op, 20, 5, device=device), draw(op, 7, 5, device=device)
     x[3, 2], y[4, 0] = torch.nan, torch.nan
     bad = torch.zeros(20, 7, dtype=torch.bool, device=device)
     bad[3] = bad[:, 4] = True
     for mode in ("exact", "matmul"):
-        assert torch.equal(room.pairwise_dist(x, y, C, mode=mode, backend="triton").isnan(), bad)
+        assert torch.equal(op.pairwise_dist(x, y, C, mode=mode, backend="triton").isnan(), bad)
     y[4] = 0
-    for run in (room.pairwise_dist, room.distance_softmax):
+    for run in (op.pairwise_dist, op.distance_softmax):
         found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, torch.rand(20, 7, device=device))
         good = torch.arange(20, device=device) != 3
         assert found[0][3].isnan().all() and found[0][good].isfinite().all()
         assert found[1][3].isnan().all() and found[1][good].isfinite().all()
     y[2] = torch.nan
-    index, distance = room.nearest(x, y, C, backend="triton")
+    index, distance = op.nearest(x, y, C, backend="triton")
     assert distance[3].isnan() and distance[good].isfinite().all() and not (index[good] == 2).any()
 
 
@@ -453,22 +453,22 @@ def test_rows_at_the_limit_are_capped_as_in_the_geometry(device: str) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@rooms
-def test_a_number_as_curvature_costs_no_pass_over_all_distances(room: ModuleType, device: str) -> None:
-    x, y = (draw(room, 2, size, 4, device=device).requires_grad_() for size in (5, 7))
-    step = room.pairwise_dist(x, y, C, backend="triton").grad_fn
+@ops
+def test_a_number_as_curvature_costs_no_pass_over_all_distances(op: ModuleType, device: str) -> None:
+    x, y = (draw(op, 2, size, 4, device=device).requires_grad_() for size in (5, 7))
+    step = op.pairwise_dist(x, y, C, backend="triton").grad_fn
     steps = [step.name(), step.next_functions[0][0].name()]
     assert steps == ["ViewBackward0", "_DistancesBackward"]
 
 
-@rooms
-def test_learned_curvature(room: ModuleType, device: str) -> None:
-    x, y = draw(room, 3, 9, 6, device=device), draw(room, 3, 8, 6, device=device)
+@ops
+def test_learned_curvature(op: ModuleType, device: str) -> None:
+    x, y = draw(op, 3, 9, 6, device=device), draw(op, 3, 8, 6, device=device)
     weight = torch.rand(3, 9, 8, device=device)
     c = torch.tensor([0.4, 0.7, 0.6], device=device).view(3, 1, 1).requires_grad_()
     exact = c.detach().double().requires_grad_()
-    found = torch.autograd.grad((room.pairwise_dist(x, y, c, backend="triton") * weight).sum(), c)[0]
-    wanted = torch.autograd.grad((room.pairwise_dist(x.double(), y.double(), exact) * weight).sum(), exact)[0]
+    found = torch.autograd.grad((op.pairwise_dist(x, y, c, backend="triton") * weight).sum(), c)[0]
+    wanted = torch.autograd.grad((op.pairwise_dist(x.double(), y.double(), exact) * weight).sum(), exact)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -495,14 +495,14 @@ def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
     }
 
 
-@rooms
+@ops
 @charts
-def test_second_derivatives_are_those_of_the_definition(room: ModuleType, tangent: bool, device: str) -> None:
-    x, y = (draw(room, size, 3, device=device, tangent=tangent) for size in (3, 2))
+def test_second_derivatives_are_those_of_the_definition(op: ModuleType, tangent: bool, device: str) -> None:
+    x, y = (draw(op, size, 3, device=device, tangent=tangent) for size in (3, 2))
 
     def penalty(x: Tensor, y: Tensor, name: str, backend: str) -> list[Tensor]:
         x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
-        out = getattr(room, name)(x, y, C, tangent=tangent, backend=backend)
+        out = getattr(op, name)(x, y, C, tangent=tangent, backend=backend)
         grads = torch.autograd.grad(out[:, 0].sum(), (x, y), create_graph=True)
         return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), (x, y)))
 

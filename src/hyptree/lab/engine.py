@@ -271,8 +271,8 @@ class Engine:
 
     def _default_chunk(self) -> int:
         outputs_of_one = 4 * min(self.piece, self.grid.batch) * self.grid.n
-        room = 2**21 if self.device.type == "cpu" else 2**32
-        return max(1, room // outputs_of_one)
+        budget = 2**21 if self.device.type == "cpu" else 2**32
+        return max(1, budget // outputs_of_one)
 
     def _split(self, bucket: Bucket) -> Iterator[slice]:
         """Slices of a bucket, each all flat or all curved; on a CPU all models of a slice share their samples."""

@@ -79,9 +79,9 @@ def draw(
     order = np.argsort(share, kind="stable")
     dots = crowd**1.5 * (3 + 42 * share**2)
     ax.scatter(*points[order].T, s=dots[order], c=rgb[order], edgecolors="white", linewidths=0.5 * crowd, zorder=3)
-    room = _write_names(tree, ax, points, names, dots)
-    ax.set_xlim(-room, room)
-    ax.set_ylim(-room, room)
+    half_width = _write_names(tree, ax, points, names, dots)
+    ax.set_xlim(-half_width, half_width)
+    ax.set_ylim(-half_width, half_width)
     if title:
         ax.set_title(title, fontsize=13, color="#2b2f3a", pad=8)
     if path is not None:
@@ -136,10 +136,10 @@ def _colors(tree: Tree, color: str | np.ndarray) -> np.ndarray:
 
 
 def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dots: np.ndarray) -> float:
-    """Writes labels, inner nodes above or below their dot, leaves outward along the radius; gives the room needed."""
-    room = 1.06
+    """Writes labels, inner nodes by their dot, leaves outward along the radius; gives the half width needed."""
+    half_width = 1.06
     if tree.label is None or names is False or names == 0:
-        return room
+        return half_width
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.patheffects import withStroke
 
@@ -183,16 +183,16 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
             place = {"xytext": (0, gap - 1), "ha": "center", "va": "bottom"}
         written = ax.annotate(text, (x, y), fontsize=font, zorder=4 if is_outward else 5, **place, **style)
         (leaves if is_outward else inner).append((written, gap * pixels))
-    # A name keeps its size in pixels while its place scales with the disk: each side that sticks out asks for its room.
+    # A name keeps its size in pixels while its place scales with the disk: each side that sticks out asks for more.
     for written, _ in leaves + inner:
         extent = written.get_window_extent(renderer)
         at = ax.transData.transform(written.xy)
         for place, low, high in zip(written.xy, extent.min - at, extent.max - at, strict=True):
             outward = high if place > 0 else -low
-            room = max(room, abs(place) * half / (half - min(outward, 0.9 * half)))
+            half_width = max(half_width, abs(place) * half / (half - min(outward, 0.9 * half)))
     if names is not True:
-        _drop_covered(inner, leaves, room / half, renderer)
-    return room
+        _drop_covered(inner, leaves, half_width / half, renderer)
+    return half_width
 
 
 def _children_above(tree: Tree, points: np.ndarray) -> np.ndarray:

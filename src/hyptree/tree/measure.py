@@ -167,10 +167,10 @@ def poincare_distance(x: np.ndarray, y: np.ndarray, c: float = 1.0) -> np.ndarra
     """
     s = np.sqrt(c)
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    room = [(1 - s * r) * (1 + s * r) for r in (np.linalg.norm(x, axis=-1), np.linalg.norm(y, axis=-1))]
-    if any((r <= 0).any() for r in room):
+    gap = [(1 - s * r) * (1 + s * r) for r in (np.linalg.norm(x, axis=-1), np.linalg.norm(y, axis=-1))]
+    if any((r <= 0).any() for r in gap):
         raise ValueError(f"a point lies outside the Poincaré ball of radius {1 / s:g}")
-    return 2 / s * np.arcsinh(s * np.linalg.norm(x - y, axis=-1) / np.sqrt(room[0] * room[1]))
+    return 2 / s * np.arcsinh(s * np.linalg.norm(x - y, axis=-1) / np.sqrt(gap[0] * gap[1]))
 
 
 def _choose_pairs(n: int, pairs: Any, num_samples: int | None, seed: int) -> tuple[np.ndarray, np.ndarray, bool]:

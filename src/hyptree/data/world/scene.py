@@ -106,8 +106,8 @@ def sample_scenes(key: np.ndarray) -> Scenes:
 
     half, x, floor = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
     half[:, 0] = draws.uniform(0.23, 0.4)
-    room = np.maximum(1 - 2 * half[:, 0], 0) / 2 + 0.03
-    x[:, 0] = 0.5 + room * draws.uniform(-1, 1)
+    span = np.maximum(1 - 2 * half[:, 0], 0) / 2 + 0.03
+    x[:, 0] = 0.5 + span * draws.uniform(-1, 1)
     height = half[:, 0] * (1 + tops[leaf[:, 0]])
     # On the ground, and high enough on it for its top to use the picture, low enough for its top to stay inside.
     floor[:, 0] = draws.uniform(0.04, np.clip(np.minimum(horizon - 0.04, 0.98 - height), 0.05, None))

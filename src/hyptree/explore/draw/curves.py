@@ -209,8 +209,8 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
     order = list(range(n))
     if tree is not None:
         order = [int(node) for node in tree.order("preorder") if node < n]
-    cell, room = 22 if n <= 40 else max(6, 880 // n), 108
-    size = room + n * cell + 36  # names lean over the last column
+    cell, margin = 22 if n <= 40 else max(6, 880 // n), 108
+    size = margin + n * cell + 36  # names lean over the last column
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     right = float(np.trace(counts) / max(counts.sum(), 1))
     parts = [
@@ -218,17 +218,17 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
         f'aria-label="Confusion of {n} classes, {right:.0%} on the diagonal">'
     ]
     for row, true in enumerate(order):
-        y = room + row * cell
-        parts.append(f'<text x="{room - 6}" y="{y + cell * 0.7:.1f}" text-anchor="end">{escape(names[true])}</text>')
+        y = margin + row * cell
+        parts.append(f'<text x="{margin - 6}" y="{y + cell * 0.7:.1f}" text-anchor="end">{escape(names[true])}</text>')
         parts.append(
-            f'<text transform="translate({room + row * cell + cell * 0.7:.1f} {room - 6}) rotate(-60)">'
+            f'<text transform="translate({margin + row * cell + cell * 0.7:.1f} {margin - 6}) rotate(-60)">'
             f"{escape(names[true])}</text>"
         )
         for column, said in enumerate(order):
             if counts[true, said]:
                 kind = "right" if true == said else "wrong"
                 parts.append(
-                    f'<rect class="{kind}" x="{room + column * cell + 1}" y="{y + 1}" width="{cell - 2}" '
+                    f'<rect class="{kind}" x="{margin + column * cell + 1}" y="{y + 1}" width="{cell - 2}" '
                     f'height="{cell - 2}" rx="2" opacity="{0.12 + 0.88 * math.sqrt(share[true, said]):.2f}"><title>'
                     f"{escape(names[true])} called {escape(names[said])}: {int(counts[true, said])} of "
                     f"{int(counts[true].sum())}</title></rect>"
@@ -241,7 +241,7 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
                 if len(inside) > 1:
                     first, last = min(inside), max(inside) + 1
                     parts.append(
-                        f'<rect class="family" x="{room + first * cell}" y="{room + first * cell}" '
+                        f'<rect class="family" x="{margin + first * cell}" y="{margin + first * cell}" '
                         f'width="{(last - first) * cell}" height="{(last - first) * cell}" rx="3"/>'
                     )
     parts.append("</svg>")

@@ -89,7 +89,7 @@ def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
     for node, text in enumerate(tree.label):
         x, y = points[node]
         distance = math.hypot(x, y)
-        room = 1.0 if flat else min(1.0, (1 - distance * distance) / 0.05)
+        shrink = 1.0 if flat else min(1.0, (1 - distance * distance) / 0.05)
         gap = (_dot(tree, node) + 5) / RADIUS
         if tree.is_leaf[node] and distance > 0.2:
             turn, left = math.degrees(math.atan2(y, x)), x < 0
@@ -97,7 +97,7 @@ def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
             place = (x * push, y * push, turn + 180 if left else turn, "end" if left else "start")
         else:
             place = (x, y - gap if below[node] else y + gap, 0.0, "middle")
-        size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * room
+        size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * shrink
         found.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
     return found
 
@@ -251,8 +251,8 @@ def draw_disk(
     inches, points_per_pixel = 8.0, 8.0 * 72 / SIZE
     figure = Figure(figsize=(inches, inches), facecolor="white")
     ax = figure.add_axes((0, 0, 1, 1))
-    room = SIZE / 2 / RADIUS
-    ax.set(xlim=(-room, room), ylim=(-room, room), aspect="equal")
+    extent = SIZE / 2 / RADIUS
+    ax.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal")
     ax.set_axis_off()
     ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.5 * points_per_pixel))
     child = np.flatnonzero(tree.parent >= 0)

@@ -137,12 +137,12 @@ def _under_map(picture: np.ndarray, weight: np.ndarray, inches: float) -> np.nda
 
 def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[float], numbers: Sequence[Any]) -> None:
     """A bar for every level that says what its colours mean, top level first."""
-    room = width / len(tallest)
+    step = width / len(tallest)
     for at, k in enumerate(reversed(range(len(tallest)))):
-        x, one = left + at * room, numbers[k]
-        ax.imshow(np.linspace(0, 1, 128)[None], cmap=HEAT, extent=(x, x + 0.62 * room, top + 0.12, top), aspect="auto")
+        x, one = left + at * step, numbers[k]
+        ax.imshow(np.linspace(0, 1, 128)[None], cmap=HEAT, extent=(x, x + 0.62 * step, top + 0.12, top), aspect="auto")
         ax.text(x, top - 0.05, f"level {one.level}: {one.num_nodes} nodes", fontsize=8, color=INK, fontweight="bold")
-        ax.text(x + 0.62 * room + 0.05, top + 0.06, f"{tallest[k]:.3g}×", fontsize=7.5, color=SOFT, va="center")
+        ax.text(x + 0.62 * step + 0.05, top + 0.06, f"{tallest[k]:.3g}×", fontsize=7.5, color=SOFT, va="center")
         ax.text(x - 0.03, top + 0.06, "0", fontsize=7.5, color=SOFT, va="center", ha="right")
         said = f"mean H {one.entropy.mean():.3f}, {one.from_even:.2f} from even"
         ax.text(x, top + 0.17, said, fontsize=7.5, color=SOFT, va="top")
@@ -173,12 +173,12 @@ def _heading(ax: Axes, picture: np.ndarray, width: float, title: str, text: str,
     ax.imshow(picture, extent=(0.15, 0.15 + wide, 0.15 + side, 0.15), interpolation="bilinear")
     x = 0.35 + wide
     ax.text(x, 0.12, title, fontsize=12, color=INK, fontweight="bold", va="top")
-    room = width - x - 0.15
-    lines = _wrapped(text, room)
+    rest = width - x - 0.15
+    lines = _wrapped(text, rest)
     ax.text(x, 0.40, lines, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     end = 0.40 + LINE * (lines.count("\n") + 1)
     if alarm:
-        said = _wrapped(f"Warning: {alarm}.", 0.9 * room)
+        said = _wrapped(f"Warning: {alarm}.", 0.9 * rest)
         ax.text(x, end + 0.05, said, fontsize=8.4, color=ALARM, fontweight="bold", va="top", linespacing=1.35)
         end += 0.05 + LINE * (said.count("\n") + 1)
     return max(0.15 + side, end) + 0.25

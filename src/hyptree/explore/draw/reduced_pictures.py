@@ -20,7 +20,7 @@ __all__ = ["STYLE", "Drawing", "Shown", "picture_html", "strip"]
 
 SIDE = 336
 """Pixels of a drawing, at least: the picture's own size may be too small for borders."""
-ROOM = 22
+CAPTION_HEIGHT = 22
 """Pixels above a drawing for its caption."""
 
 STYLE = """
@@ -71,15 +71,15 @@ def strip(shown: Shown, drawings: Sequence[Drawing] | None = None) -> Image:
     width, height = rows[0][0][1].size
     gap = 8
     canvas = Image.new(
-        "RGB", (len(rows[0]) * (width + gap) - gap, len(rows) * (height + ROOM + gap) - gap), (255, 255, 255)
+        "RGB", (len(rows[0]) * (width + gap) - gap, len(rows) * (height + CAPTION_HEIGHT + gap) - gap), (255, 255, 255)
     )
     pen = ImageDraw.Draw(canvas)
     for i, (drawing, row) in enumerate(zip(drawings, rows, strict=True)):
         for j, (caption, cell) in enumerate(row):
-            x, y = j * (width + gap), i * (height + ROOM + gap)
+            x, y = j * (width + gap), i * (height + CAPTION_HEIGHT + gap)
             text = f"{drawing.name}, keep {drawing.keep:g}" if j == 0 else caption
             pen.text((x + 1, y + 3), text, (28, 32, 48), font)
-            canvas.paste(cell, (x, y + ROOM))
+            canvas.paste(cell, (x, y + CAPTION_HEIGHT))
     return canvas
 
 

@@ -1,4 +1,4 @@
-"""What one tile of pairs is made of: the arithmetic that all kernels of this room share.
+"""What one tile of pairs is made of: the arithmetic that all kernels of this operation share.
 
 With radii a, b and the angle between two points, ``sinh^2(s d / 2) = sinh^2((a - b)/2) + sinh a sinh b q`` where
 ``q = (1 - cos)/2``: two terms that are not negative, the first of which keeps its digits. The product gives ``q`` to

@@ -1,4 +1,4 @@
-"""The room's front door: every name it lists is there, and nothing is imported before it is asked for."""
+"""The public surface of hyptree.vlm: every name it lists is there, and nothing is imported before it is asked for."""
 
 from __future__ import annotations
 
