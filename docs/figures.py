@@ -1,4 +1,4 @@
-"""Makes the figures of README.md and the guides: ``python docs/figures.py [names]`` writes docs/img/*.png.
+"""Makes the figures of README.md and the guides: ``python docs/figures.py [names]`` writes docs/img.
 
 Each figure is a function; its name is the file's. Everything is computed with hyptree, and seeded.
 """
@@ -228,16 +228,11 @@ def himapper() -> None:
 
 
 def vlm() -> None:
-    """Captions around the root and the latent tree of the run of recipes/clip_world_tiny.yaml, trained if need be."""
-    import io
-
-    from PIL import Image
-
+    """Captions around the root of the run of recipes/clip_world_tiny.yaml, which is trained if need be."""
     from hyptree.config import load
     from hyptree.data.world import World
     from hyptree.explore.draw.radial import radial_picture
-    from hyptree.explore.draw.vlm_figures import plot_latent_tree, plot_radial
-    from hyptree.explore.pages.encoder_subject import world_latent
+    from hyptree.explore.draw.radial_layout import svg_radial
     from hyptree.train import Recipe, fit
     from hyptree.vlm.clip.world_text import captions_of
     from hyptree.vlm.encoders.encoder import load_encoder
@@ -249,20 +244,7 @@ def vlm() -> None:
         fit(load(Recipe, root / "recipes" / "clip_world_tiny.yaml"), run)
     encoder = load_encoder(f"hf:{run}")
     chains = [captions for captions, _ in captions_of(World("val", num_images=500))]
-    parts = []
-    for figure in (
-        plot_radial(radial_picture(Texts(encoder.encode_text), chains)),
-        plot_latent_tree(world_latent(encoder)),
-    ):
-        drawn = io.BytesIO()
-        figure.savefig(drawn, dpi=110)
-        parts.append(Image.open(drawn).convert("RGB"))
-    left, right = parts
-    right = right.resize((round(right.width * left.height / right.height), left.height), Image.Resampling.LANCZOS)
-    whole = Image.new("RGB", (left.width + right.width + 20, left.height), "white")
-    whole.paste(left, (0, 0))
-    whole.paste(right, (left.width + 20, 0))
-    whole.quantize(255, dither=Image.Dither.NONE).save(FOLDER / "vlm.png", optimize=True)
+    (FOLDER / "vlm_radial.svg").write_text(svg_radial(radial_picture(Texts(encoder.encode_text), chains)))
 
 
 FIGURES = {
@@ -280,4 +262,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name in sys.argv[1:] or FIGURES:
         FIGURES[name]()
-        print(f"{FOLDER / name}.png  {(FOLDER / f'{name}.png').stat().st_size // 1000} kB")
+        print(f"{name} is drawn")

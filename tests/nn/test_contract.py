@@ -11,8 +11,9 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hyptree import nn as rn
+from tests.nn.examples import LAYERS as EXAMPLES
 
-LAYERS = pytest.mark.parametrize("name", list(rn.LAYERS))
+LAYERS = pytest.mark.parametrize("name", list(EXAMPLES))
 
 
 def unfused():
@@ -21,7 +22,7 @@ def unfused():
 
 
 def example(name: str, dtype: torch.dtype = torch.float64, batch: int = 3) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    layer, inputs = rn.LAYERS[name](dtype, batch)
+    layer, inputs = EXAMPLES[name](dtype, batch)
     return layer.to(dtype), inputs
 
 
@@ -51,18 +52,18 @@ def results(layer: nn.Module, inputs: tuple[Tensor, ...], cotangent: Tensor | No
 def test_every_layer_is_registered():
     public = {n for n in rn.__all__ if inspect.isclass(getattr(rn, n)) and issubclass(getattr(rn, n), nn.Module)}
     assert len(public) >= 12
-    assert public == {name.split(".")[0] for name in rn.LAYERS}
-    for name in rn.LAYERS:
+    assert public == {name.split(".")[0] for name in EXAMPLES}
+    for name in EXAMPLES:
         assert type(example(name)[0]).__name__ == name.split(".")[0]
 
 
 # Inductor takes many seconds per layer on one core. What can break in our code is the tracing (a graph without breaks,
 # forward and backward), and "aot_eager" checks that for every layer; inductor itself runs for the layer with the most
 # telling kernel, a matrix product with a transcendental epilogue, and for all of them under `-m slow`.
-BACKENDS = [pytest.param(name, "aot_eager", id=name) for name in rn.LAYERS]
+BACKENDS = [pytest.param(name, "aot_eager", id=name) for name in EXAMPLES]
 BACKENDS += [
     pytest.param(name, "inductor", id=f"{name}-inductor", marks=[] if name == "LorentzMLR" else pytest.mark.slow)
-    for name in rn.LAYERS
+    for name in EXAMPLES
 ]
 
 

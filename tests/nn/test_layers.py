@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyptree import nn as rn
 from hyptree.geometry import Euclidean, Lorentz, Poincare, Sphere, lorentz, manifold_of
+from tests.nn.examples import LAYERS as EXAMPLES
 
-LAYERS = pytest.mark.parametrize("name", [n for n in rn.LAYERS if n != "ManifoldEmbedding"])
+LAYERS = pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "ManifoldEmbedding"])
 RADIUS = 38.0  # hyperbolic, close to the limit of float32
 
 
@@ -28,7 +29,7 @@ def bad_rows(name: str, good: torch.Tensor) -> torch.Tensor:
 
 @LAYERS
 def test_bad_rows_have_finite_gradients_and_leave_others_alone(name):
-    layer, inputs = rn.LAYERS[name](torch.float32, 6)
+    layer, inputs = EXAMPLES[name](torch.float32, 6)
     good = [x.clone().requires_grad_() for x in inputs]
     mixed = [torch.cat([bad_rows(name, x), x]).requires_grad_() for x in inputs]
     out_good, out_mixed = layer(*good), layer(*mixed)
@@ -46,7 +47,7 @@ def test_bad_rows_have_finite_gradients_and_leave_others_alone(name):
 @LAYERS
 def test_bad_rows_without_a_say_leave_shared_gradients_alone(name):
     """With a zero cotangent on the bad rows the parameters' gradients are those of the good rows alone."""
-    layer, inputs = rn.LAYERS[name](torch.float32, 6)
+    layer, inputs = EXAMPLES[name](torch.float32, 6)
     mixed = [torch.cat([bad_rows(name, x), x]) for x in inputs]
     out_good, out_mixed = layer(*inputs), layer(*mixed)
     cotangent = torch.randn_like(out_good)
@@ -64,7 +65,7 @@ def test_bad_rows_without_a_say_leave_shared_gradients_alone(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_far_outputs_are_points(name, dtype):
     """Even with huge weights every output can be stored, squared and, in the ball, lies inside it."""
-    layer, inputs = rn.LAYERS[name](dtype, 64)
+    layer, inputs = EXAMPLES[name](dtype, 64)
     layer = layer.to(dtype)
     with torch.no_grad():
         layer.weight.mul_(30)
@@ -105,23 +106,23 @@ def test_autocast_linear_is_exact_in_the_rounded_inputs():
 
 
 def test_autocast_keeps_ball_points_in_their_dtype():
-    layer, inputs = rn.LAYERS["MobiusLinear"](torch.float32, 4)
+    layer, inputs = EXAMPLES["MobiusLinear"](torch.float32, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(*inputs).dtype == torch.float32
         logits = rn.LorentzMLR(5, 3, Lorentz())(torch.randn(4, 5))
     assert logits.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", list(rn.LAYERS))
+@pytest.mark.parametrize("name", list(EXAMPLES))
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "state_dict"])
 def test_copies_compute_the_same(name, how):
-    layer, inputs = rn.LAYERS[name](torch.float32, 4)
+    layer, inputs = EXAMPLES[name](torch.float32, 4)
     if how == "deepcopy":
         twin = copy.deepcopy(layer)
     elif how == "pickle":
         twin = pickle.loads(pickle.dumps(layer))
     else:
-        twin, _ = rn.LAYERS[name](torch.float32, 4)
+        twin, _ = EXAMPLES[name](torch.float32, 4)
         twin.load_state_dict(layer.state_dict(), strict=True)
     assert torch.equal(twin(*inputs), layer(*inputs))
     assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in layer.parameters()}
@@ -319,9 +320,9 @@ def test_padding_row_is_the_origin_without_gradient():
 # ------------------------------------------------------------------------------------------------------------ mistakes
 
 
-@pytest.mark.parametrize("name", [n for n in rn.LAYERS if n not in ("ManifoldEmbedding", "OnSpace", "LorentzResidual")])
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in ("ManifoldEmbedding", "OnSpace", "LorentzResidual")])
 def test_wrong_last_axis_is_one_clear_line(name):
-    layer, inputs = rn.LAYERS[name](torch.float32, 4)
+    layer, inputs = EXAMPLES[name](torch.float32, 4)
     n = inputs[0].shape[-1]
     axes = "B, H, W" if name.startswith("ClusterMixer") else r"\.\.\."  # maps have their axes named
     with pytest.raises(ValueError, match=rf"expected x of shape \({axes}, {n}\),.* got \(2, {n + 1}\)") as caught:

@@ -19,11 +19,9 @@ from hyptree.nn.linear import (
     mobius_linear,
 )
 from hyptree.nn.norm import LorentzBatchNorm, OnSpace
-from hyptree.nn.registry import LAYERS
 from hyptree.nn.residual import LorentzResidual, change_curvature, concat, lorentz_residual, split
 
 __all__ = [
-    "LAYERS",
     "ClusterAssignment",
     "ClusterMixer",
     "LorentzAttention",

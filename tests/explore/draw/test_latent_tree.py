@@ -127,28 +127,3 @@ def test_numbers_of_thumbnails_must_fit(seed: int) -> None:
         LatentTree(latent.tree, latent.thumbnails[:2])
     with pytest.raises(ValueError, match="got 1 labels"):
         LatentTree(latent.tree, labels=[0])
-
-
-def test_figures_hold_what_the_page_shows(seed: int) -> None:
-    pytest.importorskip("matplotlib")
-    from hyptree.explore.draw.vlm_figures import plot_latent_tree, plot_radial
-
-    latent = random_tree(seed)[1]
-    figure = plot_latent_tree(latent)
-    disk, rows = figure.axes
-    assert len(rows.images) == 9
-    written = {text.get_text() for text in rows.texts}
-    assert {NAMES[row.node] for row in branches(latent)} <= written
-    assert len(disk.collections[-1].get_offsets()) == disk_of(latent)[0].num_nodes
-
-    from hyptree.explore.draw.radial import radial_picture
-    from hyptree.vlm.radial.suites import Texts
-
-    torch.manual_seed(seed)
-    rows_of_text = torch.randn(30, 6)
-    texts = Texts(lambda asked: torch.stack([rows_of_text[len(text)] for text in asked]))
-    picture = radial_picture(texts, [["a$", "a b", "a b c d"], ["a$", "a b e", "a b c d f"]])
-    radial = plot_radial(picture)
-    assert len(radial.axes[0].collections[1].get_offsets()) == len(picture.captions) == 5
-    assert picture.title in {text.get_text() for text in radial.texts}
-    assert "a$" in {text.get_text() for text in radial.axes[0].texts}

@@ -1,7 +1,7 @@
 """The radial picture of an encoder's text: captions by their distance from the root, lines from general to specific.
 
     picture = radial_picture(Texts(encoder.encode_text), chains)
-    vlm_radial.svg_radial(picture)            # for a page; vlm_figures.plot_radial gives a figure of matplotlib
+    svg_radial(picture)  # of radial_layout.py: a picture for a page or a file
 
 The radius is the true distance. The angle is a projection, and the picture says how good a one.
 """
