@@ -1,0 +1,136 @@
+"""Every command and every Python block of README and quickstart runs as pasted, in order, in one folder like a clone.
+
+What takes minutes is shrunk by flags that ``hyptree VERB --help`` explains (SHRUNK). What installs is not run: its
+target has to exist, and the address to clone from is the project's own. A page that no longer says what is listed here
+fails as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+README, QUICKSTART = "README.md", "docs/quickstart.md"
+FEW = "--data.num-train 128 --data.num-val 64 --schedule.epochs 1 --run.eval-every 0"
+SHRUNK = {
+    README: {
+        "hyptree demo": "--recipe demo_tiny.yaml",
+        "hyptree train helm_builtin": "--schedule.steps 2 --schedule.warmup 0",
+        "hyptree train clip_world_tiny": FEW,
+        "hyptree lab sweep --preset smoke": "--steps 20",
+    },
+    QUICKSTART: {
+        "hyptree demo": "--recipe demo_tiny.yaml",
+        "hyptree explain runs/demo --table": "--samples 8",
+        "hyptree train demo --optim.lr 1e-3 --schedule.epochs 2 --out runs/mine": FEW,
+        "hyptree train clip_world_tiny": FEW,
+        "hyptree vlm eval-hierarchy --model hf:runs/clip_world_tiny --suite world-text": "--limit 50",
+        "hyptree vlm train-fewshot --model hf:runs/clip_world_tiny --data world --size 32 --shots 4": (
+            "--num-train 400 --num-val 100 --epochs 2"
+        ),
+        "hyptree vlm train-radial --model hf:runs/clip_world_tiny --lr 1e-4 --steps 50 --out runs/radial": (
+            "--num-chains 40"
+        ),
+        "hyptree train openvocab_world_tiny": FEW,
+        "hyptree train helm_builtin": "--schedule.steps 2 --schedule.warmup 0",
+        "hyptree lab sweep --preset smoke --out runs/lab": "--steps 20",
+    },
+}
+
+
+def commands(page: str) -> list[tuple[int, str, str]]:
+    """Line number, language and text: Python blocks whole, of the others every command (with its continued lines)."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = []
+    for block in re.finditer(r"^```(console|bash|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, block.start(2)) + 1
+        if block[1] == "python":
+            found.append((line, "python", block[2]))
+            continue
+        for command in re.finditer(r"(?:.*\\\n)*.+\n", block[2]):
+            found.append((line + block[2].count("\n", 0, command.start()), "bash", command[0].strip()))
+    return found
+
+
+def clone(folder: Path) -> dict[str, str]:
+    """Make a folder look like a clone after ``make setup``, and give the environment to work in it."""
+    for path in ROOT.iterdir():
+        if path.name[0] != "." and path.name not in ("runs", "build", "dist"):
+            (folder / path.name).symlink_to(path)
+    small = yaml.safe_load((ROOT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    small["data"].update(num_train=64, num_val=64)
+    small["schedule"].update(epochs=1, warmup=0)
+    (folder / "demo_tiny.yaml").write_text(yaml.safe_dump(small), encoding="utf-8")
+    bin = folder / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    (bin / "activate").write_text(f'PATH="{bin}:$PATH"\n', encoding="utf-8")
+    for name, start in (("hyptree", "-m hyptree "), ("python", "")):
+        (bin / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start}"$@"\n', encoding="utf-8")
+        (bin / name).chmod(0o755)
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": os.defpath, "HYPTREE_CACHE": str(folder / "cache")}
+
+
+def dry_run(command: str, folder: Path, env: dict[str, str]) -> list[str]:
+    """The commands that a ``make`` would start."""
+    words = command.split()
+    shown = subprocess.run([words[0], "-n", *words[1:]], cwd=folder, env=env, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.splitlines()
+
+
+def run_page(page: str, folder: Path) -> list[str]:
+    """Run what a page says; the commands that were shrunk."""
+    env, before, shrunk = clone(folder), [], []
+    for line, language, command in commands(page):
+        where = f"{page}:{line}: {command}"
+        if command.startswith("git clone "):
+            urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+            assert not urls or command.split()[2].removesuffix(".git") in urls.values(), where
+            continue
+        if command == "cd hyptree":
+            continue
+        if command.startswith("make "):
+            starts = [start for start in dry_run(command, folder, env) if start.startswith(".venv/bin/hyptree ")]
+            assert bool(starts) == (command == "make demo"), where
+        elif command.startswith("source "):
+            before.append(command)
+            continue
+        else:
+            starts = [command]
+        for start in starts:
+            words = start.removeprefix(".venv/bin/").strip()
+            if (flags := SHRUNK[page].get(words)) is not None:
+                shrunk.append(words)
+                start += f" {flags}"
+            code = f"python - <<'END_OF_BLOCK'\n{start}END_OF_BLOCK" if language == "python" else start
+            script = "\n".join(["set -e", *before, code])
+            ended = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True)
+            assert ended.returncode == 0, f"{where}\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    return shrunk
+
+
+@pytest.mark.parametrize("page", [README, pytest.param(QUICKSTART, marks=pytest.mark.slow)])
+def test_a_page_runs_as_pasted(page: str, tmp_path: Path) -> None:
+    assert sorted(run_page(page, tmp_path)) == sorted(SHRUNK[page])
+    made = {path.parent.name for path in (tmp_path / "runs").rglob("*.html")}
+    assert "demo" in made
+
+
+def test_targets_named_in_the_readme_exist() -> None:
+    named = set(re.findall(r"make (\w+)", (ROOT / README).read_text(encoding="utf-8")))
+    there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"setup", "demo", "test"} <= named <= there
+
+
+def test_the_readme_fits_on_three_screens() -> None:
+    lines = (ROOT / README).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
+    assert [line for line in lines if len(line) > 100 and not line.startswith(("|", "!["))] == []
