@@ -244,7 +244,7 @@ def vlm() -> None:
         fit(load(Recipe, root / "recipes" / "clip_world_tiny.yaml"), run)
     encoder = load_encoder(f"hf:{run}")
     chains = [captions for captions, _ in captions_of(World("val", num_images=500))]
-    (FOLDER / "vlm_radial.svg").write_text(svg_radial(radial_picture(Texts(encoder.encode_text), chains)))
+    (FOLDER / "vlm.svg").write_text(svg_radial(radial_picture(Texts(encoder.encode_text), chains)))
 
 
 FIGURES = {
