@@ -10,9 +10,9 @@ Imports torch only when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
 from benchmarks.options import ClockOptions
 from benchmarks.session import Emit, session
@@ -46,6 +46,11 @@ IDENTITY = 1e-3
 
 @dataclass
 class HiMapperOptions(ClockOptions):
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "models": ("test_vit",), "batch": 2, "size": 160, "num_leaves": 8, "depth": 3, "width": 16, "repeats": 2,
+        "eager": True, "compile": False,
+    }  # fmt: skip
+
     tables: tuple[Literal["cost", "speed"], ...] = ("cost", "speed")
     """What to measure."""
     models: tuple[str, ...] = ("deit_small_patch16_224", "resnet50")

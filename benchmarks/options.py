@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hyptree.errors import UserError
 
@@ -14,6 +14,9 @@ from hyptree.errors import UserError
 @dataclass
 class BenchOptions:
     """What every benchmark can be asked for. A field with a ``Literal`` type takes its values and no others."""
+
+    QUICK: ClassVar[Mapping[str, Any]] = {}
+    """Fields that ``quick`` sets, whatever else was asked for."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to run."""
@@ -25,8 +28,13 @@ class BenchOptions:
     """Print JSON lines instead of tables: a header, then one line per case."""
     out: Path | None = None
     """File that the JSON lines are appended to, beside what is printed."""
+    quick: bool = False
+    """The same at tiny sizes, to see that everything works; the times mean little, and no target is judged."""
 
     def __post_init__(self) -> None:
+        if self.quick:
+            for name, value in self.QUICK.items():
+                setattr(self, name, value)
         for name, kind in get_type_hints(type(self)).items():
             value, is_tuple = getattr(self, name), get_origin(kind) is tuple
             kind = get_args(kind)[0] if is_tuple else kind
@@ -49,7 +57,7 @@ class BenchOptions:
         shared = {field.name for field in fields(ClockOptions)}
         for field in sorted(fields(self), key=lambda field: field.name in shared):
             value, flag = getattr(self, field.name), field.name.replace("_", "-")
-            if value == field.default or field.name in without:
+            if value == field.default or field.name in without or (self.quick and field.name in self.QUICK):
                 continue
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -78,8 +86,6 @@ class GeometryOptions(ClockOptions):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Dtype of points and weights. Errors are always measured against float64."""
     repeats: int = 20
-    quick: bool = False
-    """Tiny sizes, to see that everything works; the times mean little."""
     compile: bool = True
     """Also run ours and the Euclidean twin through torch.compile."""
     seed: int | None = None

@@ -42,6 +42,8 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "lorentz.expmap0": points.lorentz_expmap0,
     "lorentz.logmap0": points.lorentz_logmap0,
     "lorentz.dist": points.lorentz_dist,
+    "lorentz.expmap": points.lorentz_expmap,
+    "lorentz.logmap": points.lorentz_logmap,
     "lorentz.pairwise_matmul": points.lorentz_pairwise_matmul,
     "lorentz.pairwise_exact": points.lorentz_pairwise_exact,
     "lorentz.softmax": points.lorentz_distance_softmax,

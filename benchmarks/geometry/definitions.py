@@ -31,6 +31,17 @@ def lorentz_dist(x: Tensor, y: Tensor, c: float) -> Tensor:
     return 2 / c**0.5 * torch.asinh(c**0.5 / 2 * chord)
 
 
+def lorentz_expmap(x: Tensor, v: Tensor, c: float) -> Tensor:
+    along = (x * v).sum(-1, keepdim=True) / lorentz_time(x, c)
+    z = c**0.5 * (v.square().sum(-1, keepdim=True) - along.square()).sqrt()
+    return torch.cosh(z) * x + torch.sinh(z) / z * v
+
+
+def lorentz_logmap(x: Tensor, y: Tensor, c: float) -> Tensor:
+    z = c**0.5 * lorentz_dist(x, y, c).unsqueeze(-1)
+    return z / torch.sinh(z) * (y - torch.cosh(z) * x)
+
+
 def lorentz_pairwise(x: Tensor, y: Tensor, c: float) -> Tensor:
     product = lorentz_time(x, c) * lorentz_time(y, c).mT - x @ y.mT
     return torch.acosh(c * product) / c**0.5

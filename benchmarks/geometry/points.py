@@ -64,6 +64,22 @@ def lorentz_dist(make: Maker) -> Iterator[Case]:
         yield from make.cases("lorentz.dist", inputs, exact.lorentz_dist, ours, _DISTANCE, geoopt=geoopt)
 
 
+def lorentz_expmap(make: Maker) -> Iterator[Case]:
+    manifold = functools.partial(rivals.geoopt_lorentz, C, make.dtype, make.device)
+    for shape in _row_shapes(make):
+        geoopt = Rival(rivals.geoopt_method(manifold, "expmap"), functools.partial(rivals.tangent, C), rivals.space)
+        inputs, ours = [make.points(*shape), make.tangent(*shape)], functools.partial(lorentz.expmap, c=C)
+        yield from make.cases("lorentz.expmap", inputs, exact.lorentz_expmap, ours, ("x + v", torch.add), geoopt=geoopt)
+
+
+def lorentz_logmap(make: Maker) -> Iterator[Case]:
+    manifold = functools.partial(rivals.geoopt_lorentz, C, make.dtype, make.device)
+    for shape in _row_shapes(make):
+        geoopt = Rival(rivals.geoopt_method(manifold, "logmap"), functools.partial(rivals.ambient, C), rivals.space)
+        inputs, ours = [make.points(*shape), make.points(*shape)], functools.partial(lorentz.logmap, c=C)
+        yield from make.cases("lorentz.logmap", inputs, exact.lorentz_logmap, ours, ("x - y", torch.sub), geoopt=geoopt)
+
+
 def _poincare_rows(
     make: Maker,
     name: str,

@@ -70,6 +70,12 @@ def tangent0(v: Tensor) -> tuple[Tensor]:
     return (torch.cat([torch.zeros_like(v[..., :1]), v], -1),)
 
 
+def tangent(c: float, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A point and a tangent vector at it, both with their time in front."""
+    (point,) = ambient(c, x)
+    return point, torch.cat([(x * v).sum(-1, keepdim=True) / point[..., :1], v], -1)
+
+
 def space(out: Tensor) -> Tensor:
     """Without the time."""
     return out[..., 1:]

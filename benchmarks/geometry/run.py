@@ -22,16 +22,19 @@ TOLERANCE = {"float32": 2e-2, "float64": 1e-6, "bfloat16": 0.2}
 
 
 def choose(words: Sequence[str]) -> list[str]:
-    """Operations with one of the words in their name, in the order of the table; all of them without words.
+    """Operations in the order of the table: all of them without words, else those that are named.
+
+    A word that is a name means that one, any other word those that have it in their name.
 
     Raises:
         UserError: a word that fits none.
     """
-    for word in words:
+    parts = [word for word in words if word not in OPERATIONS]
+    for word in parts:
         if not any(word in name for name in OPERATIONS):
             hint = suggest(word, OPERATIONS) or f"expected some of {', '.join(OPERATIONS)}"
             raise UserError(f"unknown operation {word!r}; {hint}")
-    return [name for name in OPERATIONS if not words or any(word in name for word in words)]
+    return [name for name in OPERATIONS if not words or name in words or any(word in name for word in parts)]
 
 
 def run(options: GeometryOptions, stream: TextIO | None = None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from benchmarks.options import ClockOptions
 from hyptree.errors import UserError
@@ -12,18 +13,32 @@ RIVALS = ("swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50")
 TABLES = ("growth", "throughput", "work")
 WAYS = {
     "cpu": ("eager", "compiled"),
-    "cuda": ("kernels", "graphs", "eager", "compiled", "kernels+mlp", "graphs+mlp", "compiled+mlp", "autotuned"),
-}
+    "cuda": (
+        "kernels", "graphs", "eager", "compiled", "reduce-overhead", "kernels+mlp", "graphs+mlp", "compiled+mlp",
+        "autotuned",
+    ),
+}  # fmt: skip
+RIVAL_WAYS = {"kernels": "eager", "kernels+mlp": "eager", "graphs+mlp": "graphs", "compiled+mlp": "compiled"}
+"""How a rival runs beside ours: in the same mode. Ways that are not here are the same for both."""
 
 
 @dataclass
 class HCFormerOptions(ClockOptions):
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "models": ("hcformer_pico", "resnet10t"), "ways": ("eager",), "size": 64, "batch": 2, "repeats": 2,
+        "growth_model": "hcformer_pico", "sizes": (64, 128), "patches": 1024,
+    }  # fmt: skip
+
     tables: tuple[str, ...] = ("growth", "throughput")
     """What to measure: growth, throughput; work counts kernels and bytes of a GPU without one."""
     models: tuple[str, ...] = ("hcformer_nano", "hcformer_medium", *RIVALS)
     """timm names for the throughput table; those of ours for the table of work."""
     ways: tuple[str, ...] = ("auto",)
-    """How ours run: eager (plain torch), compiled; on cuda also kernels and graphs, +mlp with MLPs computed again."""
+    """How models run: eager, compiled; on cuda also graphs (recorded as they are) and reduce-overhead (compiled and
+    recorded). Ours are plain torch in eager, kernels is eager with kernels, +mlp computes MLPs again. Rivals run in
+    the same modes."""
+    optimizer: bool = False
+    """Let a training step end with fused AdamW."""
     published: bool = True
     """Also run the authors' order of operations, written out in plain torch, eager."""
     growth_model: str = "hcformer_nano"

@@ -71,19 +71,22 @@ def tokens(config: HelmConfig, batch: int, length: int, device: str) -> Tensor:
 
 
 class TrainingStep:
-    """Loss and gradients of one batch; the gradients are dropped."""
+    """Loss and gradients of one batch, and a step of fused AdamW where asked for; the gradients are dropped."""
 
     graph_breaks = 0
     recorded_bytes: int | None = None
 
-    def __init__(self, model: Any, ids: Tensor, setting: Setting, mode: Mode):
+    def __init__(self, model: Any, ids: Tensor, setting: Setting, mode: Mode, optimizer: bool = False):
         self.model, self.ids, self.setting, self.mode = model.train(), ids, setting, mode
         self.module = compiled(model, mode)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) if optimizer else None
 
     def __call__(self) -> Tensor:
         if self.mode == "graphs":
             torch.compiler.cudagraph_mark_step_begin()
         loss = self._backward(self.module)
+        if self.optimizer is not None:
+            self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
         return loss
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from benchmarks.options import BenchOptions
 from hyptree.errors import UserError
@@ -11,6 +12,11 @@ from hyptree.errors import UserError
 
 @dataclass
 class HelmOptions(BenchOptions):
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "presets": ("helm-d-pico", "helm-mice-pico"), "vocab": (64,), "batch": 1, "length": 8, "decode_batch": 2,
+        "context": 16, "dtype": "float32", "modes": ("eager",), "repeats": 2,
+    }  # fmt: skip
+
     sections: tuple[Literal["step", "decode"], ...] = ("step", "decode")
     """What to measure."""
     presets: tuple[str, ...] = ("helm-d-pico", "helm-mice-pico")
@@ -31,6 +37,8 @@ class HelmOptions(BenchOptions):
     """How models run; graphs: compiled and replayed as CUDA graphs."""
     twin_experts: Literal["auto", "grouped_mm", "hyptree"] = "auto"
     """Who runs the twin's experts: transformers (grouped_mm, compiles in bf16 only) or ours; auto takes what runs."""
+    optimizer: bool = False
+    """Let a training step end with fused AdamW."""
     repeats: int = 10
     clock: Literal["wall", "cpu", "device"] = "wall"
     """cpu counts CPU time, for a machine that others use as well; device counts the kernels of a GPU alone."""

@@ -63,7 +63,8 @@ def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit
     from benchmarks.helm import cases
     from benchmarks.helm import tables as report
 
-    title = f"forward and backward, {options.batch} x {options.length} tokens; ratios are ours / twin; "
+    step = "forward, backward and AdamW" if options.optimizer else "forward and backward"
+    title = f"{step}, {options.batch} x {options.length} tokens; ratios are ours / twin; "
     title += f"MiB {_memory(options)}"
     columns = "preset|vocabulary|M parameters|mode|ours ms|twin ms|ratio|expected ms|ours MiB|twin MiB|ratio|target"
     report.head(emit, "step", title, columns)
@@ -72,7 +73,8 @@ def _steps(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], emit
         ids = cases.tokens(config, options.batch, options.length, options.device)
         models = _models(options, config, setting)
         for mode in options.modes:
-            code |= _step(options, name, config, mode, _training(models, ids, setting, mode), emit, later)
+            makers = _training(models, ids, setting, mode, options.optimizer)
+            code |= _step(options, name, config, mode, makers, emit, later)
         del models
         _free(options)
     later.emit(emit)
@@ -94,12 +96,12 @@ def _memory(options: HelmOptions) -> str:
 Contenders = dict[str, "Callable[[], Any]"]
 
 
-def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
+def _training(models: dict[str, Any], ids: Any, setting: Setting, mode: str, optimizer: bool = False) -> Contenders:
     from benchmarks.helm import cases
     from hyptree.lm.twins import attend_plainly
 
     def make(model: Any) -> Callable[[], TrainingStep]:
-        return lambda: cases.TrainingStep(_given(model), ids, setting, mode)
+        return lambda: cases.TrainingStep(_given(model), ids, setting, mode, optimizer)
 
     if not isinstance(models["twin"], Exception):  # the strongest rival: without it transformers builds a mask
         attend_plainly(models["twin"])

@@ -23,8 +23,6 @@ class KernelOptions(BenchOptions):
     ops: tuple[str, ...] = ()
     """Operations of hyptree.ops to run, all by default; `pairwise` chooses those with the word in their name."""
     repeats: int = 10
-    quick: bool = False
-    """Tiny sizes, to see that everything works; the times mean little."""
     compiled: bool = True
     """Also time the definition through torch.compile, which costs 5 to 10 seconds for each line."""
     resources: bool = False

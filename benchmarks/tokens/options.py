@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from benchmarks.options import ClockOptions
 from hyptree.errors import UserError
@@ -62,6 +63,14 @@ TARGETS = (
 
 @dataclass
 class TokensOptions(ClockOptions):
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "batches": (1, 2),
+        "tokens": (16,),
+        "keeps": (0.5,),
+        "model": "test_vit",
+        "repeats": 2,
+    }
+
     tables: tuple[Table, ...] = TABLES
     """clustering: from distances or features to labels. models: images per second of whole models."""
     batches: tuple[int, ...] = (1, 32, 256)
@@ -81,8 +90,6 @@ class TokensOptions(ClockOptions):
     limit: float = 0.0
     """Seconds that one call may take, else it is skipped; 0 for 2 on cpu, 0.5 on cuda, ten times that for models."""
     repeats: int = 7
-    quick: bool = False
-    """Few tokens and a small model, to see that everything works; the times mean little."""
     seed: int | None = None
     """Seed of features, pictures and weights; a fresh one by default, which the header shows."""
 
@@ -101,9 +108,6 @@ class TokensOptions(ClockOptions):
                 raise UserError(f"keeps must be between 0 and 1, got {keep:g}")
         if self.limit < 0:
             raise UserError(f"limit must be 0 or more, got {self.limit:g}")
-        if self.quick:
-            self.batches, self.tokens, self.keeps = (1, 2), (16, 49), (0.5,)
-            self.model, self.repeats = "deit_tiny_patch16_224", 2
 
     def longest(self, table: Table) -> float:
         """Seconds that one call may take."""
@@ -111,5 +115,4 @@ class TokensOptions(ClockOptions):
 
     def command(self) -> str:
         """The command line that asks for this again."""
-        fixed = ("batches", "tokens", "keeps", "model", "repeats") if self.quick else ()
-        return shlex.join(["hyptree", "bench", "tokens", *self.flags(without=("out", *fixed))])
+        return shlex.join(["hyptree", "bench", "tokens", *self.flags(without=("out",))])

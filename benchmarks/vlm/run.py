@@ -20,9 +20,9 @@ torch only when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
 from benchmarks.options import ClockOptions
 from benchmarks.session import Emit, session
@@ -46,6 +46,8 @@ STEPS = ("trained", "frozen", "q,k,v", "scale", "diagonal", "lora", "lora, layer
 
 @dataclass
 class VlmOptions(ClockOptions):
+    QUICK: ClassVar[Mapping[str, Any]] = {"size": "tiny", "classes": 10, "batch": 2, "compile": False, "repeats": 2}
+
     size: Literal["tiny", "base"] = "base"
     """base is CLIP ViT-B/16; tiny shows that everything works, its times mean little."""
     tables: tuple[str, ...] = TABLES

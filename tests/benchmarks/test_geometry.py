@@ -415,4 +415,5 @@ def test_command_round_trips():
 
 def test_words_choose_operations():
     assert geometry.choose([]) == list(cases.OPERATIONS)
+    assert geometry.choose(["lorentz.expmap", "mobius"]) == ["lorentz.expmap", "poincare.mobius_add"]
     assert geometry.choose(["adam", "lorentz.dist"]) == ["lorentz.dist", "lorentz.adam", "poincare.adam"]

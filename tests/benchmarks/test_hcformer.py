@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import harness
+from benchmarks.hcformer import options as hcformer_options
 from benchmarks.hcformer import run as bench
 from benchmarks.hcformer import speed as hcformer_speed
 from benchmarks.hcformer import work as hcformer_work
@@ -157,6 +158,14 @@ def test_rivals_and_the_fastest_ways_come_first():
     assert order[3:5] == [("hcformer_nano", "eager"), ("swin", "compiled")]
 
 
+def test_rivals_run_in_the_modes_of_ours(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(hcformer_options.WAYS, "cpu", ("kernels", "graphs", "eager"))
+    options = HCFormerOptions(models=("hcformer_pico", "resnet10t"), size=64, batch=2)
+    runners = hcformer_speed._runners(options, torch.randn(2, 3, 64, 64))
+    ways = [runner.way for runner in runners if runner.name == "resnet10t"]
+    assert options.ways == ("kernels", "graphs", "eager") and ways == ["eager", "graphs"]
+
+
 def test_targets_of_a_gpu():
     swin, medium = "swin_tiny_patch4_window7_224, eager", "hcformer_medium, "
     times = {swin: 0.06, medium + "kernels": 0.04, medium + "kernels+mlp": 0.05, "hcformer_nano, graphs": 0.01}
@@ -170,6 +179,9 @@ def test_targets_of_a_gpu():
         ("hcformer_nano, graphs", True),  # 14,222 images per second
         ("hcformer_nano, graphs", True),  # 12,800
     ]
+    graphs = {medium + "graphs": 0.02, "swin_tiny_patch4_window7_224, graphs": 0.016, swin: 0.06}
+    _, lines = judged({"inference": graphs, "training": {}}, {}, "cuda", 128)
+    assert lines[0][0]["value"] == pytest.approx(0.8) and not lines[0][0]["met"]  # graphs beside graphs, not eager
     heavy = {medium + "kernels": 14.0, medium + "kernels+mlp": 11.0}
     code, lines = judged({"inference": {}, "training": times}, heavy, "cuda", 128)
     assert code == 1 and not lines[0][0]["met"] and lines[0][1][0].endswith("has 14.00: MISSED")
