@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from hyptree.errors import UserError  # noqa: E402
 from hyptree.tokens.families.base import UnsupportedModel  # noqa: E402
 from hyptree.tokens.patch import handle_of, patch, patched  # noqa: E402
+from hyptree.train.model import checkpoint_activations  # noqa: E402
 
 NUM_PATCHES = 36
 COUNTS = [18, 9, 4]  # int(36 * 0.5**i), after blocks 1, 2 and 3 of 4
@@ -497,7 +498,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str, images: Tens
 
     with patched(model, keep=0.5):
         plain = gradients()
-        model.gradient_checkpointing_enable()
+        checkpoint_activations(model, name)
         again = gradients()
     assert len(plain) == len(again) > 20
     for a, b in zip(plain, again, strict=True):

@@ -224,7 +224,7 @@ class Handle:
     def start(self, x: Tensor) -> Flow:
         """A new forward pass begins with these tokens at the first block that reduces."""
         is_compiling = torch.compiler.is_compiling()
-        flow = None if is_compiling else self._flows.get(x)
+        flow = None if is_compiling else self._own(x)
         if flow is None:  # else a block is computed again for its gradient
             if not is_compiling:
                 self.watch.report(wait=False)
@@ -232,6 +232,19 @@ class Handle:
             step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
             flow = Flow(x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])
             self._records = flow.records
+        self.pass_on(x, flow)
+        return flow
+
+    def go_on(self, x: Tensor) -> Flow:
+        """The same at a later block: what is known about its tokens, or a new pass if it is called by itself."""
+        flow = self.flow_of(x)
+        if flow is None:
+            if _is_backward():
+                raise UserError(
+                    "a block with fewer tokens is computed again for its gradient from a copy of its tokens, and their "
+                    "sizes are not known: checkpoint without saving activations elsewhere (save_on_cpu)"
+                )
+            return self.start(x)
         self.pass_on(x, flow)
         return flow
 
@@ -246,12 +259,20 @@ class Handle:
             return None
         flow = self._compiled
         if not torch.compiler.is_compiling():
-            own = self._flows.get(x)
+            own = self._own(x)
             if own is not None:
                 return own
             flow = flow or self._running.get(x.device)
         if flow is None or flow.length != x.shape[1] + num_cut or (flow.size is not None and len(flow.size) != len(x)):
             return None
+        return flow
+
+    def _own(self, x: Tensor) -> Flow | None:
+        """What was noted for these tokens. Reentrant checkpointing detaches them, so the same memory counts as well."""
+        flow = self._flows.get(x)
+        if flow is None and _is_backward():
+            same = (known for y, known in self._flows.items() if y.device == x.device and y.is_set_to(x))
+            flow = next(same, None)
         return flow
 
     def pass_on(self, x: Tensor, flow: Flow) -> None:
@@ -367,3 +388,8 @@ def _forget_graphs() -> None:
 
     torch._dynamo.config.skip_nnmodule_hook_guards = False
     torch._dynamo.reset()
+
+
+def _is_backward() -> bool:
+    """Whether a gradient is being computed right now: forward passes in it are those of checkpointing."""
+    return torch._C._current_graph_task_id() != -1

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hyptree.tokens.handle import Handle
 
 
+_FLOW = "hyptree_flow"  # the keyword argument by which a checkpointed block tells its attention where it is
+
+
 class _Work:
     """What the hooks of a block hand to each other during one call."""
 
@@ -55,6 +58,7 @@ class BlockHooks:
     def __init__(self, handle: Handle, index: int):
         self.handle = handle
         self.index = index
+        self.parts = handle.adapter.blocks[index]
         self._work: dict[torch.device, _Work] = {}  # replicas of DataParallel run these hooks at the same time
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,13 +72,13 @@ class BlockHooks:
             is_active: it reduces.
             needs_scores: the method asks how much attention tokens receive.
         """
-        parts = self.handle.adapter.blocks[self.index]
+        parts = self.parts
         enter = self._start if is_first else self._enter
         hooks = [
             parts.block.register_forward_pre_hook(enter, with_kwargs=True),
             parts.block.register_forward_hook(self._leave),
         ]
-        if not is_first:
+        if not is_first or parts.hands_on:
             hooks.append(parts.attention.register_forward_pre_hook(self._bias, with_kwargs=True))
         if is_active:
             hooks.append(parts.key.register_forward_hook(self._see_key))
@@ -85,25 +89,28 @@ class BlockHooks:
         return hooks
 
     # ------------------------------------------------------------------ in the order in which they run
-    def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
-        if self.handle.enabled:
-            self._work[x.device] = _Work(self.handle.start(x), kwargs)
-        else:
-            self._work.pop(x.device, None)
+        return self._begin(block, x, args, kwargs, self.handle.start(x) if self.handle.enabled else None)
 
-    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
-        flow = self.handle.flow_of(x)
-        if flow is not None:
-            self._work[x.device] = _Work(flow, kwargs)
-        elif self.handle.enabled:  # called by itself, with tokens that no block before it has seen
-            self._work[x.device] = _Work(self.handle.start(x), kwargs)
-        else:
+        return self._begin(block, x, args, kwargs, self.handle.go_on(x) if self.handle.enabled else None)
+
+    def _begin(self, block: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], flow: Flow | None) -> Any:
+        if flow is None:
             self._work.pop(x.device, None)
+            return None
+        self._work[x.device] = _Work(flow, kwargs)
+        if self.parts.hands_on and block.training and getattr(block, "gradient_checkpointing", False):
+            # From 5.23 on, transformers computes the inside of a block again, without the hooks of the block itself.
+            return args, {**kwargs, _FLOW: (flow, kwargs)}
+        return None
 
     def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
+        if _FLOW in kwargs:
+            self._work[x.device] = _Work(*kwargs.pop(_FLOW))
         work = self._work.get(x.device)
         if work is None or work.flow.size is None:
             return None
