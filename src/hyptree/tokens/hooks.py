@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 _FLOW = "hyptree_flow"  # the keyword argument by which a checkpointed block tells its attention where it is
 
 
-class _Work:
+class Work:
     """What the hooks of a block hand to each other during one call."""
 
-    def __init__(self, flow: Flow, kwargs: dict[str, Any]):
+    def __init__(self, hooks: BlockHooks, flow: Flow, kwargs: dict[str, Any]):
+        self.hooks = hooks
         self.flow = flow
         self.kwargs = kwargs  # of the block
         self.query: Tensor | None = None
@@ -59,10 +60,6 @@ class BlockHooks:
         self.handle = handle
         self.index = index
         self.parts = handle.adapter.blocks[index]
-        self._work: dict[torch.device, _Work] = {}  # replicas of DataParallel run these hooks at the same time
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_work": {}}
 
     def attach(self, is_first: bool, is_active: bool, needs_scores: bool) -> list[RemovableHandle]:
         """Registers the hooks that this block needs.
@@ -72,10 +69,9 @@ class BlockHooks:
             is_active: it reduces.
             needs_scores: the method asks how much attention tokens receive.
         """
-        parts = self.parts
-        enter = self._start if is_first else self._enter
+        parts, self.is_first = self.parts, is_first
         hooks = [
-            parts.block.register_forward_pre_hook(enter, with_kwargs=True),
+            parts.block.register_forward_pre_hook(self._enter, with_kwargs=True),
             parts.block.register_forward_hook(self._leave),
         ]
         if not is_first or parts.hands_on:
@@ -89,19 +85,13 @@ class BlockHooks:
         return hooks
 
     # ------------------------------------------------------------------ in the order in which they run
-    def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
-        return self._begin(block, x, args, kwargs, self.handle.start(x) if self.handle.enabled else None)
-
-    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = _tokens(args, kwargs)
-        return self._begin(block, x, args, kwargs, self.handle.go_on(x) if self.handle.enabled else None)
-
-    def _begin(self, block: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], flow: Flow | None) -> Any:
-        if flow is None:
-            self._work.pop(x.device, None)
+        if not self.handle.enabled:
+            self.handle.work.pop(x.device, None)
             return None
-        self._work[x.device] = _Work(flow, kwargs)
+        flow = self.handle.enter(x, self.is_first)
+        self.handle.work[x.device] = Work(self, flow, kwargs)
         if self.parts.hands_on and block.training and getattr(block, "gradient_checkpointing", False):
             # From 5.23 on, transformers computes the inside of a block again, without the hooks of the block itself.
             return args, {**kwargs, _FLOW: (flow, kwargs)}
@@ -110,25 +100,27 @@ class BlockHooks:
     def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
         if _FLOW in kwargs:
-            self._work[x.device] = _Work(*kwargs.pop(_FLOW))
-        work = self._work.get(x.device)
-        if work is None or work.flow.size is None:
+            self.handle.work[x.device] = Work(self, *kwargs.pop(_FLOW))
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self or work.flow.size is None:
             return None
         mask = work.flow.mask(self.handle.attention_way, query_dtype(x))
         return None if mask is None else self.handle.adapter.with_bias(self.index, args, kwargs, mask)
 
     def _see_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if (work := self._work.get(output.device)) is not None:
+        work = self.handle.work.get(output.device)
+        if work is not None and work.hooks is self:
             work.query = output.detach()
 
     def _see_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if (work := self._work.get(output.device)) is not None:
+        work = self.handle.work.get(output.device)
+        if work is not None and work.hooks is self:
             work.key = output.detach()
 
     def _reduce(self, norm: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         x = args[0]
-        work = self._work.get(x.device)
-        if work is None:
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self:
             return None
         flow = work.flow
         num_prefix = self.handle.adapter.num_prefix
@@ -155,8 +147,8 @@ class BlockHooks:
         return (work.reduced,)
 
     def _end(self, module: nn.Module, args: Any, output: Tensor) -> Any:
-        work = self._work.get(output.device)
-        if work is None or work.reduced is None:
+        work = self.handle.work.get(output.device)
+        if work is None or work.hooks is not self or work.reduced is None:
             return None
         if torch.compiler.is_compiling():
             # A compiler knows no stand-in for a tensor; it drops the useless sum with the full-length tokens itself.
@@ -166,9 +158,10 @@ class BlockHooks:
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> Any:
         x = output if isinstance(output, Tensor) else output[0]
-        work = self._work.pop(x.device, None)
-        if work is None:
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self:
             return None
+        del self.handle.work[x.device]
         if work.branch is not None:
             x = work.reduced + work.branch
         self.handle.pass_on(x, work.flow)
@@ -179,7 +172,7 @@ class BlockHooks:
         return x if isinstance(output, Tensor) else (x, *output[1:])
 
     # ------------------------------------------------------------------ what a reduction consists of
-    def _site(self, work: _Work, k: int, x: Tensor) -> Site:
+    def _site(self, work: Work, k: int, x: Tensor) -> Site:
         handle, adapter = self.handle, self.handle.adapter
         assert work.key is not None
         options = handle.options
