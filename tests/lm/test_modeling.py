@@ -16,6 +16,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.parameter import manifold_of
 from hyptree.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
+from hyptree.train.model import checkpoint_activations
 from tests.lm.make import DENSE, SHAPES, VOCAB, small, tokens
 
 VARIANTS = list(SHAPES)
@@ -347,7 +348,7 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
 def test_checkpointing_changes_no_gradient(variant: str, use_reentrant: bool) -> None:
     model, ids = small(variant).train(), tokens(2, 9)
     twin = copy.deepcopy(model)
-    twin.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    checkpoint_activations(twin, "twin", use_reentrant)
     for one in (model, twin):
         one(ids, labels=ids).loss.backward()
     for (name, a), (_, b) in zip(model.named_parameters(), twin.named_parameters(), strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -370,21 +371,48 @@ def test_replicas_compute_with_their_own_weights(kind: str) -> None:
 
 
 # ---------------------------------------------------------------------- training
-def test_gradient_checkpointing_gives_the_same_gradients() -> None:
-    first, second = images(), images()
-    gradients = []
-    for checkpointing in (False, True):
-        model: Any = small_model("registers_avg").train()
-        model.set_grad_checkpointing(checkpointing)
-        handle = tokens.patch(model, keep=0.5, layers=LAYERS, trace=True)
-        # Two passes in flight: the blocks of the first are computed again after the second one has run.
-        loss = model(first).square().sum() + model(second[:2]).sum()
-        sources = handle.sources
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm.layers.config, "_USE_REENTRANT_CKPT", use_reentrant)
+    first, second = images().requires_grad_(), images().requires_grad_()
+    for options in ({"keep": 0.5, "layers": LAYERS}, {"counts": [20, 7], "layers": (0, 2)}):
+        gradients = []
+        for checkpointing in (False, True):
+            model: Any = small_model("registers_avg").train()
+            model.set_grad_checkpointing(checkpointing)
+            handle = tokens.patch(model, trace=True, **options)
+            # Two passes in flight: the blocks of the first are computed again after the second one has run.
+            loss = model(first).square().sum() + model(second[:2]).sum()
+            sources = handle.sources
+            loss.backward()
+            assert all(torch.equal(a, b) for a, b in zip(sources, handle.sources, strict=True))
+            gradients.append([weight.grad for weight in model.parameters()])
+        for plain, recomputed in zip(*gradients, strict=True):
+            assert torch.equal(plain, recomputed)
+
+
+def test_checkpointing_with_copies_of_the_tokens_is_refused() -> None:
+    model: Any = small_model().train()
+    model.set_grad_checkpointing(True)
+    tokens.patch(model, keep=0.5, layers=LAYERS)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        loss = model(images()).sum()
+    with pytest.raises(UserError, match="computed again for its gradient from a copy of its tokens"):
         loss.backward()
-        assert all(torch.equal(a, b) for a, b in zip(sources, handle.sources, strict=True))
-        gradients.append([weight.grad for weight in model.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        assert torch.equal(plain, recomputed)
+
+
+def test_tokens_changed_between_checkpointed_blocks() -> None:
+    gradients = []
+    first, second = images(), images()
+    for checkpointing in (False, True):
+        model: Any = small_model().train()
+        model.set_grad_checkpointing(checkpointing)
+        tokens.patch(model, keep=0.5, layers=LAYERS)
+        for block in model.blocks:
+            block.register_forward_hook(lambda _, args, output: output * 1.01)
+        (model(first).square().sum() + model(second).sum()).backward()
+        gradients.append(model.patch_embed.proj.weight.grad)
+    assert torch.equal(*gradients)
 
 
 def test_random_tokens_are_the_same_when_computed_again() -> None:

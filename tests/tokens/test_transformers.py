@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from hyptree.errors import UserError  # noqa: E402
 from hyptree.tokens.families.base import UnsupportedModel  # noqa: E402
 from hyptree.tokens.patch import handle_of, patch, patched  # noqa: E402
+from hyptree.train.model import checkpoint_activations  # noqa: E402
 
 NUM_PATCHES = 36
 COUNTS = [18, 9, 4]  # int(36 * 0.5**i), after blocks 1, 2 and 3 of 4
@@ -486,22 +488,43 @@ def test_channels_instead_of_a_mask(images: Tensor) -> None:
                 assert not torch.allclose(run(name, model, images), by_mask, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vit", "dinov2", "clip_vision"])
-def test_gradient_checkpointing_gives_the_same_gradients(name: str, images: Tensor) -> None:
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("name", ["vit", "dinov2_registers", "clip_vision", "clip_classifier"])
+def test_gradient_checkpointing_gives_the_same_gradients(name: str, use_reentrant: bool) -> None:
     model = build(name).train()  # dropout and drop path are zero here
+    # Two passes in flight: the blocks of the first are computed again after the second one has run.
+    first, second = torch.randn(3, 3, 48, 48, requires_grad=True), torch.randn(2, 3, 48, 48, requires_grad=True)
 
-    def gradients() -> list[Tensor]:
+    def values_and_gradients() -> list[Tensor]:
         model.zero_grad()
-        FAMILIES[name].output(model, images).square().sum().backward()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        first.grad = second.grad = None
+        outputs = [FAMILIES[name].output(model, x) for x in (first, second)]
+        (outputs[0].square().sum() + outputs[1].sum()).backward()
+        weights = (first, second, *model.parameters())
+        return [*outputs, *(weight.grad.clone() for weight in weights if weight.grad is not None)]
 
+    # Counts do not depend on what reaches a block, so that nothing but the sizes tells the passes apart.
+    for options in ({"keep": 0.5}, {"counts": [20, 7], "layers": (0, 2)}):
+        with patched(model, **options):
+            model.apply(lambda module: setattr(module, "gradient_checkpointing", False))
+            plain = values_and_gradients()
+            checkpoint_activations(model, name, use_reentrant)
+            again = values_and_gradients()
+        assert len(plain) == len(again) > 20
+        for a, b in zip(plain, again, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_computed_again_are_let_go(images: Tensor) -> None:
+    """What one block made for its gradient must be gone when the next one is computed again, or nothing is saved."""
+    model = build("vit").train()
+    checkpoint_activations(model, "vit")
+    reduced: list[weakref.ref[Tensor]] = []
     with patched(model, keep=0.5):
-        plain = gradients()
-        model.gradient_checkpointing_enable()
-        again = gradients()
-    assert len(plain) == len(again) > 20
-    for a, b in zip(plain, again, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        for block in model.vit.layers[1:]:
+            block.layernorm_after.register_forward_pre_hook(lambda _, args: reduced.append(weakref.ref(args[0])))
+        logits(model, images).sum().backward()
+        assert len(reduced) == 6 and sum(tokens() is not None for tokens in reduced) <= 1
 
 
 def test_shared_dropout_and_drop_path_act_on_the_reduced_branch(images: Tensor) -> None:

@@ -17,7 +17,7 @@ from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError
 from hyptree.tokens.families.base import FamilyAdapter, Override
 from hyptree.tokens.flow import Flow, Record
-from hyptree.tokens.hooks import BlockHooks
+from hyptree.tokens.hooks import BlockHooks, Work
 from hyptree.tokens.methods import find_method
 from hyptree.tokens.schedule import (
     Counts,
@@ -93,11 +93,14 @@ class Handle:
         # tensor, because tensors are saved and copied with their attributes.
         self._flows = WeakTensorKeyDictionary()
         self._running: dict[torch.device, Flow] = {}  # of the last block that ran, by device for DataParallel
+        # Of the block that runs, by device. One for all blocks: a block that is computed again for its gradient is left
+        # as soon as that has all it needs, and what it held must not stay in memory while the others run.
+        self.work: dict[torch.device, Work] = {}
         self._compiled: Flow | None = None  # the same for compiled blocks, if they were the last
 
     def __getstate__(self) -> dict[str, Any]:
         # Tensors of the last pass belong to that pass, and those with gradients cannot be copied.
-        passing = ("_records", "_flows", "_running", "_compiled")
+        passing = ("_records", "_flows", "_running", "work", "_compiled")
         return {name: value for name, value in self.__dict__.items() if name not in passing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -221,12 +224,24 @@ class Handle:
             raise UserError(f"{what} are kept only if asked for: patch the model with trace=True")
 
     # ------------------------------------------------------------------ for hooks and adapters
-    def start(self, x: Tensor) -> Flow:
-        """A new forward pass begins with these tokens at the first block that reduces."""
+    def enter(self, x: Tensor, is_first: bool) -> Flow:
+        """What is known about the tokens that a block is called with; nothing is where a new forward pass begins.
+
+        Args:
+            is_first: no block before it reduces. Others begin a pass only if they are called by themselves.
+        """
         is_compiling = torch.compiler.is_compiling()
-        flow = None if is_compiling else self._flows.get(x)
-        if flow is None:  # else a block is computed again for its gradient
+        if not is_first:
+            flow = self.flow_of(x)
+        else:  # known if the block is computed again for its gradient
+            flow = None if is_compiling else self._noted(x)
+        if flow is None:
             if not is_compiling:
+                if not is_first and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
+                    raise UserError(
+                        "a block with fewer tokens is computed again for its gradient from a copy of its tokens, whose "
+                        "sizes are not known: checkpoint without moving what is saved elsewhere (save_on_cpu)"
+                    )
                 self.watch.report(wait=False)
                 self._step += 1
             step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
@@ -246,12 +261,20 @@ class Handle:
             return None
         flow = self._compiled
         if not torch.compiler.is_compiling():
-            own = self._flows.get(x)
+            own = self._noted(x)
             if own is not None:
                 return own
             flow = flow or self._running.get(x.device)
         if flow is None or flow.length != x.shape[1] + num_cut or (flow.size is not None and len(flow.size) != len(x)):
             return None
+        return flow
+
+    def _noted(self, x: Tensor) -> Flow | None:
+        """What was noted for these tokens. Reentrant checkpointing detaches them, so the same memory counts as well."""
+        flow = self._flows.get(x)
+        if flow is None and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
+            same = (known for y, known in self._flows.items() if y.device == x.device and y.is_set_to(x))
+            flow = next(same, None)
         return flow
 
     def pass_on(self, x: Tensor, flow: Flow) -> None:

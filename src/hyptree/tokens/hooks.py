@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from hyptree.tokens.handle import Handle
 
 
-class _Work:
+_FLOW = "hyptree_flow"  # the keyword argument by which a checkpointed block tells its attention where it is
+
+
+class Work:
     """What the hooks of a block hand to each other during one call."""
 
-    def __init__(self, flow: Flow, kwargs: dict[str, Any]):
+    def __init__(self, hooks: BlockHooks, flow: Flow, kwargs: dict[str, Any]):
+        self.hooks = hooks
         self.flow = flow
         self.kwargs = kwargs  # of the block
         self.query: Tensor | None = None
@@ -55,10 +59,7 @@ class BlockHooks:
     def __init__(self, handle: Handle, index: int):
         self.handle = handle
         self.index = index
-        self._work: dict[torch.device, _Work] = {}  # replicas of DataParallel run these hooks at the same time
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_work": {}}
+        self.parts = handle.adapter.blocks[index]
 
     def attach(self, is_first: bool, is_active: bool, needs_scores: bool) -> list[RemovableHandle]:
         """Registers the hooks that this block needs.
@@ -68,13 +69,12 @@ class BlockHooks:
             is_active: it reduces.
             needs_scores: the method asks how much attention tokens receive.
         """
-        parts = self.handle.adapter.blocks[self.index]
-        enter = self._start if is_first else self._enter
+        parts, self.is_first = self.parts, is_first
         hooks = [
-            parts.block.register_forward_pre_hook(enter, with_kwargs=True),
+            parts.block.register_forward_pre_hook(self._enter, with_kwargs=True),
             parts.block.register_forward_hook(self._leave),
         ]
-        if not is_first:
+        if not is_first or parts.hands_on:
             hooks.append(parts.attention.register_forward_pre_hook(self._bias, with_kwargs=True))
         if is_active:
             hooks.append(parts.key.register_forward_hook(self._see_key))
@@ -85,43 +85,42 @@ class BlockHooks:
         return hooks
 
     # ------------------------------------------------------------------ in the order in which they run
-    def _start(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
-        if self.handle.enabled:
-            self._work[x.device] = _Work(self.handle.start(x), kwargs)
-        else:
-            self._work.pop(x.device, None)
-
-    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = _tokens(args, kwargs)
-        flow = self.handle.flow_of(x)
-        if flow is not None:
-            self._work[x.device] = _Work(flow, kwargs)
-        elif self.handle.enabled:  # called by itself, with tokens that no block before it has seen
-            self._work[x.device] = _Work(self.handle.start(x), kwargs)
-        else:
-            self._work.pop(x.device, None)
+        if not self.handle.enabled:
+            self.handle.work.pop(x.device, None)
+            return None
+        flow = self.handle.enter(x, self.is_first)
+        self.handle.work[x.device] = Work(self, flow, kwargs)
+        if self.parts.hands_on and block.training and getattr(block, "gradient_checkpointing", False):
+            # From 5.23 on, transformers computes the inside of a block again, without the hooks of the block itself.
+            return args, {**kwargs, _FLOW: (flow, kwargs)}
+        return None
 
     def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = _tokens(args, kwargs)
-        work = self._work.get(x.device)
-        if work is None or work.flow.size is None:
+        if _FLOW in kwargs:
+            self.handle.work[x.device] = Work(self, *kwargs.pop(_FLOW))
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self or work.flow.size is None:
             return None
         mask = work.flow.mask(self.handle.attention_way, query_dtype(x))
         return None if mask is None else self.handle.adapter.with_bias(self.index, args, kwargs, mask)
 
     def _see_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if (work := self._work.get(output.device)) is not None:
+        work = self.handle.work.get(output.device)
+        if work is not None and work.hooks is self:
             work.query = output.detach()
 
     def _see_key(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if (work := self._work.get(output.device)) is not None:
+        work = self.handle.work.get(output.device)
+        if work is not None and work.hooks is self:
             work.key = output.detach()
 
     def _reduce(self, norm: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         x = args[0]
-        work = self._work.get(x.device)
-        if work is None:
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self:
             return None
         flow = work.flow
         num_prefix = self.handle.adapter.num_prefix
@@ -148,8 +147,8 @@ class BlockHooks:
         return (work.reduced,)
 
     def _end(self, module: nn.Module, args: Any, output: Tensor) -> Any:
-        work = self._work.get(output.device)
-        if work is None or work.reduced is None:
+        work = self.handle.work.get(output.device)
+        if work is None or work.hooks is not self or work.reduced is None:
             return None
         if torch.compiler.is_compiling():
             # A compiler knows no stand-in for a tensor; it drops the useless sum with the full-length tokens itself.
@@ -159,9 +158,10 @@ class BlockHooks:
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> Any:
         x = output if isinstance(output, Tensor) else output[0]
-        work = self._work.pop(x.device, None)
-        if work is None:
+        work = self.handle.work.get(x.device)
+        if work is None or work.hooks is not self:
             return None
+        del self.handle.work[x.device]
         if work.branch is not None:
             x = work.reduced + work.branch
         self.handle.pass_on(x, work.flow)
@@ -172,7 +172,7 @@ class BlockHooks:
         return x if isinstance(output, Tensor) else (x, *output[1:])
 
     # ------------------------------------------------------------------ what a reduction consists of
-    def _site(self, work: _Work, k: int, x: Tensor) -> Site:
+    def _site(self, work: Work, k: int, x: Tensor) -> Site:
         handle, adapter = self.handle, self.handle.adapter
         assert work.key is not None
         options = handle.options

@@ -81,13 +81,19 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
     return model
 
 
-def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Let a model compute activations again in the backward pass, by whatever word its library has for it."""
+def checkpoint_activations(model: nn.Module, name: str, use_reentrant: bool = False) -> None:
+    """Let a model compute activations again in the backward pass, by whatever word its library has for it.
+
+    Args:
+        use_reentrant: the older way of ``torch.utils.checkpoint``; timm has a switch of its own for it.
+    """
     saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
     if hasattr(saver, "set_grad_checkpointing"):  # timm's word
         saver.set_grad_checkpointing(True)
-    elif hasattr(saver, "gradient_checkpointing_enable"):  # that of transformers
-        saver.gradient_checkpointing_enable({"use_reentrant": False})
+    elif hasattr(saver, "activation_checkpointing_enable"):  # that of transformers
+        saver.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    elif hasattr(saver, "gradient_checkpointing_enable"):  # and what it said up to 5.22
+        saver.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     else:
         raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
 

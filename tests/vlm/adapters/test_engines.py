@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hyptree.train.model import checkpoint_activations
 from hyptree.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
 from hyptree.vlm.adapters.attachment import handle_of
 from tests.vlm.adapters.small_clips import (
@@ -225,7 +226,7 @@ def test_gradient_checkpointing_of_transformers(reentrant: bool):
     model.text_model.embeddings.token_embedding.register_forward_hook(lambda m, a, out: out.requires_grad_())
     encode(model, words, pictures).square().sum().backward()
     plain = gradients(handle)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    checkpoint_activations(model, "clip", reentrant)
     encode(model, words, pictures).square().sum().backward()
     for a, b in zip(plain, gradients(handle), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

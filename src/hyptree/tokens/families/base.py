@@ -41,6 +41,7 @@ class BlockParts:
         branch_end: the last module of the MLP branch; the block adds its output to the residual stream. It may also be
             used earlier in the block (a dropout that both branches share): calls before ``norm`` are left alone.
         scale: what attention multiplies ``q k^T`` by.
+        hands_on: the block hands keyword arguments that it does not know on to its attention.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BlockParts:
     norm: nn.Module
     branch_end: nn.Module
     scale: float
+    hands_on: bool = False
 
 
 @dataclass(frozen=True)

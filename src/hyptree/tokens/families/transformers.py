@@ -250,10 +250,12 @@ def _parts(name: str, block: nn.Module) -> BlockParts:
         parts = [part for path in astuple(layout) if (part := _submodule(block, path)) is not None]
         if len(parts) == len(astuple(layout)):
             attention, query, key, norm, branch_end = parts
-            return BlockParts(name, block, attention, query, key, norm, branch_end, _scale(attention))
+            takes = inspect.signature(block.forward).parameters.values()
+            hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
+            return BlockParts(name, block, attention, query, key, norm, branch_end, _scale(attention), hands_on)
     raise UnsupportedModel(
         f"{name} ({type(block).__name__}) has no known layout in the installed transformers; "
-        "this was written for the versions 5.10 to 5.22"
+        "this was written for the versions 5.10 to 5.23"
     )
 
 
