@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,6 +147,9 @@ FAMILIES = {
         "layer_norm2",
     ),
 }
+DINO_TAKES_SIZES = (
+    "attention_mask" in inspect.signature(transformers.models.dinov2.modeling_dinov2.Dinov2Layer.forward).parameters
+)
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -155,6 +159,8 @@ def build(name: str, kernel: str = "sdpa") -> Any:
 
 def shake(model: Any, kernel: str = "sdpa") -> Any:
     """Fresh weights large enough that every token and every step matters (transformers starts near zero)."""
+    if model.config.model_type.startswith("dinov2") and not DINO_TAKES_SIZES:
+        pytest.skip("DINOv2 of transformers up to 5.17 is refused, see the test of that")
     model.set_attn_implementation(kernel)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -660,7 +666,7 @@ def test_kernels_without_bias_are_refused_unless_sizes_are_not_wanted(images: Te
 
 
 def test_attention_without_mask_is_refused_unless_sizes_are_not_wanted() -> None:
-    """The DINOv2 of transformers up to 5.15."""
+    """The DINOv2 of transformers up to 5.17."""
 
     class Older(nn.Module):
         def __init__(self, attention: Any):
@@ -671,12 +677,12 @@ def test_attention_without_mask_is_refused_unless_sizes_are_not_wanted() -> None
         def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
             return hidden_states
 
-    model = build("dinov2")
-    for layer in model.dinov2.encoder.layer:
+    model = FAMILIES["dinov2"].build()
+    for layer in model.dinov2.encoder.layer if DINO_TAKES_SIZES else ():
         outer = nn.Module()
         outer.attention = Older(layer.attention)
         layer.attention = outer
-    refused(model, r"dinov2\.encoder\.layer\.0: Older of the installed transformers takes no attention_mask")
+    refused(model, r"dinov2\.encoder\.layer\.0: \w+ of the installed transformers takes no attention_mask")
     patch(model, keep=0.5, prop_attn=False).unpatch()
 
 

@@ -51,7 +51,7 @@ LAYOUTS = (
     _Layout("attention", "attention.q_proj", "attention.k_proj", "layernorm_after", "dropout"),
     # DINOv2: one drop path for both branches, after the layer scale.
     _Layout("attention", "attention.q_proj", "attention.k_proj", "norm2", "drop_path"),
-    # DINOv2 of transformers up to 5.15: an attention without mask inside an attention.
+    # DINOv2 of transformers up to 5.17: an attention without mask inside an attention.
     _Layout("attention.attention", "attention.attention.query", "attention.attention.key", "norm2", "drop_path"),
     _Layout("self_attn", "self_attn.q_proj", "self_attn.k_proj", "layer_norm2", "mlp"),  # CLIP
 )
