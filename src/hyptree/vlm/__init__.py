@@ -1,10 +1,10 @@
 """Hierarchy in CLIP: adapters that attach to open_clip and transformers models, few-shot heads, radial embeddings.
 
-from hyptree import vlm
+    from hyptree import vlm
 
-encoder = vlm.load_encoder("open_clip:ViT-B-16:openai")
-handle = vlm.attach(encoder, vlm.ScaleAdapterConfig(block_size=128))
-handle.print_trainable_parameters()
+    encoder = vlm.load_encoder("open_clip:ViT-B-16:openai")
+    handle = vlm.attach(encoder, vlm.ScaleAdapterConfig(block_size=128))
+    handle.print_trainable_parameters()
 
 Nothing is imported until it is asked for. The function ``attach`` lives in ``attachment.py``: a module of its own name
 would hide it here.
