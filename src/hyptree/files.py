@@ -40,7 +40,7 @@ def write_atomic(path: Path | str, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)  # the rename itself is safe once the folder is on disk
+    sync(path.parent)  # the rename itself is safe once the folder is on disk
 
 
 def data_folder() -> Path:
@@ -48,10 +48,14 @@ def data_folder() -> Path:
     return Path(os.environ.get("HYPTREE_DATA") or "data")
 
 
-def sync_folder(path: Path) -> None:
-    """Bring renames inside a folder to disk."""
+def sync(path: Path) -> None:
+    """Bring a file to disk, or renames inside a folder."""
     if os.name == "posix":
-        _sync(path)
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager
@@ -74,16 +78,15 @@ def new_folder(folder: Path, what: str = "", advice: str = "name another cache f
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{_HOST}.{os.getpid()}.", dir=folder.parent))
         try:
             yield work
-            for path in work.iterdir():
-                _sync(path)
-            sync_folder(work)
+            for path in [*work.iterdir(), work]:
+                sync(path)
             work.chmod(0o755)  # mkdtemp makes folders that nobody else may read
             try:
                 os.rename(work, folder)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-            sync_folder(folder.parent)
+            sync(folder.parent)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
@@ -107,14 +110,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:  # somebody else's
         return True
     return True
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def path_inside(folder: Path | str, name: str) -> Path:

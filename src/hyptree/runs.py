@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hyptree.config import load, read_yaml, to_yaml
 from hyptree.errors import UserError
-from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync_folder, write_text
+from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync, write_text
 
 R = TypeVar("R")
 MANIFEST = "manifest.json"
@@ -125,7 +125,7 @@ class RunFolder:
                 previous.rename(old)
             last.rename(previous)
         new.rename(last)
-        sync_folder(self.checkpoints)
+        sync(self.checkpoints)
         shutil.rmtree(old, ignore_errors=True)
 
     def save_best(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -86,22 +86,18 @@ _ADVICE = {
 """What to do about an error of the system, where its own words leave that open."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and gives the exit code: 0 fine, 2 user error, 130 interrupted, 141 reader went away."""
-    return _guarded(_dispatch, argv)
+def main(argv: Sequence[str] | None = None, run: Callable[[list[str], bool, str | None], int] | None = None) -> int:
+    """Runs the command and gives the exit code: 0 fine, 2 user error, 130 interrupted, 141 reader went away.
 
-
-def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a single command of its own, e.g. a script that writes a table, as :func:`main` runs a verb."""
-    return _guarded(lambda args, *common: _run(command, prog, args, *common), argv)
-
-
-def _guarded(run: Callable[[list[str], bool, str | None], int], argv: Sequence[str] | None) -> int:
+    Args:
+        argv: words of the command line; those of this process by default.
+        run: what takes them, --print-config and --config; by default what finds the verb.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
     try:
         # Taken out here, so that they may stand anywhere, before the verb too.
-        code = run(args, _take_flag(args, "--print-config"), _take_value(args, "--config"))
+        code = (run or _dispatch)(args, _take_flag(args, "--print-config"), _take_value(args, "--config"))
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -126,6 +122,11 @@ def _in_words(error: OSError) -> str:
     told = f"{error.filename}: " if error.filename is not None else ""
     told = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", told) + str(error.strerror)
     return f"{told}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else told
+
+
+def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
+    """Runs a single command of its own, e.g. a script that writes a table, as :func:`main` runs a verb."""
+    return main(argv, lambda args, *common: _run(command, prog, args, *common))
 
 
 def available_verbs() -> dict[str, str]:

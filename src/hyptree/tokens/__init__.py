@@ -1,11 +1,11 @@
 """Token reduction for vision transformers: patch a model, read what was merged, take the patch away again.
 
-    from hyptree import tokens
+from hyptree import tokens
 
-    handle = tokens.patch(model, keep=0.5)      # any ViT of timm or transformers
-    logits = model(images)
-    handle.num_tokens                           # [98, 49, 24]
-    handle.unpatch()
+handle = tokens.patch(model, keep=0.5)      # any ViT of timm or transformers
+logits = model(images)
+handle.num_tokens                           # [98, 49, 24]
+handle.unpatch()
 """
 
 from __future__ import annotations
