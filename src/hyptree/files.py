@@ -43,6 +43,17 @@ def write_atomic(path: Path | str, write: Callable[[Path], object]) -> None:
     sync(path.parent)  # the rename itself is safe once the folder is on disk
 
 
+def require_path(path: Path | str, kind: str = "file or folder", then: str = "") -> None:
+    """Raise unless it is there. Verbs ask this first: importing torch, to find out then, takes seconds.
+
+    Args:
+        kind: what is missing, in words.
+        then: what to do about it.
+    """
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
+
+
 def data_folder() -> Path:
     """Where files lie that everybody has one copy of (WordNet, tasks): HYPTREE_DATA, else ``data`` in this folder."""
     return Path(os.environ.get("HYPTREE_DATA") or "data")

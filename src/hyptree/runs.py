@@ -22,13 +22,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyptree.config import load, read_yaml, to_yaml
 from hyptree.errors import UserError
 from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 R = TypeVar("R")
 MANIFEST = "manifest.json"
@@ -81,7 +82,8 @@ class RunFolder:
     def require_run(self) -> None:
         """Raise unless a run was started here."""
         if not self.holds_run:
-            raise UserError(f"{self.path} is not the folder of a run: it has no recipe.yaml")
+            why = "it has no recipe.yaml" if self.path.exists() else "no such folder"
+            raise UserError(f"{self.path} is not the folder of a run: {why}")
 
     def require_room(self) -> None:
         """Raise if the folder cannot be made or written: before data are read and a model is built, not after."""

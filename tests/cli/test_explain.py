@@ -123,17 +123,22 @@ def test_table_as_text_and_as_json(finished: tuple[Path, str], capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "hcformer_picoo", "x.png"], "unknown model 'hcformer_picoo'; did you mean 'hcformer_pico'?"),
+        (["explain", "hcformer_picoo", "a.png"], "unknown model 'hcformer_picoo'; did you mean 'hcformer_pico'?"),
         (["explain", "no/such/run"], "no/such/run: no such folder"),
         (["explain", "hcformer_pico"], "give pictures to explain"),
         (["explain", "hcformer_pico", "absent.png"], "absent.png: no such picture"),
-        (["explain", "resnet10t", "absent.png"], "resnet10t cannot be explained: it does not cluster"),
+        (["explain", "resnet10t", "a.png"], "resnet10t cannot be explained: it does not cluster"),
         (["explain", "hcformer_pico", "a.png", "--table"], "leave the pictures out"),
         (["explain", "hcformer_pico", "--pictures", "0"], "--pictures must be 1 or more, got 0"),
         (["demo", "--seed", "-1"], "seed must be from 0"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 64)).save("a.png")
     assert cli.main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and message in shown.err

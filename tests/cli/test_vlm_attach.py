@@ -72,7 +72,7 @@ def test_merge(clip: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["--method", "lora", "--block-size", "8"], "LoraConfig has no setting 'block_size'"),
         (["--targets", "q", "w"], "unknown target 'w'"),
         (["--layers", "99"], "there is no layer 99"),
-        (["--adapter", "nowhere"], "no adapter in nowhere"),
+        (["--adapter", "nowhere"], "nowhere: no such folder"),
         (["--random-init", "--model-name", "x"], "--model-name"),
     ],
 )

@@ -240,7 +240,7 @@ def test_evaluation_of_missing_things(tmp_path, capsys):
     for options, message in (
         (["--suite", "hyperlx"], "did you mean 'hyperlex'?"),
         ([], "hierarcaps needs its files"),
-        (["--data", str(tmp_path / "none")], "there is no folder"),
+        (["--data", str(tmp_path / "none")], "none: no such file or folder"),
         (["--data", str(empty)], "has no hierarcaps_test.csv"),
         (["--data", str(tmp_path), "--suite", "hyperlex"], "has no hyperlex-all.txt"),
         (["--data", str(empty), "--suite", "cifar10"], "holds no .npz file"),
@@ -249,8 +249,8 @@ def test_evaluation_of_missing_things(tmp_path, capsys):
         ([*world, "--limit", "0"], "limit must be 1 or more"),
         ([*world, "--weights", str(tmp_path / "none")], "no such file or folder"),
         ([*world, "--weights", str(empty)], "has that train-radial run ended?"),
-        (world, "no model"),
+        (world, "no model here"),
     ):
-        assert main(["vlm", "eval-hierarchy", "--model", f"hf:{tmp_path / 'no model'}", *options]) == 2
+        assert main(["vlm", "eval-hierarchy", "--model", f"hf:{empty}", *options]) == 2
         error = capsys.readouterr().err.strip()
         assert message in error and len(error.splitlines()) == 1

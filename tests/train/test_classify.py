@@ -265,7 +265,7 @@ def test_help_names_every_task(capsys):
             "unknown model 'resnet5o'; did you mean 'resnet50'?",
         ),
         (["eval", "RUN", "--split", "tset"], "--split must be train, val or test, got 'tset'; did you mean 'test'?"),
-        (["eval", "nowhere"], "nowhere is not the folder of a run: it has no recipe.yaml"),
+        (["eval", "nowhere"], "nowhere is not the folder of a run: no such folder"),
         (["export", "nowhere"], "nowhere is not the folder of a run"),
         (["models", "resnet5oo"], "no model matches 'resnet5oo'; did you mean 'resnet50'?"),
     ],

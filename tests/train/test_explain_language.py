@@ -296,7 +296,7 @@ def test_page_of_one_run_without_wordnet(runs, monkeypatch, capsys):
 
 def test_mistakes_are_one_line(runs, tmp_path, capsys):
     for arguments, message in (
-        ([str(runs["helm"]), "--wordnet", str(tmp_path / "none")], "no WordNet at"),
+        ([str(runs["helm"]), "--wordnet", str(tmp_path / "none")], "none: no such folder; leave --wordnet out"),
         ([str(runs["helm"]), "--rival", str(tmp_path / "none")], "no such folder"),
         ([str(runs["helm"]), "--rival", str(tmp_path)], "holds no language model"),
         ([str(runs["helm"]), "--size", "32"], "--size: not for a language model"),

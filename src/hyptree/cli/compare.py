@@ -25,6 +25,9 @@ class CompareConfig:
 
 def run(config: CompareConfig) -> None:
     """Train variants of a recipe over several seeds, all alike, and write the table."""
+    from hyptree.config import find_yaml
+
+    find_yaml(config.table)
     from hyptree.train.compare import compare
 
     print(compare(config.table, config.out, config.results, config.jobs, config.overrides))

@@ -25,6 +25,10 @@ def run(config: DemoConfig) -> None:
 
     Takes about three minutes on two CPU cores. Ctrl-C stops it; running it again starts anew.
     """
+    from hyptree.config import find_yaml
+
+    if config.recipe is not None:
+        find_yaml(config.recipe)
     from hyptree.train import demo
 
     demo.run(out=config.out, seed=config.seed, recipe=config.recipe)

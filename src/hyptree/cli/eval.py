@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from hyptree.cli import config as configs
+from hyptree.cli.generate import LANGUAGE_MODELS
 from hyptree.cli.train import split_args
 from hyptree.errors import UserError, suggest
+from hyptree.files import require_path
+from hyptree.runs import RunFolder
 from hyptree.train.run.recipe import Recipe
 
 Split = Literal["train", "val", "test"]
@@ -82,8 +85,7 @@ class EvalConfig:
             if yaml_path is not None:
                 raise UserError("--config holds keys of a run's recipe and does not go with --tasks; leave it out")
             return cls(run, split, "json" in own, chosen)
-        if not (run / "recipe.yaml").is_file():
-            raise UserError(f"{run} is not the folder of a run: it has no recipe.yaml")
+        RunFolder(run).require_run()
         sources: list[Path | str] = [run / "recipe.yaml"] if yaml_path is None else [run / "recipe.yaml", yaml_path]
         return cls(run, split, "json" in own, configs.load(Recipe, sources, overrides))
 
@@ -94,6 +96,7 @@ def run(config: EvalConfig) -> int:
     import os
 
     if isinstance(config.settings, TaskOptions):
+        require_path(config.run, "folder", LANGUAGE_MODELS)
         from hyptree.evaluate.text.choices import score_lines
         from hyptree.train.language import run_tasks
 

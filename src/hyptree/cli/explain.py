@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from hyptree.errors import UserError
+from hyptree.files import require_path
 
 
 @dataclass(kw_only=True)
@@ -67,22 +68,33 @@ def run(config: ExplainConfig) -> None:
 
     hyptree explain runs/demo photo.jpg --out page.html
     """
-    from hyptree.explore.pages import run_pictures as report
-    from hyptree.explore.pages.encoder_subject import is_encoder
+    from hyptree.vlm.encoders.spec import check_spec, is_encoder
 
+    for path in config.images:
+        require_path(path, "picture")
+    for path in filter(None, (config.head, config.pairs)):
+        require_path(path)
+    if config.wordnet is not None:
+        require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
     if is_encoder(config.model):
+        check_spec(config.model)
         print(_page_of_encoder(config))
         return
     for name in ("texts", "head", "pairs", "geometry", "random_init"):
         if getattr(config, name):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is for encoders, e.g. hf:runs/clip_world; {config.model} is none: leave it out")
+    for model in filter(None, (config.model, config.rival)):
+        if "/" in model or "\\" in model:
+            require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
     if _is_language_run(config.model):
         print(_page_of_tokens(config))
         return
     if config.wordnet is not None or (config.rival is not None and not config.table):
         flag = "--wordnet is" if config.wordnet is not None else "--rival goes with --table, or is"
         raise UserError(f"{flag} for runs of language models; leave it out")
+    from hyptree.explore.pages import run_pictures as report
+
     subject = _subject(config.model, config.size)
     if config.table:
         _print_table(config, subject)
@@ -144,8 +156,6 @@ def _subject(model: str, size: int | None) -> Any:
         subject = subject_of_run(model)
         subject.size = size or subject.size
         return subject
-    if "/" in model or "\\" in model:
-        raise UserError(f"{model}: no such folder; give the folder of a run, or a name such as hcformer_nano")
     return subject_of_name(model, size)
 
 

@@ -28,6 +28,9 @@ class ExportConfig:
 
 def run(config: ExportConfig) -> int:
     """Write a run's best weights, or its model as a program that is checked against the original."""
+    from hyptree.runs import RunFolder
+
+    RunFolder(config.run).require_run()
     from hyptree.train.export import export
 
     path, difference = export(config.run, config.format, config.out, size=config.size, batch=config.batch)

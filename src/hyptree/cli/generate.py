@@ -9,6 +9,9 @@ from typing import Annotated
 import tyro
 
 from hyptree.errors import UserError
+from hyptree.files import require_path
+
+LANGUAGE_MODELS = "give a run of hyptree train, or a folder of save_pretrained"
 
 
 @dataclass
@@ -41,14 +44,15 @@ class GenerateConfig:
 
 def run(config: GenerateConfig) -> None:
     """Write text with a language model and show it as it comes."""
+    if config.num < 1:
+        raise UserError(f"--num must be at least 1, got {config.num}")
+    require_path(config.model, "folder", LANGUAGE_MODELS)
     import json
 
     from hyptree.devices import find_device
     from hyptree.lm.generate import generate_text
     from hyptree.train.language import load_language_model
 
-    if config.num < 1:
-        raise UserError(f"--num must be at least 1, got {config.num}")
     model, tokenizer = load_language_model(config.model, find_device(config.device))
     options = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "greedy")}
     for seed in range(config.seed, config.seed + config.num):

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from hyptree.data.settings import read_data_flag
+from hyptree.files import require_path
 from hyptree.train.run.settings import ReduceSettings
 
 
@@ -23,6 +25,14 @@ def run(config: ReduceConfig) -> None:
 
     hyptree reduce runs/vit --keep 0.7 0.5 0.25 --method atc tome --image photo.jpg
     """
+    for path in config.image:
+        require_path(path, "picture")
+    if config.weights is not None:
+        require_path(config.weights)
+    if "/" in config.model or "\\" in config.model:
+        require_path(config.model, "folder", "give the folder of a run, or a name that timm knows")
+    if config.data not in (None, "none"):
+        read_data_flag(config.data)
     from hyptree.train.reduction.reduce import reduce
 
     reduce(config)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from hyptree.errors import UserError, as_user_error
+from hyptree.files import require_path
 from hyptree.progress import progress_bar
 from hyptree.train.run.settings import EmbedSettings
 
@@ -159,6 +160,7 @@ def embed(config: EmbedConfig) -> None:
 
 def evaluate(config: EvalConfig) -> None:
     """Measure an embedding: mean rank, MAP, distortion, cones."""
+    require_path(config.run, "folder", "give one that hyptree tree embed wrote")
     from hyptree.devices import find_device
     from hyptree.evaluate.hierarchy.embedding import load_embedding, measure
     from hyptree.train.embedding.job import sample_size
@@ -172,6 +174,7 @@ def evaluate(config: EvalConfig) -> None:
 
 def draw(config: DrawConfig) -> None:
     """Draw an embedding on the Poincaré disk."""
+    require_path(config.run, "folder", "give one that hyptree tree embed wrote")
     from hyptree.evaluate.hierarchy.embedding import load_embedding
 
     path = config.out or config.run / "disk.png"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hyptree.data.pictures.decoding import MemoryPictures, Pictures
 from hyptree.data.sample import PictureDataset
 from hyptree.data.settings import DataSettings
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError
 
 # Imported when asked for: COCO needs an extra, and most runs need one of these only.
 _READERS = {
@@ -74,24 +73,3 @@ def _build_world(settings: DataSettings, split: str, limit: int | None) -> Pictu
     options = {} if limit is None else {"num_images": limit}
     world = World(split=split, size=settings.size, seed=settings.seed, cache=settings.cache, **options)
     return cast(PictureDataset, world)
-
-
-def read_data_flag(text: str) -> tuple[Any, Path | None]:
-    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``."""
-    names = typing.get_args(typing.get_type_hints(DataSettings)["name"])
-    name, colon, root = text.partition(":")
-    if text == "world":
-        return "world", None
-    if colon and name in names and root:
-        return name, Path(root)
-    path = Path(text)
-    if path.is_dir():
-        return "folder", path
-    if path.suffix == ".npz" and path.is_file():
-        return "arrays", path
-    hint = suggest(name, names)
-    if text in names:
-        hint = f"it needs a folder, e.g. {text}:DIR"
-    raise UserError(
-        f"--data {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
-    )

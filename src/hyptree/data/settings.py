@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from hyptree.errors import UserError, suggest
+from hyptree.files import require_path
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -136,3 +140,27 @@ class DataSettings:
                 )
         if self.augment.mixes and self.batch_size % 2:
             raise ValueError(f"mixup and cutmix need an even batch_size, got {self.batch_size}")
+
+
+def read_data_flag(text: str) -> tuple[Any, Path | None]:
+    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``."""
+    names = typing.get_args(typing.get_type_hints(DataSettings)["name"])
+    name, colon, root = text.partition(":")
+    if text == "world":
+        return "world", None
+    if name == "cifar10":  # an .npz file like others, but people call it by its name
+        name = "arrays"
+    if colon and name in names and root:
+        require_path(Path(root).expanduser())
+        return name, Path(root)
+    path = Path(text)
+    if path.is_dir():
+        return "folder", path
+    if path.suffix == ".npz" and path.is_file():
+        return "arrays", path
+    hint = suggest(name, names)
+    if text in names:
+        hint = f"it needs a folder, e.g. {text}:DIR"
+    raise UserError(
+        f"--data {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
+    )

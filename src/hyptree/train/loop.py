@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, require
-from hyptree.files import full_disk_is_one_line
+from hyptree.files import full_disk_is_one_line, require_path
 from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
@@ -98,6 +98,8 @@ class Trainer:
         elif resume:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
         folder.require_room()
+        if recipe.model.weights is not None:
+            require_path(recipe.model.weights)  # now, not when the data have been read
 
         self.task = build_task(recipe)
         train_set, val_set = self.task.build_dataset("train"), self.task.build_dataset("val")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyptree.data.build import read_data_flag
+from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError
 from hyptree.evaluate.tokens import reduction_rows
 from hyptree.evaluate.tokens.reduction_rows import speed, vit_flops

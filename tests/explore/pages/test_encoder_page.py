@@ -204,11 +204,11 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
         (["hf:CLIP", "nowhere.png"], "nowhere.png: no such picture"),
         (["hf:CLIP", "--geometry", "flat", "--texts", "a => b"], "geometry must be one of"),
         (["hf:CLIP", "--table"], "--table is not for encoders"),
-        (["hf:CLIP", "--pairs", "nowhere"], "cannot read nowhere"),
+        (["hf:CLIP", "--pairs", "nowhere"], "nowhere: no such file or folder"),
         (["hf:CLIP/nowhere"], "nowhere: no such folder"),
         (["hcformer_nano", "--texts", "a => b"], "--texts is for encoders"),
         (["hcformer_nano", "--random-init"], "--random-init is for encoders"),
-        (["hf:BERT", "--head", "x.safetensors"], "reads text alone; leave --head out"),
+        (["hf:BERT", "--head", "BERT/model.safetensors"], "reads text alone; leave --head out"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -263,10 +263,12 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_one_line(monkeypatch:
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
     with pytest.raises(UserError, match=r"mine: no such folder, and no model of the hub \(We couldn't") as error:
-        load_encoder("hf:runs/mine")
+        load_encoder("hf:somebody/mine")
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"train it first: hyptree train clip_world_tiny --out runs/clip_world_tiny$"):
         load_encoder("hf:runs/clip_world_tiny")
+    with pytest.raises(UserError, match=r"^hf:runs/mine: no such folder; give a run of the task contrast, or a folder"):
+        load_encoder("hf:runs/mine")  # can only be a folder: the hub is not asked
 
 
 def test_a_checkpoint_with_holes_is_refused(tmp_path: Path) -> None:

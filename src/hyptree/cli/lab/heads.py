@@ -96,6 +96,10 @@ def overlap(config: OverlapConfig) -> None:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
     if config.plot is not None:
         require("matplotlib", "plot", asked_by="--plot")
+    from hyptree.lab.heads.hub import require_head
+
+    for path in config.paths:
+        require_head(path)
     from hyptree.lab.figures.drawing import figure_files, require_apart
     from hyptree.lab.heads import overlap as head_overlap
     from hyptree.tables import show, to_csv

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from hyptree.errors import UserError, as_user_error
+from hyptree.files import require_path
+from hyptree.vlm.encoders.spec import check_spec
 
 if TYPE_CHECKING:
     from hyptree.vlm.adapters.base import AdapterConfig
@@ -79,6 +81,9 @@ class MergeConfig:
 
 def attach_info(config: AttachInfoConfig) -> None:
     """Say what an adapter would be attached to in a model, and how many parameters it would train."""
+    check_spec(config.model)
+    if config.adapter is not None:
+        require_path(config.adapter, "folder")
     from hyptree.vlm import AdapterHandle, attach, load_encoder
     from hyptree.vlm.radii import radius_table
 
@@ -125,12 +130,14 @@ def attach_info(config: AttachInfoConfig) -> None:
 
 def merge(config: MergeConfig) -> None:
     """Write a saved adapter into the weights of its model, as a model of its own that needs no adapter."""
-    from hyptree.vlm import AdapterHandle, load_encoder
-
     if config.out.exists() and not config.out.is_dir():
         raise UserError(f"{config.out} is a file; --out must name a folder")
     if config.out.is_dir() and any(config.out.iterdir()) and not config.overwrite:
         raise UserError(f"{config.out} has files already; give another --out, or --overwrite")
+    check_spec(config.model)
+    require_path(config.adapter, "folder")
+    from hyptree.vlm import AdapterHandle, load_encoder
+
     with as_user_error():
         encoder = load_encoder(config.model, random_init=config.random_init, seed=config.seed)
         handle = AdapterHandle.load(encoder, config.adapter)

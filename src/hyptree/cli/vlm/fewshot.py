@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from hyptree.data.settings import read_data_flag
+from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.lathadapter.settings import FewShotJob
 
 
@@ -21,6 +23,9 @@ def train_fewshot(config: TrainFewshotConfig) -> None:
 
     hyptree vlm train-fewshot --model hf:runs/clip_world --data world --shots 1 2 4 8 16 --protocol base-to-new
     """
+    for data in (config.data, *config.transfer):
+        read_data_flag(data)
+    check_spec(config.model)
     from hyptree.vlm.lathadapter.fewshot_run import run_fewshot, table
 
     report = run_fewshot(config)

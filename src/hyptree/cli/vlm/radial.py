@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.files import full_disk_is_one_line, require_path, write_text
+from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 
 if TYPE_CHECKING:
@@ -102,13 +103,14 @@ def train_radial(config: TrainRadialConfig) -> None:
     Trains the text tower, or an adapter on it. Ctrl-C writes a checkpoint; --resume goes on bit for bit.
     """
     config.check()
+    check_spec(config.model)
+    chains = _chains(config, config.quiet)
     from hyptree.progress import progress_bar
     from hyptree.vlm.radial import trainer as radial
 
     out = config.out
     if (out / radial.CHECKPOINT).exists() and not (config.resume or config.overwrite):
         raise UserError(f"{out} holds a run already; go on with --resume, or replace it with --overwrite")
-    chains = _chains(config, config.quiet)
     encoder = _load(config.model, config.random_init, config.seed, config.device)
     handle: Any = None
     if config.adapter == "none":
@@ -166,6 +168,9 @@ def train_radial(config: TrainRadialConfig) -> None:
 
 def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     """Measure the hierarchy in an encoder: order, angles, HyperLex, retrieval, coarse classes, with their baselines."""
+    check_spec(config.model)
+    for path in filter(None, (config.data, config.images, config.weights)):
+        require_path(path)
     from hyptree.vlm.radial.hierarchy_report import SUITES, check_request, hierarchy_report
     from hyptree.vlm.radial.report_lines import report_lines
 
@@ -224,8 +229,6 @@ def _load(model: str, random_init: bool, seed: int, device: str) -> Encoder:
 def _check_weights(path: Path) -> None:
     from hyptree.vlm.radial.trainer import TRAINED
 
-    if not path.exists():
-        raise UserError(f"--weights {path}: no such file or folder; expected the folder of a train-radial run")
     if path.is_dir() and not (path / "adapter").is_dir() and not (path / TRAINED).is_file():
         raise UserError(f"--weights {path} holds neither {TRAINED} nor adapter/; has that train-radial run ended?")
 

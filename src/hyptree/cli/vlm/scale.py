@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hyptree.runs import RunFolder
 from hyptree.train.run.recipe import Recipe
+from hyptree.vlm.encoders.spec import check_spec
 
 
 @dataclass
@@ -135,9 +137,12 @@ def train_scale(config: TrainScaleConfig) -> int:
     the radius of the class texts before and after. Every key of the task is in recipes/openvocab_*.yaml; hyptree train
     runs them too.
     """
+    settings = config.settings()
+    if settings.task == "openvocab":
+        check_spec(settings.model.name)
     from hyptree.train.tasks.openvocab_job import report_lines, train_and_report
 
-    report = train_and_report(config.settings(), config.out, resume=config.resume, quiet=config.quiet or config.json)
+    report = train_and_report(settings, config.out, resume=config.resume, quiet=config.quiet or config.json)
     if not report:  # not the first process
         return 0
     if config.json:
@@ -182,6 +187,8 @@ class EvalOpenVocabConfig:
 
 def eval_openvocab(config: EvalOpenVocabConfig) -> int:
     """AP and PQ of base and novel classes, by a detector whose boxes are named by text."""
+    for run in (config.detector, config.segmenter):
+        RunFolder(run).require_run()
     import json
 
     from hyptree.errors import as_user_error

@@ -15,19 +15,12 @@ from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import Looked, write
 
-__all__ = ["is_encoder", "page_of_encoder", "read_texts", "world_latent", "world_looked"]
+__all__ = ["page_of_encoder", "read_texts", "world_latent", "world_looked"]
 
 NUM_TREE = 40
 """Pictures of the world in its tree."""
 SHOTS = 4
 SHOWN_PIXELS = 128
-
-
-def is_encoder(model: str) -> bool:
-    """Whether the name is that of an encoder: ``hf:...`` or ``open_clip:...``."""
-    from hyptree.vlm.encoders.encoder import KINDS
-
-    return model.partition(":")[0] in KINDS and ":" in model
 
 
 def page_of_encoder(

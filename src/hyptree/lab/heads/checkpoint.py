@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hyptree.errors import UserError, suggest
 from hyptree.lab.heads.gguf import read_gguf
-from hyptree.lab.heads.hub import HubModel, is_repo
+from hyptree.lab.heads.hub import HubModel, require_head
 from hyptree.lab.heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -83,11 +83,8 @@ def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = 
         UserError: nothing to read, a pickle, a damaged file, or no such tensor.
     """
     text, path = str(path), Path(path)
-    if not path.exists():
-        # A misspelt folder beside others must not be looked for on the network.
-        if is_repo(text) and not path.parent.exists():
-            return _hub_head(HubModel(text), tensor)
-        raise UserError(f"cannot read {path}: no such file or folder")
+    if not require_head(path):
+        return _hub_head(HubModel(text), tensor)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         path = _of_run(path)
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(found := sorted(path.glob("*.gguf"))) == 1:

@@ -22,6 +22,18 @@ def is_repo(text: str) -> bool:
     return _REPO.fullmatch(text) is not None and not text.endswith((".safetensors", ".gguf"))
 
 
+def require_head(path: Path | str) -> bool:
+    """Whether a head is on this machine; False where the text can only be the name of a model on the Hub.
+
+    Raises:
+        UserError: neither. A misspelt folder beside others must not be looked for on the network.
+    """
+    here = Path(path).exists()
+    if not here and not (is_repo(str(path)) and not Path(path).parent.exists()):
+        raise UserError(f"cannot read {path}: no such file or folder")
+    return here
+
+
 @dataclass(frozen=True)
 class HubModel:
     """A model of the Hub, by its name ``org/name``. What was fetched stays in the Hub's own cache."""

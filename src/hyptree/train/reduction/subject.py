@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hyptree.data.build import read_data_flag
-from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings
+from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings, read_data_flag
 from hyptree.errors import UserError, as_user_error
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.recipe import ModelSettings, Recipe

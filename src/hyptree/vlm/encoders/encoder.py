@@ -22,12 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError
 from hyptree.vlm.adapters.carrier import CHILD, adapter_tower
 from hyptree.vlm.encoders.pixels import PixelFormat
-
-KINDS = {"open_clip": "hyptree.vlm.encoders.open_clip:load", "hf": "hyptree.vlm.encoders.transformers:load"}
-"""First word of a spec to the function that loads the rest: ``load(rest, random_init, seed)``."""
+from hyptree.vlm.encoders.spec import KINDS, check_spec
 
 BATCH = 256
 """Texts or pictures that go through a tower at once."""
@@ -207,13 +205,7 @@ def load_encoder(spec: str, *, random_init: bool = False, seed: int = 0, device:
     Raises:
         UserError: an unknown spec, no weights, no tokenizer, a missing package or one that does not fit.
     """
-    kind, colon, rest = str(spec).partition(":")
-    if not colon or not rest or kind not in KINDS:
-        hint = suggest(kind, KINDS) if colon else ""
-        raise UserError(
-            f"unknown encoder {spec!r}; " + (hint + " " if hint else "") + "expected open_clip:NAME:PRETRAINED or "
-            "hf:FOLDER_OR_ID, e.g. open_clip:ViT-B-32:openai or hf:runs/clip_world/hf"
-        )
+    kind, rest = check_spec(str(spec))
     module, function = KINDS[kind].split(":")
     encoder: Encoder = getattr(import_module(module), function)(rest, random_init=random_init, seed=seed)
     encoder.model.eval().to(device)

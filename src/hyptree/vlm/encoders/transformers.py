@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.config import recipe_folder
 from hyptree.errors import UserError, require
 from hyptree.files import write_text
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
+from hyptree.vlm.encoders.spec import hf_source
 
 _HALF = (0.5, 0.5, 0.5)
 _POOLING = {
@@ -163,20 +163,12 @@ class SentenceEncoder(Encoder):
         return folder
 
 
-def _how_to_get(folder: Path) -> str:
-    """What to do about a folder that is missing: recipes name runs of other recipes, which come first."""
-    own = recipe_folder()
-    if not folder.exists() and own is not None and (own / f"{folder.name}.yaml").is_file():
-        return f"train it first: hyptree train {folder.name} --out {folder}"
-    return "give a folder of save_pretrained"
-
-
 def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
     """The encoder of a folder on this machine (a run of the task contrast is one too), or of a name on the hub."""
     with readable_imports():
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
-    spec, source = f"hf:{rest}", _folder(rest)
+    spec, source = f"hf:{rest}", hf_source(rest)
     if (Path(source) / "recipe.yaml").is_file():
         from hyptree.vlm.clip.world_clip import load_run
 
@@ -186,7 +178,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             where = "no model here" if Path(source).is_dir() else "no such folder, and no model of the hub"
-            raise UserError(f"{spec}: {where} ({_why(error)}); {_how_to_get(Path(source))}") from error
+            raise UserError(f"{spec}: {where} ({_why(error)}); give a folder of save_pretrained") from error
         tokenizer = _tokenizer(spec, source)
         if random_init:
             with seeded(seed):
@@ -199,18 +191,6 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         raise UserError(f"{spec} is a {config.model_type} model; expected CLIP, SigLIP, SigLIP2 or a text encoder")
     length = _settings(source, "sentence_bert_config.json").get("max_seq_length")
     return SentenceEncoder(model, spec, tokenizer, _pooling(spec, source), length)
-
-
-def _folder(rest: str) -> str:
-    """The folder with config.json: the given one, or ``hf`` in the run that was given; else the name for the hub."""
-    path = Path(rest).expanduser()
-    if not path.is_dir():
-        if rest.startswith((".", "/", "~")) or rest.count("/") > 1:
-            raise UserError(f"hf:{rest}: no such folder")
-        return rest
-    if not (path / "config.json").is_file() and (path / "hf" / "config.json").is_file():
-        path = path / "hf"
-    return str(path)
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hyptree.data import DataSettings, build_dataset
 from hyptree.data.sample import PictureDataset
+from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.progress import progress_bar
@@ -123,10 +124,7 @@ def _others(job: FewShotJob, names: Sequence[str]) -> dict[str, tuple[str, str, 
 
 
 def _dataset(job: FewShotJob, data: str, split: str) -> PictureDataset:
-    from hyptree.data.build import read_data_flag
-
-    # CIFAR-10 is an .npz file like others, but people call it by its name.
-    name, root = read_data_flag("arrays" + data.removeprefix("cifar10") if data.startswith("cifar10:") else data)
+    name, root = read_data_flag(data)
     with as_user_error(f"--data {data}"):
         settings = DataSettings(name=name, root=root, size=job.size, num_train=job.num_train, num_val=job.num_val)
     dataset = build_dataset(settings, split)
