@@ -215,10 +215,10 @@ def _own_part(args: list[str]) -> int:
 
 def _take_flag(args: list[str], flag: str) -> bool:
     """Whether the flag is given; removes it from ``args``."""
-    found = flag in args[: _own_part(args)]
+    is_set = flag in args[: _own_part(args)]
     while flag in args[: _own_part(args)]:
         args.remove(flag)
-    return found
+    return is_set
 
 
 def _take_value(args: list[str], flag: str) -> str | None:

@@ -223,11 +223,11 @@ class Tree:
 
     def ancestors(self, i: int) -> np.ndarray:
         """The nodes from the parent of i up to its root; empty at a root."""
-        found, at = [], int(self.parent[self._node(i)])
+        ancestors, at = [], int(self.parent[self._node(i)])
         while at >= 0:
-            found.append(at)
+            ancestors.append(at)
             at = int(self.parent[at])
-        return np.array(found, np.int64)
+        return np.array(ancestors, np.int64)
 
     @cached_property
     def length(self) -> np.ndarray:

@@ -372,9 +372,9 @@ def purity(tree: Tree, labels: Any, k: int | None = None, *, per_node: bool = Fa
     left, right = meet[first], meet[last]
     up = np.where(depth[left] >= depth[right], left, right)
     up_share = np.zeros(len(node))
-    found = up > -2
+    has_share = up > -2
     code = kind * (n + 1) + node + 1  # ascending, as pairs are
-    up_share[found] = share[np.searchsorted(code, (kind * (n + 1) + up + 1)[found])]
+    up_share[has_share] = share[np.searchsorted(code, (kind * (n + 1) + up + 1)[has_share])]
     num_pairs = count * (count - 1) / 2
     sizes = np.bincount(group).astype(np.float64)
     return float((num_pairs * (share - up_share)).sum() / (sizes * (sizes - 1) / 2).sum())

@@ -71,11 +71,11 @@ def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, i
     for kind, given in (("text", texts), ("image", images)):
         if given is None:
             continue
-        found = {}
+        summaries = {}
         for when in ("before", "after"):
             with torch.no_grad(), handle.disable_adapter() if when == "before" else handle._in_use():
-                found[when] = radius_summary(_encode(handle, kind, given))
-        report[kind] = found
+                summaries[when] = radius_summary(_encode(handle, kind, given))
+        report[kind] = summaries
     return report
 
 
@@ -84,12 +84,12 @@ def radius_table(report: dict[str, Any]) -> list[str]:
     lines = ["| of    | when   |    n | norm              | radius = 2 norm   | range             |"]
     lines.append("| ----- | ------ | ---: | ----------------- | ----------------- | ----------------- |")
     for kind in ("text", "image"):
-        for when, found in report.get(kind, {}).items():
-            norm, spread = found["norm"], found["radius"]
+        for when, summary in report.get(kind, {}).items():
+            norm, spread = summary["norm"], summary["radius"]
             cells = [f"{value['mean']:.4f} ± {value['sd']:.4f}" for value in (norm, spread)]
             cells.append(f"{spread['min']:.3f} to {spread['max']:.3f}")
             line = " | ".join(f"{cell:<17}" for cell in cells)
-            lines.append(f"| {kind:<5} | {when:<6} | {found['count']:>4} | {line} |")
+            lines.append(f"| {kind:<5} | {when:<6} | {summary['count']:>4} | {line} |")
     return lines
 
 

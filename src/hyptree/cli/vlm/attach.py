@@ -92,13 +92,13 @@ def attach_info(config: AttachInfoConfig) -> None:
     count = handle.num_parameters()
     weights = [[name, shape] for name, shape in handle._set.adapted_shapes()]
     if config.json:
-        found: dict[str, Any] = {
+        report: dict[str, Any] = {
             "model": config.model,
             "method": handle.config.method,
             "config": handle.config.as_dict(),
         }
-        found |= {"parameters": count, "base_parameters": base, "stacks": lines, "weights": weights, "radius": radii}
-        print(json.dumps(found))
+        report |= {"parameters": count, "base_parameters": base, "stacks": lines, "weights": weights, "radius": radii}
+        print(json.dumps(report))
         return
     shown = [
         {

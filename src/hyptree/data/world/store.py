@@ -44,10 +44,10 @@ def load_or_build(
     Raises:
         UserError: the folder cannot be written or the disk is full.
     """
-    found = _open(folder, layout)
-    if isinstance(found, str):
-        if found:
-            print(f"{folder}: {found}; rendering it again", file=sys.stderr)
+    stored = _open(folder, layout)
+    if isinstance(stored, str):
+        if stored:
+            print(f"{folder}: {stored}; rendering it again", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
         size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
         advice = f"set HYPTREE_CACHE to another folder; {size / 2**20:.0f} MiB are wanted"

@@ -40,7 +40,7 @@ class HarnessModel:
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Of each (context, continuation): the continuation's log-likelihood, and whether greedy text would be it."""
         pairs = self._encode([_arguments(request) for request in requests])
-        return [(found.value, found.is_greedy) for found in self._score(pairs)]
+        return [(score.value, score.is_greedy) for score in self._score(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Of each (text,): the log-likelihood of all its tokens, each predicted once.
@@ -55,8 +55,8 @@ class HarnessModel:
             windows += cut
             owner += [i] * len(cut)
         sums = [0.0] * len(requests)
-        for i, found in zip(owner, self._score(windows), strict=True):
-            sums[i] += found.value
+        for i, score in zip(owner, self._score(windows), strict=True):
+            sums[i] += score.value
         return sums
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -121,8 +121,8 @@ class _Ends:
         self.tokenizer, self.num_given, self.stops = tokenizer, num_given, stops
 
     def text(self, ids: Tensor) -> str:
-        found: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
-        return found
+        text: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
+        return text
 
     def __call__(self, ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         ended = [any(stop in self.text(row) for stop in self.stops) for row in ids]
@@ -131,8 +131,8 @@ class _Ends:
 
 def _arguments(request: Any) -> tuple[Any, ...]:
     """What a request of the harness asks, or the tuple itself."""
-    found: tuple[Any, ...] = tuple(getattr(request, "args", request))
-    return found
+    arguments: tuple[Any, ...] = tuple(getattr(request, "args", request))
+    return arguments
 
 
 def _windows(pair: Pair, context: int) -> list[Pair]:

@@ -91,8 +91,8 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
 
 
 def _radii(space: Any, points: Tensor) -> np.ndarray:
-    found: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
-    return found
+    radii: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
+    return radii
 
 
 # --------------------------------------------------------------------------------------------------------- correlations
@@ -196,14 +196,14 @@ def _table(path: Path) -> Iterable[list[str]]:
 
 def single_token_nouns(tokenizer: Any, depths: Mapping[str, int]) -> Nouns:
     """Tokens that are a space and a noun of WordNet in lower case: words, or beginnings of words."""
-    found = []
+    nouns = []
     for token, index in tokenizer.get_vocab().items():
         word = token[1:]
         is_word = token[:1] in ("\u0120", "\u2581") and len(word) >= MIN_LETTERS and word.isascii() and word.isalpha()
         if is_word and word.islower() and word in depths:
-            found.append((index, word, depths[word]))
-    found.sort()
-    index, words, depth = zip(*found, strict=True) if found else ((), (), ())
+            nouns.append((index, word, depths[word]))
+    nouns.sort()
+    index, words, depth = zip(*nouns, strict=True) if nouns else ((), (), ())
     return Nouns(np.array(index, np.int64), list(words), np.array(depth, np.int64))
 
 
@@ -287,7 +287,7 @@ def _gromov(model: Any, tokens: np.ndarray, seed: int) -> dict[str, Any]:
     space = space_of(model)
     weight = model.get_input_embeddings().weight.detach().cpu()
     points = weight[torch.from_numpy(tokens)].double()
-    found = gromov_delta(space.pairwise_dist(points, points))
+    gromov = gromov_delta(space.pairwise_dist(points, points))
     generator = torch.Generator().manual_seed(seed)
     control = []
     for _ in range(3):
@@ -296,24 +296,24 @@ def _gromov(model: Any, tokens: np.ndarray, seed: int) -> dict[str, Any]:
         control.append(gromov_delta(space.pairwise_dist(drawn, drawn)).relative)
     return {
         "num_points": len(points),
-        "delta": found.delta,
-        "diameter": found.diameter,
-        "relative": found.relative,
+        "delta": gromov.delta,
+        "diameter": gromov.diameter,
+        "relative": gromov.relative,
         "random_relative": float(np.mean(control)),
-        "method": found.method,
+        "method": gromov.method,
     }
 
 
 def curvatures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Curvature K of each expert over training, from a run's metrics: ``{"01.3": {"step": [...], "value": [...]}}``."""
-    found: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for key, value in row.items():
             if key.startswith("curvature/") and isinstance(value, int | float):
-                line = found.setdefault(key.removeprefix("curvature/"), {"step": [], "value": []})
+                line = curves.setdefault(key.removeprefix("curvature/"), {"step": [], "value": []})
                 line["step"].append(row["step"])
                 line["value"].append(value)
-    return found
+    return curves
 
 
 def count_tokens(tokens: np.ndarray, size: int) -> np.ndarray:

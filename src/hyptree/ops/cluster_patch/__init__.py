@@ -67,8 +67,8 @@ def cluster_patch(
         held = None if bias is None else bias.contiguous()
         return triton.forward(both.contiguous(), alpha, held, cut, False)[:3]
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (both, alpha, bias))
-    found: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
-    return found
+    out: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
+    return out
 
 
 class _ClusterPatch(torch.autograd.Function):

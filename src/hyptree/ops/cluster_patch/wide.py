@@ -205,9 +205,9 @@ def wide_cluster_patch_kernel(both, alpha, bias, out, parts, moments, kept, size
         assign, _logsum = _assign(logits, inside)
         mixed = product(assign.to(stored), collected, WIDEN).to(stored)
         tl.store(out + image * (HEIGHT * WIDTH * INNER) + at, mixed, mask=mask)
-        found = tl.where(mask, mixed.to(tl.float32), 0.0)
-        sums += tl.sum(found, axis=1)
-        squares += tl.sum(found * found, axis=1)
+        of_patches = tl.where(mask, mixed.to(tl.float32), 0.0)
+        sums += tl.sum(of_patches, axis=1)
+        squares += tl.sum(of_patches * of_patches, axis=1)
         if ONE_CELL:
             part_points += points.to(tl.float32)
             part_values += values.to(tl.float32)

@@ -66,8 +66,8 @@ def cluster_window(
 
         held = None if bias is None else bias.contiguous()
         return triton.forward(parts.contiguous(), alpha, held, cut, c, clip)
-    found: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
-    return found
+    out: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
+    return out
 
 
 class _ClusterWindow(torch.autograd.Function):

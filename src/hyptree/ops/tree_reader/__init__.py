@@ -80,8 +80,8 @@ def encode_tree(
     if not fits(x, matrices.dtype, x.shape[-1], heads, key_value.shape[1], backend):
         return reference.encode_tree(x, key_value, matrices, vectors, sizes, heads)
     run = _encode_operator if needs_operator(x) else _encode
-    found: Tensor = run(x.contiguous(), key_value.contiguous(), matrices, vectors, list(sizes), heads)
-    return found
+    out: Tensor = run(x.contiguous(), key_value.contiguous(), matrices, vectors, list(sizes), heads)
+    return out
 
 
 def _read(

@@ -73,8 +73,8 @@ class Batches:
         row = torch.cat([row, torch.arange(len(nodes))])
         column = self._place[torch.cat([ancestor, nodes])]
         self._place[columns] = -1
-        found = column >= 0
-        return row[found], column[found]
+        is_related = column >= 0
+        return row[is_related], column[is_related]
 
     def _generator(self, epoch: int, step: int) -> torch.Generator:
         mixed = np.random.SeedSequence([self.seed, epoch, step + 1]).generate_state(1, np.uint64)[0]
