@@ -123,9 +123,9 @@ def _guarded(run: Callable[[list[str], bool, str | None], int], argv: Sequence[s
 
 def _in_words(error: OSError) -> str:
     """What the system said about a file, and what it means; a file that was to be renamed goes by its final name."""
-    told = f"{error.filename}: " if error.filename is not None else ""
-    told = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", told) + str(error.strerror)
-    return f"{told}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else told
+    message = f"{error.filename}: " if error.filename is not None else ""
+    message = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", message) + str(error.strerror)
+    return f"{message}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else message
 
 
 def available_verbs() -> dict[str, str]:

@@ -140,8 +140,8 @@ class WeightCache:
             if self._key != key:
                 self._key, self._value = key, make()
                 mark_static(self._value)
-        made: Made = self._value
-        return made
+        value: Made = self._value
+        return value
 
     def __deepcopy__(self, memo: Any) -> WeightCache:
         return WeightCache()

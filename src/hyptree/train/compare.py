@@ -301,9 +301,9 @@ def compare(
     outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True), quiet=not shows)
     # Where somebody keeps data and weights is nobody else's business.
     private = ("data.root=", "data.cache=", "model.weights=", "model.name=hf:/")
-    given = [word for word in overrides if not word.startswith(private)]
+    shown_overrides = [word for word in overrides if not word.startswith(private)]
     name = f"recipes/{path.name}" if path.parent.name == "recipes" else path.name
-    command = " ".join(["hyptree compare", name, *(["--overrides", *given] if given else [])])
+    command = " ".join(["hyptree compare", name, *(["--overrides", *shown_overrides] if shown_overrides else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
     from hyptree.files import write_text
 

@@ -178,8 +178,8 @@ class Trainer:
                 if saves:
                     self.save()
                 if stops:
-                    told = f"stopped at step {progress.step} of {schedule.num_steps}"
-                    self._stop(f"{told}; go on with --resume: hyptree train {self.folder.path} --resume")
+                    message = f"stopped at step {progress.step} of {schedule.num_steps}"
+                    self._stop(f"{message}; go on with --resume: hyptree train {self.folder.path} --resume")
             return self._result()
         finally:
             self.train_loader.close()

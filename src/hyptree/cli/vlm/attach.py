@@ -52,9 +52,9 @@ class AttachInfoConfig:
         """The adapter's configuration; a setting that it does not have is an error."""
         from hyptree.vlm.adapters.store import config_from
 
-        given: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
-        given |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}
-        return config_from(self.method, {name: value for name, value in given.items() if value is not None})
+        options: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
+        options |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}
+        return config_from(self.method, {name: value for name, value in options.items() if value is not None})
 
 
 @dataclass

@@ -103,13 +103,13 @@ class TrainScaleConfig:
         """The recipe of the run."""
         from hyptree.config import load, read_yaml
 
-        given = self.overrides()
+        overrides = self.overrides()
         if self.recipe is None:
             blocks = [_BLOCKS] if self.method in (None, "scale", "orthogonal") else []
-            return load(Recipe, None, [*_DEFAULTS, *blocks, *given])
+            return load(Recipe, None, [*_DEFAULTS, *blocks, *overrides])
         if self.method is not None and self.method != _method(read_yaml(self.recipe)):
-            given = ["model.args.adapter={}", *given]  # options of another method mean nothing to this one
-        return load(Recipe, self.recipe, given)
+            overrides = ["model.args.adapter={}", *overrides]  # options of another method mean nothing to this one
+        return load(Recipe, self.recipe, overrides)
 
 
 _DEFAULTS = (

@@ -186,8 +186,8 @@ class NounEntailment:
     def _follows(self, premise: str, hypothesis: str) -> bool:
         if _normal(hypothesis) in _normal(premise):
             return True
-        given, asked = self._terms(premise), self._terms(hypothesis)
-        return bool(asked) and all(any(self._covers(have, want) for have in given) for want in asked)
+        known, asked = self._terms(premise), self._terms(hypothesis)
+        return bool(asked) and all(any(self._covers(have, want) for have in known) for want in asked)
 
     def _covers(self, have: str, want: str) -> bool:
         return have == want or self.nouns.is_a(have, want)

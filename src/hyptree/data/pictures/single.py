@@ -32,14 +32,14 @@ def read_picture(image: Any) -> np.ndarray:
             raise UserError(f"{image}: not a picture that can be read; expected PNG, JPEG, WebP, ...") from error
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
-    given = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
-    if given.ndim == 3 and given.shape[0] == 3 and given.shape[2] != 3:
-        given = given.transpose(1, 2, 0)
-    if given.ndim != 3 or given.shape[2] != 3 or given.dtype != np.uint8:
+    pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(
-            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {given.shape} of {given.dtype}"
+            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {pixels.shape} of {pixels.dtype}"
         )
-    return given
+    return pixels
 
 
 def fit(picture: np.ndarray, size: int | tuple[int, int]) -> np.ndarray:

@@ -65,9 +65,9 @@ def contingency(clusters: Any, regions: Any) -> np.ndarray:
 
 def _maps(clusters: Any, regions: Any) -> tuple[np.ndarray, np.ndarray]:
     predicted, truth = np.asarray(clusters), np.asarray(regions)
-    for name, given in (("clusters", predicted), ("regions", truth)):
-        if given.ndim != 2 or not np.issubdtype(given.dtype, np.integer):
-            raise ValueError(f"{name} must be an (H, W) map of integers, got {given.shape} of {given.dtype}")
+    for name, label_map in (("clusters", predicted), ("regions", truth)):
+        if label_map.ndim != 2 or not np.issubdtype(label_map.dtype, np.integer):
+            raise ValueError(f"{name} must be an (H, W) map of integers, got {label_map.shape} of {label_map.dtype}")
     if predicted.shape != truth.shape:
         raise ValueError(f"clusters are {predicted.shape}, regions are {truth.shape}; resize one of them first")
     return predicted, truth

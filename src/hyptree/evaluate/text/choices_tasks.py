@@ -176,8 +176,8 @@ def _item(how: Task, row: Row, solved: Mapping[str, list[Row]], num_shots: int, 
     examples = [other for other in solved.get(group, []) if other != row][:num_shots]
     if len(examples) < num_shots:
         raise UserError(f"{name}: {num_shots} solved examples were asked for, there are {len(examples)}; ask for fewer")
-    told = "".join(f"{how.prompt(one)} {how.choices(one)[one['answer']]}\n\n" for one in examples)
-    return Item(how.title(row) + told + how.prompt(row), tuple(how.choices(row)), row["answer"], group)
+    shots = "".join(f"{how.prompt(one)} {how.choices(one)[one['answer']]}\n\n" for one in examples)
+    return Item(how.title(row) + shots + how.prompt(row), tuple(how.choices(row)), row["answer"], group)
 
 
 def _own_item(row: Row, where: str) -> Item:

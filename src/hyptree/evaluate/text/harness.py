@@ -84,17 +84,17 @@ class HarnessModel:
             [self._encode.prompt(text)[most - self.context :]], device=next(self.model.parameters()).device
         )
         eos = self.tokenizer.eos_token_id
-        given = {"max_new_tokens": most, "do_sample": bool(options.get("do_sample", False)), "eos_token_id": eos}
-        given["pad_token_id"] = eos if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
-        if given["do_sample"]:
-            given |= {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
+        generation = {"max_new_tokens": most, "do_sample": bool(options.get("do_sample", False)), "eos_token_id": eos}
+        generation["pad_token_id"] = eos if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        if generation["do_sample"]:
+            generation |= {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
         ends = _Ends(self.tokenizer, ids.shape[1], stops)
         with torch.random.fork_rng([ids.device] if ids.device.type == "cuda" else []):
             torch.manual_seed(self.seed)
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=GenerationConfig(**given),
+                generation_config=GenerationConfig(**generation),
                 stopping_criteria=StoppingCriteriaList([ends]),
             )
         written = ends.text(out[0])

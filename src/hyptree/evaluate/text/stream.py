@@ -60,7 +60,7 @@ def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _hook(module: nn.Module, readings: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         readings[place] = measure(output)
 
     handle = module.register_forward_hook(keep)

@@ -65,7 +65,7 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
     points: dict[int, Tensor] = {}
 
     def keep(place: int) -> Any:
-        def hook(module: Any, given: Any, output: Any) -> None:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
             points[place] = output if isinstance(output, Tensor) else output[0]
 
         return hook
@@ -115,17 +115,17 @@ class Correlation:
         }
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> Correlation:
-    """Spearman's correlation of x and y (n,), with ``given`` the partial one: what is left once that is known.
+def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = None) -> Correlation:
+    """Spearman's correlation of x and y (n,), with ``control`` the partial one: what is left once that is known.
 
     The interval is Fisher's, with the variance of Bonett and Wright (2000) for ranks, ``(1 + r^2/2)/(n - 3)``.
     """
     r = _pearson(_ranks(x), _ranks(y))
-    if given is not None:
-        rx, ry = _pearson(_ranks(x), _ranks(given)), _pearson(_ranks(y), _ranks(given))
+    if control is not None:
+        rx, ry = _pearson(_ranks(x), _ranks(control)), _pearson(_ranks(y), _ranks(control))
         rest = (1 - rx * rx) * (1 - ry * ry)
         r = (r - rx * ry) / math.sqrt(rest) if rest > 1e-12 else math.nan
-    free = len(x) - 3 - (given is not None)
+    free = len(x) - 3 - (control is not None)
     if free < 1 or not abs(r) < 1:
         return Correlation(r, math.nan, math.nan, len(x))
     middle, half = math.atanh(r), 1.96 * math.sqrt((1 + r * r / 2) / free)

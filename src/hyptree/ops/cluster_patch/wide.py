@@ -240,9 +240,9 @@ def _again(points, towards, alpha, bias, at_bias, logsums, within, count, N: tl.
 @triton.jit
 def _to_mixed(grad, out, place, mask, to_sum, to_square, stored: tl.constexpr):
     """Gradients of the mixed values of a tile, with what comes by way of the moments."""
-    given = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
+    grad_mixed = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
     mixed = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, given + to_sum + 2.0 * to_square * mixed, 0.0).to(stored)
+    return tl.where(mask, grad_mixed + to_sum + 2.0 * to_square * mixed, 0.0).to(stored)
 
 
 @triton.jit

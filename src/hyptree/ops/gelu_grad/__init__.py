@@ -39,7 +39,7 @@ def gelu_grad(
     if not fits(x, backend):
         return reference.gelu_grad(x, grad)
     width = x.shape[-1]
-    rows, grads = (given.reshape(given.numel() // width, width).contiguous() for given in (x, grad))
+    rows, grads = (tensor.reshape(tensor.numel() // width, width).contiguous() for tensor in (x, grad))
     # an operator gives tensors of its own; graphs that are traced plan their memory themselves
     out = _run_operator(rows, grads) if needs_operator(x) else _run(rows, grads, overwrite)
     return out[0].view(x.shape), out[1].view(x.shape), out[2]

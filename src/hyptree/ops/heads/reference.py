@@ -62,7 +62,7 @@ def lift_heads(
 
 
 def lift_heads_grad(
-    made: tuple[Tensor, Tensor, Tensor],
+    lifted: tuple[Tensor, Tensor, Tensor],
     grads: tuple[Tensor, Tensor, Tensor],
     cos: Tensor,
     sin: Tensor,
@@ -70,12 +70,12 @@ def lift_heads_grad(
     heads: Heads,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of rows, queries, shared and log_tau from (B, N, H, width) results and their gradients."""
-    dtype, column = made[0].dtype, torch.arange(heads.width, device=cos.device)
+    dtype, column = lifted[0].dtype, torch.arange(heads.width, device=cos.device)
     cos, sin = (table[:, :, None] for table in (cos, sin))
     factor = _factor(log_tau, heads)
     dims = (heads.key_dim, heads.key_dim, heads.value_dim)
     to_parts = []
-    for part, (x, grad, d) in enumerate(zip(made, grads, dims, strict=True)):
+    for part, (x, grad, d) in enumerate(zip(lifted, grads, dims, strict=True)):
         point, to_point = (torch.where(column < d, wide(one), 0.0) for one in (x, grad))
         to_time, time = (
             wide(grad[..., d : d + 1]),

@@ -139,5 +139,5 @@ def joint_softmax(
         "EVEN": N % sizes["BM"] == 0 and M % (sizes["BN"] * sizes["TILES"]) == 0, **sizes,
     }  # fmt: skip
     for phase in (1, 2) if interpreted() else (0,):
-        given = (*tensors, out, log_sums, tops, sums, arrived)
-        launch(_joint_kernel, (strips * shares,), given, numbers[:-1], {**settings, "PHASE": phase})
+        arguments = (*tensors, out, log_sums, tops, sums, arrived)
+        launch(_joint_kernel, (strips * shares,), arguments, numbers[:-1], {**settings, "PHASE": phase})

@@ -226,10 +226,12 @@ class Embedder:
         """Go on from what :meth:`save` wrote; another hierarchy or other settings are refused."""
         tensors, state = load_tensors(path)
         mine = self._state()
-        given = state.get("settings", {})
+        settings = state.get("settings", {})
         for key, value in mine["settings"].items():
-            if given.get(key) != value:
-                raise UserError(f"cannot resume {path}: it was made with {key} = {given.get(key)}, now it is {value}")
+            if settings.get(key) != value:
+                raise UserError(
+                    f"cannot resume {path}: it was made with {key} = {settings.get(key)}, now it is {value}"
+                )
         if state["digest"] != mine["digest"]:
             raise UserError(f"cannot resume {path}: it was made from another hierarchy; use the same edges")
         with torch.no_grad():

@@ -55,14 +55,14 @@ class ContrastSettings:
             raise UserError(f"model.head.curvature must be a positive number, got {self.curvature}")
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> ContrastSettings:
+    def of(cls, settings: dict[str, Any]) -> ContrastSettings:
         """From the dictionary of a recipe."""
         names = [field.name for field in dataclasses.fields(cls)]
-        for key in given:
+        for key in settings:
             if key not in names:
                 hint = suggest(key, names) or "expected one of " + ", ".join(names)
                 raise UserError(f"unknown key model.head.{key}; {hint}")
-        return cls(**given)
+        return cls(**settings)
 
 
 class Captioned:

@@ -66,8 +66,8 @@ class Detect(Task):
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
         from hyptree.data.pictures.transforms import transform_of
 
-        made = transform_of(self.recipe.data, "detect", train)
-        return made if train else KeepBoxes(made)
+        transform = transform_of(self.recipe.data, "detect", train)
+        return transform if train else KeepBoxes(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
         """Lists, because pictures differ in shape: ``image`` (3, h, w), and ``target`` or what scoring needs."""

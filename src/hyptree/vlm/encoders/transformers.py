@@ -257,8 +257,8 @@ def _pixel_format(source: str, config: Any) -> PixelFormat:
 
 def _pooling(spec: str, source: str) -> str:
     settings = _settings(source, "1_Pooling/config.json")
-    given = settings.get("pooling_mode")
-    modes = [given] if given else [mode for key, mode in _POOLING.items() if settings.get(key)]
+    stored = settings.get("pooling_mode")
+    modes = [stored] if stored else [mode for key, mode in _POOLING.items() if settings.get(key)]
     if len(modes) > 1 or (modes and modes[0] not in _POOLING.values()):
         raise UserError(f"{spec} is pooled by {' + '.join(modes)}; expected one of {', '.join(_POOLING.values())}")
     return str(modes[0]) if modes else "mean"
