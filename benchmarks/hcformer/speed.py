@@ -289,10 +289,10 @@ def _captured(model: nn.Module, kind: str, x: Tensor, options: HCFormerOptions) 
             if kind == "inference":
                 return out
             loss = out.float().square().mean()
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        kept_alive.append(found)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        kept_alive.append(grads)
         if optimizer is not None:
-            for parameter, gradient in zip(parameters, found, strict=True):
+            for parameter, gradient in zip(parameters, grads, strict=True):
                 parameter.grad = gradient
             optimizer.step()
         return loss.detach()

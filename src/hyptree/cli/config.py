@@ -82,8 +82,8 @@ def _without_none(text: str) -> str:
     So does an empty default. What goes leaves as many spaces, so that the frame stays straight; a row that held nothing
     else goes with it.
     """
-    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda found: found[1] + " " * len("{None}|"), text)
-    text = re.sub(r"\{None,(\S+)", lambda found: "{" + found[1] + " " * len("None,"), text)
+    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda match: match[1] + " " * len("{None}|"), text)
+    text = re.sub(r"\{None,(\S+)", lambda match: "{" + match[1] + " " * len("None,"), text)
     usage, blank, rest = text.partition("\n\n")
     usage = re.sub(r"(?<=\S) +(?=\S)", " ", usage).rstrip()
     rest = re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)(?:None|'')?\)( *│\n)?", _blank, rest, flags=re.MULTILINE)

@@ -125,10 +125,10 @@ TASKS: dict[str, Task] = {
 
 def find_root(root: Path | str | None = None) -> Path:
     """Folder of the tasks' files: as given, or ``lm-eval`` in :func:`hyptree.files.data_folder`."""
-    found = Path(root) if root is not None else data_folder() / "lm-eval"
-    if not found.is_dir():
-        raise UserError(f"no task files at {found}: no such folder; say where they are (root, or HYPTREE_DATA)")
-    return found
+    folder = Path(root) if root is not None else data_folder() / "lm-eval"
+    if not folder.is_dir():
+        raise UserError(f"no task files at {folder}: no such folder; say where they are (root, or HYPTREE_DATA)")
+    return folder
 
 
 def load_items(
