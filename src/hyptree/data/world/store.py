@@ -53,10 +53,10 @@ def load_or_build(
         advice = f"set HYPTREE_CACHE to another folder; {size / 2**20:.0f} MiB are wanted"
         with new_folder(folder, "the pictures to ", advice) as work:
             _write(work, layout, build)
-        found = _open(folder, layout)
-    if isinstance(found, str):
-        raise UserError(f"{folder}: {found or 'gone'} right after it was written; is the disk sound?")
-    return found
+        stored = _open(folder, layout)
+    if isinstance(stored, str):
+        raise UserError(f"{folder}: {stored or 'gone'} right after it was written; is the disk sound?")
+    return stored
 
 
 def _open(folder: Path, layout: dict[str, tuple[tuple[int, ...], str]]) -> Arrays | str:
