@@ -202,14 +202,14 @@ def host_seconds(run: Callable[[], object], rounds: int = 11) -> float:
 
     import torch
 
-    found = []
+    seconds = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
         run()
-        found.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-    return statistics.median(found)
+    return statistics.median(seconds)
 
 
 def _report(
@@ -224,24 +224,24 @@ def _report(
     from benchmarks import harness
 
     plain, wrapped = results
-    found = harness.ratio(wrapped, plain)
+    ratio = harness.ratio(wrapped, plain)
     line = {"kind": "speed", "model": name, "pass": what, "calls": calls or None}
     line |= {"batch": options.batch, "size": options.size}
-    if found is None:
+    if ratio is None:
         bad = wrapped if not wrapped.seconds else plain
         failed = f"{bad.name} {bad.status}: {bad.note}"
         emit(line | {"failed": bad.note}, [markdown_row([name, what, str(calls or ""), failed, "", "", "", ""])])
         return 1
     limit = TIME_LIMIT if what == "inference, compiled" and options.device == "cuda" else None
-    met = limit is None or found.value <= limit
+    met = limit is None or ratio.value <= limit
     verdict = "" if limit is None else " met" if met else " MISSED"
     cells = [name, what, str(calls or ""), f"{1e3 * plain.median:.3f}", f"{1e3 * wrapped.median:.3f}"]
-    cells += [f"{found.value:.3f}{verdict}", f"{found.low:.3f} to {found.high:.3f}"]
+    cells += [f"{ratio.value:.3f}{verdict}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
     cells += [", ".join(f"{1e6 * seconds:.0f}" for seconds in host or ())]
     emit(
         line
-        | {"plain_seconds": plain.seconds, "wrapped_seconds": wrapped.seconds, "ratio": found.value}
-        | {"low": found.low, "high": found.high, "limit": limit, "met": met, "error": wrapped.error}
+        | {"plain_seconds": plain.seconds, "wrapped_seconds": wrapped.seconds, "ratio": ratio.value}
+        | {"low": ratio.low, "high": ratio.high, "limit": limit, "met": met, "error": wrapped.error}
         | {"host_seconds": None if host is None else list(host)},
         [markdown_row(cells)],
     )

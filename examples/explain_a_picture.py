@@ -25,8 +25,8 @@ for node in np.flatnonzero(tree.depth == 1):
     assert np.allclose(tree.support[node], tree.support[tree.children(node)].sum(0), atol=1e-5)
 
 # Did it find the objects? For each true mask the best overlap with any node.
-found = tree.mask_agreement(sample.masks)
-for label, iou, node in zip(sample.box_labels, found.iou, found.node, strict=True):
+agreement = tree.mask_agreement(sample.masks)
+for label, iou, node in zip(sample.box_labels, agreement.iou, agreement.node, strict=True):
     print(f"{World.box_classes[int(label) - 1]}: best IoU {iou:.2f}, with {tree.label[node]!r}")
     assert 0 < iou <= 1
 

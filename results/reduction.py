@@ -125,26 +125,26 @@ def measure_run(settings: Settings, run: Path, say: Callable[[str], None] = lamb
     )
     about = {"weights": subject.fingerprint(), "num_val": settings.num_val, "precision": settings.precision}
     path = run / KEPT_AS
-    found = _read(path, about) if not settings.fresh else Measured(about)
+    measured = _read(path, about) if not settings.fresh else Measured(about)
 
     def keep_it(key: str, top1: float) -> None:
-        found.top1[key] = top1
-        write_text(path, json.dumps(found.__dict__, indent=1) + "\n")
+        measured.top1[key] = top1
+        write_text(path, json.dumps(measured.__dict__, indent=1) + "\n")
         say(f"{run.name}  {key}: {top1:.4f}")
 
-    if ALL not in found.top1:
+    if ALL not in measured.top1:
         keep_it(ALL, subject.accuracy()["top1"])
-    for way, keep in _missing(settings, found):
+    for way, keep in _missing(settings, measured):
         counts, top1 = _reduced_accuracy(subject, way, keep)
-        found.tokens[f"{keep:g}"] = counts
+        measured.tokens[f"{keep:g}"] = counts
         keep_it(cell(way, keep), top1)
-    return found
+    return measured
 
 
-def _missing(settings: Settings, found: Measured) -> Iterator[tuple[str, float]]:
+def _missing(settings: Settings, measured: Measured) -> Iterator[tuple[str, float]]:
     for way in settings.ways:
         for keep in settings.keep:
-            if cell(way, keep) not in found.top1:
+            if cell(way, keep) not in measured.top1:
                 yield way, keep
 
 
@@ -166,12 +166,12 @@ def _reduced_accuracy(subject: Any, way: str, keep: float) -> tuple[list[int], f
 def _read(path: Path, about: dict[str, Any]) -> Measured:
     """What the file holds of the same weights, pictures and precision; nothing if it is of others or is not there."""
     try:
-        found = Measured(**json.loads(path.read_text(encoding="utf-8")))
+        measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Measured(about)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} does not hold accuracies of reduced tokens; --fresh replaces it") from error
-    return found if found.about == about else Measured(about)
+    return measured if measured.about == about else Measured(about)
 
 
 def measure(settings: Settings, say: Callable[[str], None] = lambda line: None) -> list[Measured]:
@@ -182,11 +182,11 @@ def measure(settings: Settings, say: Callable[[str], None] = lambda line: None) 
 
     with workers(settings.jobs) as pool:
         futures = [pool.submit(measure_run, settings, run) for run in settings.runs]
-        found = []
+        rows = []
         for run, future in zip(settings.runs, futures, strict=True):
-            found.append(future.result())
+            rows.append(future.result())
             say(f"{run} done")
-        return found
+        return rows
 
 
 # ------------------------------------------------------------------------------------------------------------ Markdown

@@ -84,11 +84,11 @@ def few_shot_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[s
     names = [name for name in measured(first) if name != "slope_ratio"]
     lines = markdown_head(["", "shots", "runs", *("H" if name == "h" else name for name in names)])
     for host, group in reports.items():
-        found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for report in group:
             for row in report["rows"]:
-                found.setdefault((row["variant"], row["shots"]), []).append(row)
-        for (variant, shots), same in found.items():
+                groups.setdefault((row["variant"], row["shots"]), []).append(row)
+        for (variant, shots), same in groups.items():
             cells = [spread([100 * row[name] for row in same], 1) for name in names]
             lines.append(markdown_row([f"{host}: {variant}", str(shots), str(len(same)), *cells]))
     return lines
@@ -119,20 +119,20 @@ def hierarchy_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
 
 def _find(report: Mapping[str, Any], suite: str, path: Sequence[str]) -> float | None:
     """A number of a report; None where it is not there. ``RADIUS`` stands for the geometry of the report."""
-    found: Any = report["suites"].get(suite)
+    part: Any = report["suites"].get(suite)
     for key in path:
-        if not isinstance(found, Mapping):
+        if not isinstance(part, Mapping):
             return None
         if key == "RADIUS":
-            key = report["geometry"] if report["geometry"] in found else "chord"
-        found = found.get(key)
-    return found
+            key = report["geometry"] if report["geometry"] in part else "chord"
+        part = part.get(key)
+    return part
 
 
 def _read(path: Path) -> dict[str, Any]:
     with as_user_error(str(path)):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
 
 
 @dataclass

@@ -170,8 +170,8 @@ class Maker:
         error = None
         if not is_twin:
             out = way.read(run(*prepared))
-            found = torch.autograd.grad(out, leaves, check.cotangent.to(out.dtype))
-            error = max(relative_error(g, e) for g, e in zip(found, check.grads, strict=True))
+            grads = torch.autograd.grad(out, leaves, check.cotangent.to(out.dtype))
+            error = max(relative_error(g, e) for g, e in zip(grads, check.grads, strict=True))
         args = [x.detach().requires_grad_() for x in prepared]
         return Built(_with_grad(run, args), error)
 

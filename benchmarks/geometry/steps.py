@@ -54,24 +54,24 @@ def _build_adam(way: Any, points: list[Tensor], grads: list[Tensor], truth: list
     if name.startswith(TWIN):
         return Built(optimizer if callable(optimizer) else optimizer.step, None)
     optimizer.step()
-    found = [read(p.detach()) for p in params]
-    error = max(step_error(f, t, x) for f, t, x in zip(found, truth, points, strict=True))
+    actual = [read(p.detach()) for p in params]
+    error = max(step_error(f, t, x) for f, t, x in zip(actual, truth, points, strict=True))
     for group in optimizer.param_groups:
         group["lr"] = _TIMED_LR  # thousands of timed steps must not carry the points away
     return Built(optimizer.step, error)
 
 
-def step_error(found: Tensor, truth: Tensor, start: Tensor) -> float:
+def step_error(actual: Tensor, truth: Tensor, start: Tensor) -> float:
     """Error of a step, of its own size and beyond what rounding the exact result to the stored dtype costs.
 
     Of the step, as the point that it started from would hide it. Beyond the rounding, as the dtype may hold no better
     answer: a step of 0.1 from radius 3 moves a coordinate of the ball by a few bfloat16 numbers, so the exact step,
     correctly rounded, is already a fifth of the mean step away from itself.
     """
-    if found.shape != truth.shape:
+    if actual.shape != truth.shape:
         return math.inf
     rounding = (truth.to(start.dtype).double() - truth).abs()
-    beyond = ((found.double() - truth).abs() - rounding).clamp_min(0)
+    beyond = ((actual.double() - truth).abs() - rounding).clamp_min(0)
     return relative_error(truth - start + beyond, truth - start)
 
 

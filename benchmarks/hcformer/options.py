@@ -66,8 +66,8 @@ class HCFormerOptions(ClockOptions):
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes) < 4:
             raise UserError(f"sizes must grow and be 4 or more, got {self.sizes}")
         if self.batch < 0 or self.size < 4 or self.time_limit < 0:
-            given = f"{self.batch}, {self.size} and {self.time_limit:g}"
-            raise UserError(f"batch must be 0 or more, size 4 or more and time-limit 0 or more, got {given}")
+            got = f"{self.batch}, {self.size} and {self.time_limit:g}"
+            raise UserError(f"batch must be 0 or more, size 4 or more and time-limit 0 or more, got {got}")
         if self.dtype == "auto":
             self.dtype = "bfloat16" if self.device == "cuda" else "float32"
         self.batch = self.batch or (128 if self.device == "cuda" else 32)

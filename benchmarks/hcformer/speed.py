@@ -78,17 +78,17 @@ def run(options: HCFormerOptions, emit: Emit) -> int:
     x = torch.randn(options.batch, 3, options.size, options.size, device=options.device)
     runners = list(_runners(options, x))
     by_worth = sorted(runners, key=_worth)
-    found: dict[str, dict[str, harness.Result]] = {}
+    by_kind: dict[str, dict[str, harness.Result]] = {}
     memory: dict[tuple[str, str], float | None] = {}
     for kind, until in (("inference", 0.4), ("training", 1.0)):
         end = begin + until * options.time_limit if options.time_limit else None
         contenders = [harness.Contender(r.label, _builder(r, kind, x, options, end, emit, memory)) for r in by_worth]
         results = harness.compare(contenders, clock(options), options.repeats, TOLERANCE[options.dtype], end)
-        found[kind] = {result.name: result for result in results}
+        by_kind[kind] = {result.name: result for result in results}
         _print(kind, runners, results, memory, options, emit)
-    failed = [r for of_kind in found.values() for r in of_kind.values() if r.status in ("failed", "wrong")]
+    failed = [r for of_kind in by_kind.values() for r in of_kind.values() if r.status in ("failed", "wrong")]
     code = int(any(r.name.startswith("hcformer") for r in failed))
-    return code | _judge(found, memory, options, emit)
+    return code | _judge(by_kind, memory, options, emit)
 
 
 def _worth(runner: Runner) -> int:
@@ -155,19 +155,19 @@ def _reference(model: HCFormer, x: Tensor) -> dict[str, Tensor]:
 
 
 def _answers(model: nn.Module, x: Tensor, autocast: torch.autocast, kinds: tuple[str, ...] = ("inference", "training")):  # type: ignore[no-untyped-def]
-    found = {}
+    answers = {}
     few = x[:2] if x.device.type == "cpu" else x
     if "inference" in kinds:
         model.eval()
         with torch.inference_mode(), autocast:
-            found["inference"] = model(few).float()
+            answers["inference"] = model(few).float()
     if "training" in kinds:
         model.train()
         with autocast:
             loss = model(few).float().square().mean()
         stem = next(p for p in model.parameters() if p.dim() == 4)
-        (found["training"],) = torch.autograd.grad(loss, stem)
-    return found
+        (answers["training"],) = torch.autograd.grad(loss, stem)
+    return answers
 
 
 def _autocast(options: HCFormerOptions, cache: bool = True) -> torch.autocast:
@@ -228,8 +228,8 @@ def _builder(
 
 def distance(a: Tensor, b: Tensor) -> float:
     """``|a - b| / |b|`` over all numbers; infinite where ``a`` has a NaN."""
-    found = ((a.double() - b.double()).norm() / b.double().norm()).item()
-    return found if found == found else float("inf")
+    error = ((a.double() - b.double()).norm() / b.double().norm()).item()
+    return error if error == error else float("inf")
 
 
 def inference(model: nn.Module, x: Tensor, options: HCFormerOptions) -> Callable[[], object]:
@@ -289,10 +289,10 @@ def _captured(model: nn.Module, kind: str, x: Tensor, options: HCFormerOptions) 
             if kind == "inference":
                 return out
             loss = out.float().square().mean()
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        kept_alive.append(found)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        kept_alive.append(grads)
         if optimizer is not None:
-            for parameter, gradient in zip(parameters, found, strict=True):
+            for parameter, gradient in zip(parameters, grads, strict=True):
                 parameter.grad = gradient
             optimizer.step()
         return loss.detach()
@@ -337,18 +337,18 @@ def kept(model: nn.Module, x: Tensor, options: HCFormerOptions) -> int:
     Counted tensor by tensor, each storage once: the same number on every device and machine.
     """
     known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), x)}
-    found: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         if storage.data_ptr() not in known:
-            found[storage.data_ptr()] = storage.nbytes()
+            bytes_of[storage.data_ptr()] = storage.nbytes()
         return t
 
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _autocast(options):
         model(x).sum()
-    return sum(found.values())
+    return sum(bytes_of.values())
 
 
 # --------------------------------------------------------------------------------------------------------- what is said
@@ -380,7 +380,7 @@ def _print(
     floors = harness.Floor(
         options.device, torch.bfloat16 if options.dtype == "bfloat16" else torch.float32, clock(options)
     )
-    told = set()
+    shown = set()
     for runner in runners:
         result = by_label[runner.label]
         count = sum(p.numel() for p in runner.model.parameters())
@@ -394,8 +394,8 @@ def _print(
             error = "" if result.error is None else f"{result.error:.0e}"
             cells = [f"{speed:,.1f}", f"{result.median * 1e3:.1f}", "" if gib is None else f"{gib:.2f}", error]
         emit(line, ["| " + " | ".join([runner.name, runner.way, f"{count / 1e6:.2f}", *cells]) + " |"])
-        if runner.name.startswith("hcformer") and runner.name not in told:
-            told.add(runner.name)
+        if runner.name.startswith("hcformer") and runner.name not in shown:
+            shown.add(runner.name)
             element = 2 if options.dtype == "bfloat16" else 4
             moved, flops = floor(runner.name, options.batch, options.size, element, kind == "training")
             seconds = floors.seconds(int(moved), int(flops))
@@ -411,7 +411,7 @@ def _print(
 
 
 def _judge(
-    found: dict[str, dict[str, harness.Result]],
+    by_kind: dict[str, dict[str, harness.Result]],
     memory: dict[tuple[str, str], float | None],
     options: HCFormerOptions,
     emit: Emit,
@@ -419,7 +419,7 @@ def _judge(
     """One line per target of this device, for the fastest of our ways that keeps to it; eager ones alone on a CPU."""
     code = 0
     for target in TARGETS:
-        results = found[target.kind]
+        results = by_kind[target.kind]
         ours = {
             label: result
             for label, result in results.items()

@@ -108,7 +108,7 @@ def _as_on_a_gpu() -> Iterator[None]:
 def bill(name: str, batch: int, size: int = 224, training: bool = False, checkpointing: Any = False) -> Bill:
     """The bill of one pass, forward or forward and backward, under autocast to bfloat16."""
     model = _on_meta(name)
-    found = Bill()
+    counted = Bill()
     with _as_on_a_gpu(), FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16):
         model.to_empty(device="cpu").train(training)
         if isinstance(model, HCFormer) and checkpointing:
@@ -123,13 +123,13 @@ def bill(name: str, batch: int, size: int = 224, training: bool = False, checkpo
                 held[storage._cdata] = storage.nbytes()
             return t
 
-        with _Counting(found), torch.set_grad_enabled(training):
+        with _Counting(counted), torch.set_grad_enabled(training):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 loss = model(x).float().square().mean()
-                found.kept = sum(held.values())
+                counted.kept = sum(held.values())
             if training:
                 loss.backward()
-    return found
+    return counted
 
 
 def _on_meta(name: str) -> nn.Module:

@@ -98,11 +98,11 @@ class TrainingStep:
 
     def error(self) -> float:
         """Largest relative difference to the same step eager, of loss and gradient norm; NaN if one is not finite."""
-        found = self._measures(self.module)
-        expected = found if self.mode == "eager" else self._measures(self.model)
-        if not bool(torch.isfinite(found).all()):
+        actual = self._measures(self.module)
+        expected = actual if self.mode == "eager" else self._measures(self.model)
+        if not bool(torch.isfinite(actual).all()):
             return float("nan")
-        return float(((found - expected) / expected).abs().max())
+        return float(((actual - expected) / expected).abs().max())
 
     def _measures(self, module: Any) -> Tensor:
         loss = self._backward(module)
@@ -224,12 +224,12 @@ class DecodingStep:
         return size * self.context / (self.context + _CACHE_HEADROOM)
 
 
-def _distance(found: Tensor, expected: Tensor, spared: float) -> float:
+def _distance(actual: Tensor, expected: Tensor, spared: float) -> float:
     """Relative distance of rows of logits (B, V), the largest but for a share ``spared``; NaN if any is not finite."""
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(actual).all()):
         return float("nan")
     spread = expected - expected.mean(-1, keepdim=True)
-    errors = (found - expected).norm(dim=-1) / spread.norm(dim=-1)
+    errors = (actual - expected).norm(dim=-1) / spread.norm(dim=-1)
     return float(errors.sort().values[len(errors) - 1 - int(spared * len(errors))])
 
 

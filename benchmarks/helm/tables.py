@@ -83,8 +83,8 @@ def entries(results: dict[str, Result]) -> dict[str, Any]:
 
 def ratio(a: Result, b: Result) -> float | None:
     """How many times as long ``a`` takes as ``b``."""
-    found = harness.ratio(a, b)
-    return found.value if found else None
+    interval = harness.ratio(a, b)
+    return interval.value if interval else None
 
 
 def quotient(a: float | None, b: float | None) -> float | None:

@@ -29,7 +29,7 @@ C = 0.8
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-Made = tuple[Tensor, ...]
+Outputs = tuple[Tensor, ...]
 
 
 @dataclass
@@ -50,16 +50,16 @@ class Work:
     """
 
     inputs: tuple[Tensor | None, ...]
-    definition: Callable[..., Made]
-    kernel: Callable[..., Made]
+    definition: Callable[..., Outputs]
+    kernel: Callable[..., Outputs]
     leaves: tuple[int, ...] = ()
-    kernel_grad: Callable[[Sequence[Any], Made, Made], Sequence[Tensor | None]] | None = None
+    kernel_grad: Callable[[Sequence[Any], Outputs, Outputs], Sequence[Tensor | None]] | None = None
     gives_again: bool = False
     rival: tuple[str, Callable[..., Any]] | None = None
     flops: int = 0
     scales: tuple[float, ...] = ()
     compiles: bool = True
-    seen: Callable[[Made], Made] | None = None
+    seen: Callable[[Outputs], Outputs] | None = None
     most_of_rival: float | None = None
     most_of_bytes: float | None = None
 
@@ -243,7 +243,7 @@ def hidden_maps(draw: Draw) -> Iterator[Job]:
 
 
 def _gelu_work(draw: Draw, R: int, h: int, dtype: torch.dtype) -> Work:
-    def rival(x: Tensor, grad: Tensor) -> Made:
+    def rival(x: Tensor, grad: Tensor) -> Outputs:
         to_x = torch.ops.aten.gelu_backward(grad, x)
         return to_x, F.gelu(x), to_x.sum(0)
 
@@ -313,7 +313,7 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
             rival=("cdist.min", lambda x, y: torch.cdist(x, y).min(-1)),
             flops=flops,
             # of two points that float32 cannot tell apart either may be meant: its true distance is what counts
-            seen=lambda made: (made[1], _true_distances(space, x, y).gather(-1, made[0].unsqueeze(-1))),
+            seen=lambda outputs: (outputs[1], _true_distances(space, x, y).gather(-1, outputs[0].unsqueeze(-1))),
         )
     return Work(
         (x, y),
@@ -327,8 +327,8 @@ def _pairs_work(draw: Draw, op: str, form: str, sizes: tuple[int, int, int, int]
 
 
 def _true_distances(space: Any, x: Tensor, y: Tensor) -> Tensor:
-    found: Tensor = space.pairwise_dist(x.double(), y.double(), C, mode="exact")
-    return found
+    distances: Tensor = space.pairwise_dist(x.double(), y.double(), C, mode="exact")
+    return distances
 
 
 # ---------------------------------------------------------------------------------------------------------- classifiers
@@ -356,8 +356,8 @@ def _mlr_work(draw: Draw, form: str, R: int, n: int, K: int, dtype: torch.dtype)
             leaves=(0, 1, 2, 3),
         )
 
-    def head(logits: Callable[..., Tensor]) -> Callable[..., Made]:
-        def run(x: Tensor, weight: Tensor, time_column: Tensor, scale: Tensor) -> Made:
+    def head(logits: Callable[..., Tensor]) -> Callable[..., Outputs]:
+        def run(x: Tensor, weight: Tensor, time_column: Tensor, scale: Tensor) -> Outputs:
             return (logits(F.linear(x, weight), x, time_column, scale, C),)
 
         return run

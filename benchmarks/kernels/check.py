@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Built, Contender, NotTakingPart, Run
-from benchmarks.kernels.cases import Made, Work
+from benchmarks.kernels.cases import Outputs, Work
 from hyptree.ops.backend import interpreted
 
 KERNEL, EAGER, COMPILED, RIVAL = "kernel", "eager", "compiled", "rival"
@@ -41,17 +41,17 @@ class Error:
         return not (self.norm <= norm and self.worst <= worst)
 
 
-def error_of(found: Tensor | None, wanted: Tensor | None, of: str) -> Error:
+def error_of(actual: Tensor | None, wanted: Tensor | None, of: str) -> Error:
     """Infinite where one is missing, has another shape or is not finite; whole numbers must be equal."""
-    if found is None or wanted is None or found.shape != wanted.shape:
-        return Error(0.0, 0.0, of) if found is None and wanted is None else Error(math.inf, math.inf, of)
+    if actual is None or wanted is None or actual.shape != wanted.shape:
+        return Error(0.0, 0.0, of) if actual is None and wanted is None else Error(math.inf, math.inf, of)
     if not wanted.numel():
         return Error(0.0, 0.0, of)
     if not wanted.is_floating_point():
-        share = (found != wanted).double().mean().item()
+        share = (actual != wanted).double().mean().item()
         return Error(share and math.inf, share and math.inf, of)
     exact, size = wanted.double(), wanted.double().norm()
-    gap = (found.double() - exact).abs()
+    gap = (actual.double() - exact).abs()
     typical = size / math.sqrt(exact.numel())
     norm = (gap.norm() / size.clamp_min(1e-30)).item()
     worst = (gap / (exact.abs() + typical).clamp_min(1e-30)).max().item()
@@ -94,27 +94,27 @@ class Trial:
         return ("forward", "backward") if self.work.leaves else ("forward",)
 
     @functools.cached_property
-    def truth(self) -> Made:
+    def truth(self) -> Outputs:
         """Results of the definition in float64."""
         with torch.no_grad():
             return self._seen(self.work.definition(*self._doubles()))
 
     @functools.cached_property
-    def cotangents(self) -> Made:
+    def cotangents(self) -> Outputs:
         """Random gradients of the results, as the kernel gets them."""
         with torch.no_grad():
-            made = self.work.definition(*self._copies())
-        scales = (*self.work.scales, *[1.0] * len(made))
+            outputs = self.work.definition(*self._copies())
+        scales = (*self.work.scales, *[1.0] * len(outputs))
         return tuple(
-            torch.randn_like(x) * s if x.is_floating_point() else x for x, s in zip(made, scales, strict=False)
+            torch.randn_like(x) * s if x.is_floating_point() else x for x, s in zip(outputs, scales, strict=False)
         )
 
     @functools.cached_property
     def true_grads(self) -> Sequence[Tensor | None]:
         """Gradients of the leaves by the definition in float64."""
         leaves = self._with_leaves(self._doubles())
-        made = self.work.definition(*leaves)
-        return self._grads(made, [leaves[i] for i in self.work.leaves])
+        outputs = self.work.definition(*leaves)
+        return self._grads(outputs, [leaves[i] for i in self.work.leaves])
 
     def num_bytes(self, kind: Pass) -> int:
         """What has to be read and written at least."""
@@ -148,8 +148,8 @@ class Trial:
         error = None
         if name != RIVAL:
             with torch.no_grad(), poisoned() if name == KERNEL else _nothing():
-                made = self._seen(run(*self._copies()))
-            error = self._judge(name, "forward", made, self.truth, "result")
+                outputs = self._seen(run(*self._copies()))
+            error = self._judge(name, "forward", outputs, self.truth, "result")
         return Built(self._timed(name, call), error)
 
     def _backward(self, name: str) -> Built:
@@ -159,25 +159,25 @@ class Trial:
         if name == KERNEL and work.kernel_grad is not None:
             grad = work.kernel_grad
             with torch.no_grad():
-                made = run(*work.inputs)
+                outputs = run(*work.inputs)
                 with poisoned():
-                    found = grad(work.inputs, made, self.cotangents)
-            error = self._judge(name, "backward", tuple(found), self.true_grads, "gradient")
+                    grads = grad(work.inputs, outputs, self.cotangents)
+            error = self._judge(name, "backward", tuple(grads), self.true_grads, "gradient")
 
             def explicit() -> object:
                 with torch.no_grad():
-                    return grad(work.inputs, made, self.cotangents)
+                    return grad(work.inputs, outputs, self.cotangents)
 
             return Built(self._timed(name, explicit), error)
-        made = run(*leaves)
+        outputs = run(*leaves)
         if name == RIVAL:
-            results = made if isinstance(made, tuple) else (made,)
+            results = outputs if isinstance(outputs, tuple) else (outputs,)
             pairs = [(x, torch.randn_like(x)) for x in results if x.requires_grad]
             return Built(_backward_of(pairs, [x for x in wanted if x is not None]), None)
         with poisoned() if name == KERNEL else _nothing():
-            found = self._grads(made, wanted)
-        error = self._judge(name, "backward", found, self.true_grads, "gradient")
-        return Built(self._timed(name, _backward_of(self._pairs(made), wanted)), error)
+            grads = self._grads(outputs, wanted)
+        error = self._judge(name, "backward", grads, self.true_grads, "gradient")
+        return Built(self._timed(name, _backward_of(self._pairs(outputs), wanted)), error)
 
     def _timed(self, name: str, run: Run) -> Run:
         """What is timed: not the interpreter, whose times say nothing."""
@@ -194,12 +194,12 @@ class Trial:
         return self.work.definition if name == EAGER else torch.compile(self.work.definition, dynamic=False)
 
     def _judge(
-        self, name: str, kind: Pass, found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], word: str
+        self, name: str, kind: Pass, actual: Sequence[Tensor | None], wanted: Sequence[Tensor | None], word: str
     ) -> float:
         """Note the worst error of all; gives it in norm."""
-        if len(found) != len(wanted):
-            raise RuntimeError(f"{len(found)} {word}s, expected {len(wanted)}")
-        errors = [error_of(a, b, f"{word} {i}") for i, (a, b) in enumerate(zip(found, wanted, strict=True))]
+        if len(actual) != len(wanted):
+            raise RuntimeError(f"{len(actual)} {word}s, expected {len(wanted)}")
+        errors = [error_of(a, b, f"{word} {i}") for i, (a, b) in enumerate(zip(actual, wanted, strict=True))]
         norm, worst = TOLERANCE[self.dtype]
         error = max(errors, key=lambda e: max(e.norm / norm, e.worst / worst))
         self.errors[f"{name} {kind}"] = error
@@ -207,8 +207,8 @@ class Trial:
 
     # ---------------------------------------------------------------------------------------------------------- inputs
 
-    def _seen(self, made: Made) -> Made:
-        return made if self.work.seen is None else self.work.seen(made)
+    def _seen(self, outputs: Outputs) -> Outputs:
+        return outputs if self.work.seen is None else self.work.seen(outputs)
 
     def _copies(self) -> list[Tensor | None]:
         """Inputs that may be overwritten."""
@@ -222,12 +222,12 @@ class Trial:
             x.requires_grad_() if x is not None and i in self.work.leaves else x for i, x in enumerate(inputs)
         ]  # fmt: skip
 
-    def _pairs(self, made: Made) -> list[tuple[Tensor, Tensor]]:
-        together = zip(made, self.cotangents, strict=True)
+    def _pairs(self, outputs: Outputs) -> list[tuple[Tensor, Tensor]]:
+        together = zip(outputs, self.cotangents, strict=True)
         return [(x, g.to(x.dtype)) for x, g in together if x.requires_grad and x.numel()]
 
-    def _grads(self, made: Made, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
-        pairs = self._pairs(made)
+    def _grads(self, outputs: Outputs, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
+        pairs = self._pairs(outputs)
         return torch.autograd.grad([x for x, _ in pairs], wanted, [g for _, g in pairs], retain_graph=True)
 
 

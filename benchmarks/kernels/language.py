@@ -20,7 +20,7 @@ from benchmarks.kernels.cases import (
     C,
     Draw,
     Job,
-    Made,
+    Outputs,
     Work,
     classifiers,
     hidden_maps,
@@ -74,7 +74,7 @@ def _residual_work(draw: Draw, R: int, n: int, dtype: torch.dtype) -> Work:
         draw.uniform(n, low=0.5, high=1.5),
     )
 
-    def definition(x: Tensor, y: Tensor, raw: Tensor, gain: Tensor) -> Made:
+    def definition(x: Tensor, y: Tensor, raw: Tensor, gain: Tensor) -> Outputs:
         point = plain.residual(x, y, raw, 3.0, C)
         return point, plain.norm_lift(point, gain, 1e-6, x.dtype, width, C)
 
@@ -84,13 +84,13 @@ def _residual_work(draw: Draw, R: int, n: int, dtype: torch.dtype) -> Work:
         definition,
         lambda *x: residual_norm.residual_norm(*x, **settings),  # type: ignore[arg-type]
         leaves=(0, 1, 2, 3),
-        kernel_grad=lambda x, made, grads: residual_norm.residual_norm_grad(*x, *grads, **settings)[:4],
+        kernel_grad=lambda x, outputs, grads: residual_norm.residual_norm_grad(*x, *grads, **settings)[:4],
         gives_again=True,
         rival=("x + y, rms_norm", lambda x, y, raw, gain: _add_norm(x, y, gain)),
     )
 
 
-def _add_norm(x: Tensor, y: Tensor, gain: Tensor) -> Made:
+def _add_norm(x: Tensor, y: Tensor, gain: Tensor) -> Outputs:
     joined = x + y
     return joined, F.rms_norm(joined, joined.shape[-1:], gain.to(x.dtype))
 
@@ -132,14 +132,14 @@ def _heads_work(draw: Draw, kind: heads.Heads, turned: int, B: int, N: int, dtyp
 
     def kernel(
         rows: Tensor, queries: Tensor | None, shared: Tensor | None, cos: Tensor, sin: Tensor, log_tau: Tensor
-    ) -> Made:
+    ) -> Outputs:
         return heads.lift_heads(rows, cos, sin, log_tau, kind, queries=queries, shared=shared, backend="triton")
 
-    def grad(x: Sequence[Any], made: Made, grads: Made) -> Sequence[Tensor | None]:
-        found = heads.lift_heads_grad(
-            made, grads, x[3], x[4], x[5], kind, shared_width=shared_dim, backend="triton"  # type: ignore[arg-type]
+    def grad(x: Sequence[Any], outputs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
+        leaf_grads = heads.lift_heads_grad(
+            outputs, grads, x[3], x[4], x[5], kind, shared_width=shared_dim, backend="triton"  # type: ignore[arg-type]
         )  # fmt: skip
-        return [one for one, given in zip(found, (x[0], x[1], x[2], x[5]), strict=True) if given is not None]
+        return [one for one, leaf in zip(leaf_grads, (x[0], x[1], x[2], x[5]), strict=True) if leaf is not None]
 
     return Work(
         inputs,
@@ -155,7 +155,7 @@ def _heads_work(draw: Draw, kind: heads.Heads, turned: int, B: int, N: int, dtyp
 
 def _rotary(
     kind: heads.Heads, rows: Tensor, queries: None, shared: None, cos: Tensor, sin: Tensor, log_tau: Tensor
-) -> Made:
+) -> Outputs:
     """Queries and keys turned as in Llama, values as they are."""
     query, key, value = rows.unflatten(-1, (3, kind.num_heads, kind.width)).unbind(2)
     cos, sin = (F.pad(table, (0, kind.width - table.shape[-1])).to(rows.dtype)[:, :, None] for table in (cos, sin))
@@ -184,7 +184,7 @@ def _centroid_work(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> Wo
         lambda x: (centroid.reference.centroid(x, d, width, C),),
         lambda x: (centroid.centroid(x, d, width, C, backend="triton"),),
         leaves=(0,),
-        kernel_grad=lambda x, made, grads: centroid.centroid_grad(x[0], grads[0], d, C, backend="triton")[:1],
+        kernel_grad=lambda x, outputs, grads: centroid.centroid_grad(x[0], grads[0], d, C, backend="triton")[:1],
         gives_again=True,
     )
 
@@ -241,9 +241,9 @@ def _swiglu_work(draw: Draw, R: int, hidden: int, has_factor: bool, dtype: torch
         both[..., hidden:] = 0.0
     inputs = both.flatten(1), draw.uniform(R, low=0.5, high=1.5) if has_factor else None
 
-    def grad(x: Sequence[Any], made: Made, grads: Made) -> Sequence[Tensor | None]:
-        found = swiglu.swiglu_grad(x[0], grads[0], hidden, C, True, x[1], backend="triton")
-        return [found[0], *found[2:]]
+    def grad(x: Sequence[Any], outputs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
+        leaf_grads = swiglu.swiglu_grad(x[0], grads[0], hidden, C, True, x[1], backend="triton")
+        return [leaf_grads[0], *leaf_grads[2:]]
 
     return Work(
         inputs,
@@ -268,9 +268,11 @@ def _dispatch_work(draw: Draw, T: int, n: int, k: int, dtype: torch.dtype) -> Wo
     chosen = torch.arange(T * k, device=draw.device)
     inputs = draw.normal(T, _padded(n), dtype=dtype), draw.order(T * k), draw.uniform(T * k, low=0.5, high=1.5), chosen
 
-    def grad(x: Sequence[Any], made: Made, grads: Made) -> Sequence[Tensor | None]:
-        found = dispatch_rows.dispatch_rows_grad(x[0], grads[0], x[1], k, made[1], grads[1], one, backend="triton")
-        return found[0], found[2]
+    def grad(x: Sequence[Any], outputs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
+        leaf_grads = dispatch_rows.dispatch_rows_grad(
+            x[0], grads[0], x[1], k, outputs[1], grads[1], one, backend="triton"
+        )
+        return leaf_grads[0], leaf_grads[2]
 
     return Work(
         inputs,
@@ -311,7 +313,7 @@ def _merge_points_work(draw: Draw, T: int, n: int, k: int, dtype: torch.dtype) -
         lambda *x: (plain(*x, n, C),),
         lambda *x: (kernel(*x, n, C),),
         leaves=(0, 1, 2),
-        kernel_grad=lambda x, made, grads: grad(*x, *grads, C),
+        kernel_grad=lambda x, outputs, grads: grad(*x, *grads, C),
         rival=("weighted sum", rival),
     )
 
@@ -323,7 +325,7 @@ def losses(draw: Draw) -> Iterator[Job]:
 
 
 def _loss_work(draw: Draw, R: int, V: int, dtype: torch.dtype) -> Work:
-    def in_place(run: Callable[..., Tensor]) -> Callable[..., Made]:
+    def in_place(run: Callable[..., Tensor]) -> Callable[..., Outputs]:
         return lambda logits, labels: (run(logits, labels, -100, True), logits)
 
     def rival(logits: Tensor, labels: Tensor) -> Tensor:
@@ -399,7 +401,7 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
     if draw.generator is not None:
         distance = cosine.cosine_distance(draw.normal(B, N, 16), backend="torch")
 
-    def definition(distance: Tensor) -> Made:
+    def definition(distance: Tensor) -> Outputs:
         return (agglomerate.labels(distance.float(), k, linkage, backend="torch"),)
 
     return Work(

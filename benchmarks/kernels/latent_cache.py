@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import BF16, FP32, C, Draw, Job, Made, Work
+from benchmarks.kernels.cases import BF16, FP32, C, Draw, Job, Outputs, Work
 from hyptree.ops import latent_decode
 from hyptree.ops.heads import Heads
 from hyptree.ops.latent_decode import reference
@@ -53,11 +53,11 @@ def _attending(draw: Draw, B: int, M: int, rank: int, heads: Heads, dtype: torch
         up_value,
     )
 
-    def definition(q: Tensor, time: Tensor, keys: Tensor, times: Tensor, up: Tensor) -> Made:
+    def definition(q: Tensor, time: Tensor, keys: Tensor, times: Tensor, up: Tensor) -> Outputs:
         times = times if keys.dtype in reference.HALF else _joined(times, H).to(keys.dtype)
         return (reference.latent_decode(q, time, keys, times, up, None, VALUE_SCALE, D + 1, C),)
 
-    def kernel(*x: Tensor) -> Made:
+    def kernel(*x: Tensor) -> Outputs:
         settings = {"value_scale": VALUE_SCALE, "width": D + 1, "c": C}
         return (latent_decode.latent_decode(*x, **settings, backend="triton"),)  # type: ignore[arg-type]
 
@@ -85,5 +85,5 @@ def _absorbing(draw: Draw, B: int, rank: int, heads: Heads, dtype: torch.dtype) 
         functools.partial(reference.absorb_token, heads=heads, eps=EPS, bias=True),
         functools.partial(latent_decode.absorb_token, heads=heads, eps=EPS, bias=True, backend="triton"),
         flops=2 * B * H * 3 * heads.width * L,
-        seen=lambda made: (*made[:3], _joined(made[3], H)),
+        seen=lambda outputs: (*outputs[:3], _joined(outputs[3], H)),
     )

@@ -48,11 +48,11 @@ class KernelOptions(BenchOptions):
         """
         chosen: set[str] = set()
         for word in self.ops:
-            found = {word} if word in OPS else {name for name in OPS if word in name}
-            if not found:
+            fitting = {word} if word in OPS else {name for name in OPS if word in name}
+            if not fitting:
                 hint = suggest(word, OPS) or f"expected some of {', '.join(OPS)}"
                 raise UserError(f"unknown kernel {word!r}; {hint}")
-            chosen |= found
+            chosen |= fitting
         return [name for name in OPS if not self.ops or name in chosen]
 
     def command(self) -> str:

@@ -76,12 +76,12 @@ class Resources:
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Within the context, kernels started by :func:`hyptree.ops.launch.launch` are noted and not started."""
-    found: list[Launch] = []
+    launched: list[Launch] = []
 
     def note(
         kernel: Any, grid: Sequence[int], tensors: Sequence[Tensor], numbers: Sequence[int], settings: Mapping[str, Any]
     ) -> None:
-        found.append(Launch(kernel, tuple(grid), tuple(x.dtype for x in tensors), tuple(numbers), dict(settings)))
+        launched.append(Launch(kernel, tuple(grid), tuple(x.dtype for x in tensors), tuple(numbers), dict(settings)))
 
     replaced = {"launch": note, "has_data": _yes, "choose": _always}
     replaced["needs_operator"] = _no  # an operator would only be asked for the shapes of its results
@@ -90,7 +90,7 @@ def recorded() -> Iterator[list[Launch]]:
             for name, value in replaced.items():
                 if hasattr(module, name) and module is not launching:
                     stack.enter_context(mock.patch.object(module, name, value))
-        yield found
+        yield launched
 
 
 def _yes(x: Tensor) -> bool:
@@ -111,25 +111,25 @@ def _modules() -> list[ModuleType]:
     """All modules of ``hyptree.ops``; an operation imports its kernels only when it first runs them."""
     import hyptree.ops
 
-    return [import_module(found.name) for found in pkgutil.walk_packages(hyptree.ops.__path__, "hyptree.ops.")]
+    return [import_module(module.name) for module in pkgutil.walk_packages(hyptree.ops.__path__, "hyptree.ops.")]
 
 
 def launches(work: Work) -> list[Launch]:
     """The launches of a forward and a backward pass, in their order."""
-    with recorded() as found:
+    with recorded() as launched:
         leaves = [
             x.detach().requires_grad_() if place in work.leaves and isinstance(x, Tensor) else x
             for place, x in enumerate(work.inputs)
         ]
-        made = work.kernel(*leaves)
-        grads = tuple(torch.empty_like(x) for x in made)
+        outputs = work.kernel(*leaves)
+        grads = tuple(torch.empty_like(x) for x in outputs)
         if work.kernel_grad is not None:
-            work.kernel_grad(work.inputs, made, grads)
+            work.kernel_grad(work.inputs, outputs, grads)
         elif work.leaves:
-            used = [(x, g) for x, g in zip(made, grads, strict=True) if x.requires_grad and x.numel()]
+            used = [(x, g) for x, g in zip(outputs, grads, strict=True) if x.requires_grad and x.numel()]
             wanted = [leaves[place] for place in work.leaves]
             torch.autograd.grad([x for x, _ in used], wanted, [g for _, g in used], allow_unused=True)  # type: ignore[arg-type]
-    return found
+    return launched
 
 
 def of_job(job: Job) -> list[Resources]:
@@ -155,12 +155,12 @@ def compiled(one: Launch) -> Resources:
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
-    given: list[Any] = [*one.dtypes, *one.numbers]
+    arguments: list[Any] = [*one.dtypes, *one.numbers]
     for place, name in enumerate(names):
-        if place >= len(given):
+        if place >= len(arguments):
             signature[name], constants[name] = "constexpr", one.settings[name]
             continue
-        value = given[place]
+        value = arguments[place]
         if isinstance(value, torch.dtype):
             signature[name] = "*" + _TYPES[value]
         elif value == 1:  # Triton makes a constant of it
@@ -171,13 +171,13 @@ def compiled(one: Launch) -> Resources:
         if isinstance(value, torch.dtype) or value % launching.ALIGNED == 0:
             attributes[(place,)] = [["tt.divisibility", launching.ALIGNED]]
     source = ASTSource(one.kernel, signature, constants, attributes)
-    made = compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
-    registers, spilled = _usage(made.asm["cubin"])
+    program = compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
+    registers, spilled = _usage(program.asm["cubin"])
     programs = 1
     for size in one.grid:
         programs *= size
     name = one.kernel.__name__.removeprefix("_").removesuffix("_kernel")
-    return Resources(name, programs, made.metadata.num_warps, registers, spilled, made.metadata.shared)
+    return Resources(name, programs, program.metadata.num_warps, registers, spilled, program.metadata.shared)
 
 
 def _usage(binary: bytes) -> tuple[int, int]:
@@ -189,7 +189,7 @@ def _usage(binary: bytes) -> tuple[int, int]:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(binary)
         said = subprocess.run([str(tool), "-res-usage", str(file)], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    if found is None:
+    match = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    if match is None:
         raise RuntimeError(f"cuobjdump said nothing of registers: {' '.join(said.split())[:200]}")
-    return int(found.group(1)), int(found.group(2))
+    return int(match.group(1)), int(match.group(2))

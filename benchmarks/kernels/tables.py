@@ -62,8 +62,8 @@ class Line:
     def plain(self) -> tuple[str, float] | None:
         """The definition that the kernel is measured by: compiled, or as it is where nobody compiled it."""
         for name in (COMPILED, EAGER):
-            if (found := self.seconds(name)) is not None:
-                return name, found
+            if (seconds := self.seconds(name)) is not None:
+                return name, seconds
         return None
 
     @property
@@ -157,15 +157,15 @@ def resources_head() -> list[str]:
     return _head(_RESOURCES)
 
 
-def resources_row(job: Job, found: Resources) -> str:
+def resources_row(job: Job, use: Resources) -> str:
     verdict = ""
-    if found.resident == 0:
+    if use.resident == 0:
         verdict = "CANNOT START"
-    elif found.spilled:
+    elif use.spilled:
         verdict = "spills"
     cells = [
-        *_names(job), found.kernel, str(found.programs), str(found.warps), str(found.registers), str(found.spilled),
-        str(found.shared), str(found.resident), verdict,
+        *_names(job), use.kernel, str(use.programs), str(use.warps), str(use.registers), str(use.spilled),
+        str(use.shared), str(use.resident), verdict,
     ]  # fmt: skip
     return _row(cells, _RESOURCES)
 
@@ -222,8 +222,8 @@ def _names(job: Job) -> list[str]:
 
 
 def _time(line: Line, name: str) -> str:
-    if (found := line.seconds(name)) is not None:
-        return _microseconds(found)
+    if (seconds := line.seconds(name)) is not None:
+        return _microseconds(seconds)
     result = line.results.get(name)
     if result is not None and result.status == "ok":
         return "checked"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import BATCH, BF16, Draw, Job, Made, Work
+from benchmarks.kernels.cases import BATCH, BF16, Draw, Job, Outputs, Work
 from hyptree.ops import tree_reader
 from hyptree.ops.tree_reader import reference
 
@@ -66,10 +66,10 @@ def _encoding(draw: Draw, batch: int, width: int) -> Work:
         tree_reader.encode_tree, sizes=SIZES, heads=HEADS, backend="triton"
     )
 
-    def definition(*x: Tensor) -> Made:
+    def definition(*x: Tensor) -> Outputs:
         return (run(*x),)
 
-    def kernel(*x: Tensor) -> Made:
+    def kernel(*x: Tensor) -> Outputs:
         return (run_kernel(*x),)
 
     return Work(inputs, definition, kernel, flops=2 * batch * (depth * reference.size_of(matrices)))

@@ -95,19 +95,19 @@ def clustering_contenders(options: TokensOptions, batch: int, tokens: int, seed:
     generator = torch.Generator().manual_seed(seed)
     features = smooth_features(batch, tokens, generator).to(options.device)
     distance = cosine_distance(features)
-    found = _model_parts(options, batch, tokens, seed)
+    contenders = _model_parts(options, batch, tokens, seed)
     for keep in options.keeps:
         k = num_kept(tokens, keep)
-        found.append(Contender(f"tome {keep:g}", _matching(bipartite_match, features, k)))
+        contenders.append(Contender(f"tome {keep:g}", _matching(bipartite_match, features, k)))
         for linkage in options.linkages:
             common = (options, features, distance, k, linkage)
             for backend in ("torch", "triton"):
                 for start in ("D", "features"):
                     name = cluster_name(linkage, keep, backend, start)
-                    found.append(Contender(name, _ours(*common, backend, start)))
+                    contenders.append(Contender(name, _ours(*common, backend, start)))
             for rival in RIVALS:
-                found.append(Contender(cluster_name(linkage, keep, rival, "D"), _library(*common, rival)))
-    return found
+                contenders.append(Contender(cluster_name(linkage, keep, rival, "D"), _library(*common, rival)))
+    return contenders
 
 
 def cluster_name(linkage: str, keep: float, who: str, start: str) -> str:
@@ -289,16 +289,18 @@ def model_contenders(
     reductions |= {f"atc {linkage}": {"method": "atc", "linkage": linkage} for linkage in options.linkages}
     reductions["tome"] = {"method": "tome"}
     models: dict[str, nn.Module] = {}
-    found = [
+    contenders = [
         Contender(name, _reduced(options, model, models, name, pictures, reduction, counts, layers))
         for name, reduction in reductions.items()
     ]
     if options.device == "cuda":
-        found += [Contender(f"{name}, graph", _graphed(options, models, name, pictures)) for name in reductions]
+        contenders += [Contender(f"{name}, graph", _graphed(options, models, name, pictures)) for name in reductions]
     if options.compile:  # after all eager ones: a patch throws away what was compiled before it
         torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
-        found += [Contender(f"{name}, compiled", _compiled(options, models, name, pictures)) for name in reductions]
-    return found
+        contenders += [
+            Contender(f"{name}, compiled", _compiled(options, models, name, pictures)) for name in reductions
+        ]
+    return contenders
 
 
 def _reduced(

@@ -103,17 +103,17 @@ def _clustering(options: TokensOptions, seed: int, emit: Emit, measured: list[di
                 emit({"kind": "skipped", "batch": batch, "tokens": tokens, "why": why}, [why])
                 continue
             contenders = clustering_contenders(options, batch, tokens, seed)
-            found = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
-            failed |= any(r.status in ("wrong", "failed") for name, r in found.items() if _is_ours(name))
+            by_name = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
+            failed |= any(r.status in ("wrong", "failed") for name, r in by_name.items() if _is_ours(name))
             for keep in options.keeps:
                 for linkage in options.linkages:
                     row = {
-                        f"{who} {start}": found[name]
+                        f"{who} {start}": by_name[name]
                         for who in (*OURS, "scipy", "fastcluster", "sklearn")
                         for start in ("D", "features")
-                        if (name := cluster_name(linkage, keep, who, start)) in found
+                        if (name := cluster_name(linkage, keep, who, start)) in by_name
                     }
-                    row |= {"tome": found[f"tome {keep:g}"], "block": found["block"], "model": found["forward"]}
+                    row |= {"tome": by_name[f"tome {keep:g}"], "block": by_name["block"], "model": by_name["forward"]}
                     ratios = _ratios(row, ours)
                     line = {"kind": "clustering", "batch": batch, "tokens": tokens, "keep": keep, "linkage": linkage}
                     line |= {"k": num_kept(tokens, keep), **_numbers(row), "ratios": ratios}
@@ -132,8 +132,8 @@ def _ratios(row: Mapping[str, Result], ours: str) -> dict[str, float]:
 
     pairs = [(f"{ours} features", other) for other in ("block", "tome")]
     pairs += [(f"{backend} D", "sklearn") for backend in OURS]
-    found = {f"{a} / {b}": ratio(row[a], row[f"{b} D" if b == "sklearn" else b]) for a, b in pairs}
-    return {name: value.value for name, value in found.items() if value is not None}
+    ratios = {f"{a} / {b}": ratio(row[a], row[f"{b} D" if b == "sklearn" else b]) for a, b in pairs}
+    return {name: value.value for name, value in ratios.items() if value is not None}
 
 
 def _numbers(row: Mapping[str, Result]) -> dict[str, Any]:
@@ -180,9 +180,9 @@ def _models(options: TokensOptions, seed: int, emit: Emit, measured: list[dict[s
         counts = KeepRate(layers, keep).counts(tokens)
         for batch in options.batches:
             contenders = model_contenders(options, batch, tokens, seed, counts, layers)
-            found = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
+            by_name = {r.name: r for r in harness.compare(contenders, _sample(options), options.repeats, 0.0)}
             for way in _ways(options):
-                row = {name: found[name if way == "eager" else f"{name}, {way}"] for name in names}
+                row = {name: by_name[name if way == "eager" else f"{name}, {way}"] for name in names}
                 failed |= any(r.status in ("wrong", "failed") for r in row.values())
                 line: dict[str, Any] = {
                     "kind": "models",
@@ -213,8 +213,8 @@ def _ways(options: TokensOptions) -> list[str]:
 def _against(row: Mapping[str, Result], linkage: str) -> dict[str, float]:
     from benchmarks.harness import ratio
 
-    found = {f"atc / {other}": ratio(row[f"atc {linkage}"], row[other]) for other in ("plain", "tome")}
-    return {name: value.value for name, value in found.items() if value is not None}
+    ratios = {f"atc / {other}": ratio(row[f"atc {linkage}"], row[other]) for other in ("plain", "tome")}
+    return {name: value.value for name, value in ratios.items() if value is not None}
 
 
 def _speed(batch: int, result: Result, plain: Result) -> str:

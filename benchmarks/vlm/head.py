@@ -34,8 +34,8 @@ def contenders(model: Any, pixels: Tensor, num_classes: int, dtype: str, compile
     baked = head.bake(text)
 
     def embed(x: Tensor) -> Tensor:
-        found = model.get_image_features(pixel_values=x)
-        return found if isinstance(found, Tensor) else found.pooler_output  # transformers 5 gives an output
+        output = model.get_image_features(pixel_values=x)
+        return output if isinstance(output, Tensor) else output.pooler_output  # transformers 5 gives an output
 
     def by_cosine(x: Tensor) -> Tensor:
         return LOGIT_SCALE * torch.nn.functional.normalize(embed(x).float(), dim=-1) @ text.mT
@@ -57,8 +57,8 @@ def contenders(model: Any, pixels: Tensor, num_classes: int, dtype: str, compile
     def error_of_head() -> float:
         """Of a head without refinement and without distances, beside the cosine."""
         bare = LatentHierarchyHead(width, 0, beta=0.0, hyp_weight=0.0, logit_scale=LOGIT_SCALE).to(pixels.device).eval()
-        found = bare.classify(embed(pixels[:2]), bare.bake(text))
-        return float((found - by_cosine(pixels[:2])).abs().max()) / LOGIT_SCALE
+        by_head = bare.classify(embed(pixels[:2]), bare.bake(text))
+        return float((by_head - by_cosine(pixels[:2])).abs().max()) / LOGIT_SCALE
 
     return [
         Contender("by cosine", prepared(by_cosine, lambda: 0.0)),
@@ -66,27 +66,27 @@ def contenders(model: Any, pixels: Tensor, num_classes: int, dtype: str, compile
     ]
 
 
-def inference(given: list[Contender], sample: Sample, repeats: int, binding: bool, emit: Emit) -> int:
+def inference(contenders: list[Contender], sample: Sample, repeats: int, binding: bool, emit: Emit) -> int:
     """Time both and print them; gives 1 where one is wrong or, if ``binding``, the limit is missed."""
-    results = compare(given, sample, repeats, CLOSE)
+    results = compare(contenders, sample, repeats, CLOSE)
     emit({"kind": "table", "name": "inference"}, ["", *markdown_head(["pictures classified", "ms", "of cosine"])])
     for result in results:
         emit(*_line(result, results[0]))
-    found = ratio(results[1], results[0])
-    if found is None:
+    share = ratio(results[1], results[0])
+    if share is None:
         return 1
-    met = found.value <= LIMIT
+    met = share.value <= LIMIT
     word = ("met" if met else "MISSED") if binding else "binding on cuda with --size base"
-    line = {"kind": "verdict", "step": "by the head", "of": "by cosine", "ratio": found.value, "limit": LIMIT}
-    text = f"the head takes {found.value:.3f} ({found.low:.3f} to {found.high:.3f}) of cosine, limit {LIMIT}: {word}"
-    emit(line | {"quartiles": [found.low, found.high], "met": met, "binding": binding}, [text])
+    line = {"kind": "verdict", "step": "by the head", "of": "by cosine", "ratio": share.value, "limit": LIMIT}
+    text = f"the head takes {share.value:.3f} ({share.low:.3f} to {share.high:.3f}) of cosine, limit {LIMIT}: {word}"
+    emit(line | {"quartiles": [share.low, share.high], "met": met, "binding": binding}, [text])
     return int(binding and not met)
 
 
 def _line(result: Result, cosine: Result) -> tuple[dict[str, Any], list[str]]:
-    found = ratio(result, cosine)
+    share = ratio(result, cosine)
     line: dict[str, Any] = {"kind": "inference", "way": result.name, "status": result.status, "note": result.note}
     line |= {"seconds": result.median if result.seconds else None, "error": result.error}
-    line |= {"of_cosine": found and found.value}
+    line |= {"of_cosine": share and share.value}
     time = f"{1e3 * result.median:.2f}" if result.seconds else f"{result.status}: {result.note}"
-    return line, [markdown_row([result.name, time, f"{found.value:.3f}" if found else "-"])]
+    return line, [markdown_row([result.name, time, f"{share.value:.3f}" if share else "-"])]

@@ -68,8 +68,8 @@ class VlmOptions(ClockOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, given, known in (("steps", self.steps, STEPS), ("tables", self.tables, TABLES)):
-            if unknown := [word for word in given if word not in known]:
+        for name, chosen, known in (("steps", self.steps, STEPS), ("tables", self.tables, TABLES)):
+            if unknown := [word for word in chosen if word not in known]:
                 raise UserError(f"{name} are {'; '.join(known)}, got {unknown[0]!r}")
         if self.classes < 1:
             raise UserError(f"classes must be 1 or more, got {self.classes}")
@@ -237,8 +237,8 @@ class _Bench:
         import torch
 
         with torch.no_grad():
-            found = model(input_ids=self.words[:2], pixel_values=self.pixels[:2])
-        return torch.cat([found.text_embeds, found.image_embeds])
+            output = model(input_ids=self.words[:2], pixel_values=self.pixels[:2])
+        return torch.cat([output.text_embeds, output.image_embeds])
 
 
 def _require_gradient(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -274,10 +274,10 @@ def _table(results: dict[str, Result], bench: _Bench, emit: Emit) -> None:
         line |= {"seconds": result.median if result.seconds else None, "error": result.error}
         cells = [name, f"{1e3 * result.median:.2f}" if result.seconds else f"{result.status}: {result.note}"]
         for other in ("trained", "frozen", "q,k,v"):
-            found = ratio(result, results[other]) if other in results else None
+            share = ratio(result, results[other]) if other in results else None
             key = f"of_{other.replace(',', '')}"
-            line |= {key: found and found.value, f"{key}_quartiles": found and [found.low, found.high]}
-            cells.append(f"{found.value:.3f}" if found else "-")
+            line |= {key: share and share.value, f"{key}_quartiles": share and [share.low, share.high]}
+            cells.append(f"{share.value:.3f}" if share else "-")
         line |= {"parameters": bench.trained.get(name), "peak_bytes": bench.memory.get(name)}
         cells.append(f"{bench.trained.get(name, 0):,}")
         cells += [f"{bench.memory[name] / 2**20:.0f}" if name in bench.memory else "-"] if bench.memory else []
@@ -289,16 +289,16 @@ def _verdict(results: dict[str, Result], options: VlmOptions, emit: Emit) -> int
 
     code = int(any(result.status in ("wrong", "failed") for result in results.values()))
     for name, other in (("scale", "trained"), ("merged", "frozen")):
-        found = ratio(results[name], results[other]) if name in results and other in results else None
-        if found is None:
+        share = ratio(results[name], results[other]) if name in results and other in results else None
+        if share is None:
             continue
-        met = found.value <= LIMIT
+        met = share.value <= LIMIT
         binding = options.device == "cuda" and options.size == "base"
         word = ("met" if met else "MISSED") if binding else "binding on cuda with --size base"
         emit(
-            {"kind": "verdict", "step": name, "of": other, "ratio": found.value, "limit": LIMIT, "met": met}
+            {"kind": "verdict", "step": name, "of": other, "ratio": share.value, "limit": LIMIT, "met": met}
             | {"binding": binding},
-            [f"{name} takes {found.value:.3f} of {other}, limit {LIMIT}: {word}"],
+            [f"{name} takes {share.value:.3f} of {other}, limit {LIMIT}: {word}"],
         )
         code |= int(binding and not met)
     return code

@@ -74,10 +74,10 @@ class RunFolder:
         """What the task's ``describe`` said about the data."""
         self.require_run()
         try:
-            found: dict[str, Any] = json.loads((self.path / "dataset.json").read_text(encoding="utf-8"))
+            dataset: dict[str, Any] = json.loads((self.path / "dataset.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / 'dataset.json'}: {error}") from error
-        return found
+        return dataset
 
     def require_run(self) -> None:
         """Raise unless a run was started here."""
@@ -197,13 +197,13 @@ def best_weights(run: Path | str) -> dict[str, Tensor]:
         path = folder.checkpoints / name
         if path.is_file():
             try:
-                found = load_tensors(path)[0]
+                tensors = load_tensors(path)[0]
             except UserError as error:
                 problems.append(str(error))
                 continue
             if problems:
                 warnings.warn(f"{'; '.join(problems)}; using {path} instead", stacklevel=2)
-            return found
+            return tensors
     if problems:
         raise UserError("; ".join(problems))
     raise UserError(f"{run} has no checkpoint yet; train it first, or go on with --resume")

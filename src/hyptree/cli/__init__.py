@@ -119,9 +119,9 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str], bool, str 
 
 def _in_words(error: OSError) -> str:
     """What the system said about a file, and what it means; a file that was to be renamed goes by its final name."""
-    told = f"{error.filename}: " if error.filename is not None else ""
-    told = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", told) + str(error.strerror)
-    return f"{told}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else told
+    message = f"{error.filename}: " if error.filename is not None else ""
+    message = re.sub(r"([^/]*/)?\.([^/]+)\.\d+\.tmp: $", r"\1\2: ", message) + str(error.strerror)
+    return f"{message}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else message
 
 
 def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
@@ -216,10 +216,10 @@ def _own_part(args: list[str]) -> int:
 
 def _take_flag(args: list[str], flag: str) -> bool:
     """Whether the flag is given; removes it from ``args``."""
-    found = flag in args[: _own_part(args)]
+    is_set = flag in args[: _own_part(args)]
     while flag in args[: _own_part(args)]:
         args.remove(flag)
-    return found
+    return is_set
 
 
 def _take_value(args: list[str], flag: str) -> str | None:

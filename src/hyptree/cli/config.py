@@ -82,8 +82,8 @@ def _without_none(text: str) -> str:
     So does an empty default. What goes leaves as many spaces, so that the frame stays straight; a row that held nothing
     else goes with it.
     """
-    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda found: found[1] + " " * len("{None}|"), text)
-    text = re.sub(r"\{None,(\S+)", lambda found: "{" + found[1] + " " * len("None,"), text)
+    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda match: match[1] + " " * len("{None}|"), text)
+    text = re.sub(r"\{None,(\S+)", lambda match: "{" + match[1] + " " * len("None,"), text)
     usage, blank, rest = text.partition("\n\n")
     usage = re.sub(r"(?<=\S) +(?=\S)", " ", usage).rstrip()
     rest = re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)(?:None|'')?\)( *│\n)?", _blank, rest, flags=re.MULTILINE)
@@ -92,16 +92,16 @@ def _without_none(text: str) -> str:
 
 def _with_yaml_values(text: str) -> str:
     """Help with true and false as YAML writes them; a flag without a dot is the command's own switch and takes none."""
-    text = re.sub(r"(--[\w-]+[\s│]+)(\{True,False\})", lambda found: found[1] + " " * len(found[2]), text)
+    text = re.sub(r"(--[\w-]+[\s│]+)(\{True,False\})", lambda match: match[1] + " " * len(match[2]), text)
     text = text.replace("{True,False", "{true,false")
-    return re.sub(r"\(default:[\s│]+(?:True|False)\)", lambda found: found[0].lower(), text)
+    return re.sub(r"\(default:[\s│]+(?:True|False)\)", lambda match: match[0].lower(), text)
 
 
-def _blank(found: re.Match[str]) -> str:
-    if found[1] and found[3]:
+def _blank(match: re.Match[str]) -> str:
+    if match[1] and match[3]:
         return ""  # a row of its own
-    first, *second = re.sub(r"[^│\n]", " ", found[0]).split("\n", 1)
-    if second and found[3]:  # the last row held its end alone
+    first, *second = re.sub(r"[^│\n]", " ", match[0]).split("\n", 1)
+    if second and match[3]:  # the last row held its end alone
         return f"{first}\n"
     return "\n".join([first, *second])
 

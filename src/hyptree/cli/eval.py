@@ -107,13 +107,13 @@ def run(config: EvalConfig) -> int:
     from hyptree.train.evaluate import evaluate_run
     from hyptree.train.run.log import headline
 
-    found = evaluate_run(config.run, config.split, config.settings, writes_results=True)
+    results = evaluate_run(config.run, config.split, config.settings, writes_results=True)
     if os.environ.get("RANK", "0") != "0":
         return 0
     if config.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
     else:
-        shown = headline(found)
+        shown = headline(results)
         width = max(map(len, shown)) + 2
         for name, value in shown.items():
             print(f"{name:<{width}}{value:.4f}" if isinstance(value, float) else f"{name:<{width}}{value}")

@@ -103,7 +103,7 @@ def split_args(
     ``--optim.lr 3e-4`` and ``--optim.lr=3e-4`` become ``optim.lr=3e-4``; a flag without a value means true.
     """
     names: list[str] = []
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     overrides: list[str] = []
     rest = list(args)
     while rest:
@@ -119,10 +119,10 @@ def split_args(
         if key in own:
             if own[key] is not None and not equals:
                 raise UserError(f"--{key} needs {own[key]} (see {prog} --help)")
-            found[key] = value
+            settings[key] = value
         else:
             overrides.append(f"{key}={value if equals else 'true'}")
-    return names, found, overrides
+    return names, settings, overrides
 
 
 def _help(config: TrainHelp) -> None:

@@ -48,10 +48,10 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
         dataset = pictures
     if len(dataset) == 0:
         raise UserError(f"{settings.root or settings.name}: no pictures in the split {split}")
-    found = dataset.classes or dataset.semantic_classes or dataset.box_classes
-    if settings.num_classes is not None and len(found) != settings.num_classes:
+    classes = dataset.classes or dataset.semantic_classes or dataset.box_classes
+    if settings.num_classes is not None and len(classes) != settings.num_classes:
         raise UserError(
-            f"{settings.root or settings.name} has {len(found)} classes, but num_classes is {settings.num_classes};"
+            f"{settings.root or settings.name} has {len(classes)} classes, but num_classes is {settings.num_classes};"
             " leave num_classes out to take what is there"
         )
     return dataset

@@ -301,14 +301,14 @@ class Engine:
         """One step of every model; gives the losses before it (float64, one per model) where wanted."""
         batch = self.sampler.draw(self.step, TRAIN)
         factor = schedule(self.step, self.grid.steps, self.grid.warmup)
-        found = []
+        losses = []
         with exact_products(self.device):
             for bucket, part, pieces in self._indexed(batch):
                 grad, loss = gradients(bucket.P[part], pieces, batch.size, with_loss, bucket.roots(part))
                 bucket.update(part, grad, self.step, factor)
-                found.append(loss)
+                losses.append(loss)
         self.step += 1
-        return torch.cat([loss for loss in found if loss is not None]) if with_loss else None
+        return torch.cat([loss for loss in losses if loss is not None]) if with_loss else None
 
     @torch.no_grad()
     def evaluate(self, samples: int) -> tuple[Tensor, Tensor]:
@@ -316,7 +316,7 @@ class Engine:
         size = max(self.grid.batch, min(samples // 32, 2048))  # a few large batches cost less than many small ones
         rounds = max(2, -(-samples // size))
         sampler = Sampler(self.p, size, self.grid.data_seed, self.dtype, self.piece)
-        found = []
+        per_round = []
         with exact_products(self.device):
             for i in range(rounds):
                 batch = sampler.draw(i, EVAL)
@@ -326,8 +326,8 @@ class Engine:
                     P = P if root is None else widen(P, root)
                     each_piece = [losses(P, outputs(P, index, root)[1], index, batch.size) for index in pieces]
                     now.append(torch.stack(each_piece).sum(0))
-                found.append(torch.cat(now))
-        each = torch.stack(found)  # (rounds, models)
+                per_round.append(torch.cat(now))
+        each = torch.stack(per_round)  # (rounds, models)
         return each.mean(0), each.std(0) / rounds**0.5
 
     def state(self) -> dict[str, Tensor]:

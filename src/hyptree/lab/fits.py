@@ -70,14 +70,14 @@ def bootstrap_exponent(
     """Interval of the exponent when whole seeds are drawn anew with replacement: how much the start matters."""
     rng = np.random.default_rng(seed)
     names = np.unique(seeds)
-    found = []
+    exponents = []
     for _ in range(draws):
         places = np.concatenate([np.flatnonzero(seeds == name) for name in rng.choice(names, len(names))])
         if len(np.unique(m[places])) > 1:
-            found.append(fit_power(m[places], loss[places]).exponent)
-    if not found:
+            exponents.append(fit_power(m[places], loss[places]).exponent)
+    if not exponents:
         return math.nan, math.nan
-    low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
+    low, high = np.quantile(exponents, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
 
 
@@ -89,8 +89,8 @@ def seed_deviation(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray) -> float:
     """
     widths = np.unique(m)
     apart = [(m[seeds == name], loss[seeds == name]) for name in np.unique(seeds)]
-    found = [fit_power(x, y).exponent for x, y in apart if len(np.unique(x)) == len(widths) > 1]
-    return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+    exponents = [fit_power(x, y).exponent for x, y in apart if len(np.unique(x)) == len(widths) > 1]
+    return float(np.std(exponents, ddof=1)) if len(exponents) > 1 else math.nan
 
 
 def fit(
@@ -151,7 +151,7 @@ def best_curvatures(
     for row in rows:
         of_width = settings.setdefault(_key(row, names), {}).setdefault(row["m"], {})
         of_width.setdefault(row["curvature"], []).append(row)
-    found = []
+    lines = []
     for by_width in settings.values():
         widths = sorted(by_width)[drop_small:]
         if len(widths) < 2 or max(len(by_width[m]) for m in widths) < 2:
@@ -164,19 +164,19 @@ def best_curvatures(
         curvatures = {m: some[0]["curvature"] for m, some in zip(widths, chosen, strict=True)}
         line = {name: used[0][name] for name in names} | {"curvatures": curvatures}
         line |= {name: getattr(fit, name) for name in ("exponent", "error", "low", "high", "r2")}
-        found.append(line | _change(used, flat, loss))
-    return found
+        lines.append(line | _change(used, flat, loss))
+    return lines
 
 
 def _change(curved: Sequence[Mapping[str, Any]], flat: Mapping[tuple[Any, ...], float], loss: str) -> dict[str, float]:
     """How the exponent and the loss of models differ from those of their flat twins; nothing for flat ones."""
-    found = dict.fromkeys(("change", "change_error", "loss_ratio"), math.nan)
+    change = dict.fromkeys(("change", "change_error", "loss_ratio"), math.nan)
     pairs = [(row["m"], row[loss] / flat[key]) for row in curved if (key := _key(row, _TWIN)) in flat]
     if any(row["curvature"] for row in curved) and len({m for m, _ in pairs}) > 1:
         m, ratio = np.array(pairs).T
         fit = fit_power(m, ratio)
-        found = {"change": fit.exponent, "change_error": fit.error, "loss_ratio": float(np.exp(np.log(ratio).mean()))}
-    return found
+        change = {"change": fit.exponent, "change_error": fit.error, "loss_ratio": float(np.exp(np.log(ratio).mean()))}
+    return change
 
 
 def _fit_setting(
@@ -220,8 +220,8 @@ def _fit_setting(
 
 def _published(models: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """The paper's exponent and its error; NaN for what there is none of, as everywhere in the table."""
-    found = published_exponent(models)
-    exponent, error = found if found is not None else (math.nan, None)
+    published = published_exponent(models)
+    exponent, error = published if published is not None else (math.nan, None)
     return exponent, math.nan if error is None else error
 
 

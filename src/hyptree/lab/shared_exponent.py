@@ -66,8 +66,8 @@ def fit_shared(
     low = high = math.nan
     if draws:
         low, high = _bootstrap(width, y, place, list(checkpoint or range(len(y))), draws, seed)
-    found = dict(zip(names, offsets.tolist(), strict=True))
-    return SharedFit(alpha, math.sqrt(max(0.0, variance)), scale, found, rest / len(y), low, high, len(y))
+    offset_of = dict(zip(names, offsets.tolist(), strict=True))
+    return SharedFit(alpha, math.sqrt(max(0.0, variance)), scale, offset_of, rest / len(y), low, high, len(y))
 
 
 def read_losses(path: Path | str) -> list[dict[str, Any]]:
@@ -113,15 +113,15 @@ def _bootstrap(
     for i, name in enumerate(checkpoint):
         members.setdefault(name, []).append(i)
     models = list(members.values())
-    found = []
+    exponents = []
     for _ in range(draws):
         points = np.concatenate([models[k] for k in rng.integers(len(models), size=len(models))])
         present, again = np.unique(place[points], return_inverse=True)
         if any(len(np.unique(width[points][again == k])) > 1 for k in range(len(present))):
-            found.append(_solve(width[points], y[points], again, len(present))[0])
-    if not found:
+            exponents.append(_solve(width[points], y[points], again, len(present))[0])
+    if not exponents:
         return math.nan, math.nan
-    return float(np.quantile(found, 0.025)), float(np.quantile(found, 0.975))
+    return float(np.quantile(exponents, 0.025)), float(np.quantile(exponents, 0.975))
 
 
 def _solve(width: np.ndarray, y: np.ndarray, place: np.ndarray, groups: int) -> tuple[float, float, np.ndarray, float]:

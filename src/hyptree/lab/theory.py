@@ -111,9 +111,9 @@ def curved_floor(p: np.ndarray, curvature: float) -> tuple[float, float, float]:
     least = np.inf
     for _ in range(40):
         tried = middle + half * steps
-        found = loss(*tried.T[..., None])
-        best = int(found.argmin())
-        least, middle = float(found[best]), tried[best]
+        losses = loss(*tried.T[..., None])
+        best = int(losses.argmin())
+        least, middle = float(losses[best]), tried[best]
         half = half * np.where(np.abs(steps[best]) == 1, 1.0, 0.7)
     return least, float(middle[0]), float(middle[1]) * curved_threshold(curvature, float(middle[0]))
 

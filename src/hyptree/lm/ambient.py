@@ -23,7 +23,7 @@ from hyptree.ops.residual_norm.reference import residual as residual  # one defi
 from hyptree.ops.residual_norm.reference import rms_norm as rms_norm
 from hyptree.ops.rounding import rounded
 
-Made = TypeVar("Made")
+Cached = TypeVar("Cached")
 
 _ALIGN = 8
 """Columns of a row are padded to a multiple of this: 16 bytes of bfloat16, what fast matrix products read at once."""
@@ -124,7 +124,7 @@ class WeightCache:
         self._key: Any = None
         self._value: Any = None
 
-    def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Made]) -> Made:
+    def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Cached]) -> Cached:
         """What ``make`` makes of ``parameters`` and ``extra``, perhaps made earlier."""
         if training or torch.is_grad_enabled():
             if not torch.compiler.is_compiling():
@@ -140,8 +140,8 @@ class WeightCache:
             if self._key != key:
                 self._key, self._value = key, make()
                 mark_static(self._value)
-        made: Made = self._value
-        return made
+        value: Cached = self._value
+        return value
 
     def __deepcopy__(self, memo: Any) -> WeightCache:
         return WeightCache()

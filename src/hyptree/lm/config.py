@@ -191,6 +191,6 @@ class HelmConfig(PreTrainedConfig):
             raise UserError(f"HelmConfig: expert_curvature_range must be 0 < low <= high, got {low} and {high}")
 
 
-def _wrong(where: str, name: str, given: Any, choices: Any) -> UserError:
-    hint = suggest(str(given), choices)
-    return UserError(f"{where}: unknown {name} {given!r}; " + (hint or f"expected one of {', '.join(choices)}"))
+def _wrong(where: str, name: str, value: Any, choices: Any) -> UserError:
+    hint = suggest(str(value), choices)
+    return UserError(f"{where}: unknown {name} {value!r}; " + (hint or f"expected one of {', '.join(choices)}"))

@@ -201,7 +201,7 @@ class HelmModel(HelmPreTrainedModel):
         """What the attention modules take: None for plain causal order, so that the fastest kernels are used."""
         if attention_mask is None and position_ids is None and cache is None:
             return None
-        given = {
+        arguments = {
             "config": self.config,
             "inputs_embeds": x,
             "input_embeds": x,
@@ -210,7 +210,7 @@ class HelmModel(HelmPreTrainedModel):
             "past_key_values": cache,
             "position_ids": position_ids,
         }
-        return create_causal_mask(**{name: value for name, value in given.items() if name in _MASK_ARGUMENTS})
+        return create_causal_mask(**{name: value for name, value in arguments.items() if name in _MASK_ARGUMENTS})
 
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
@@ -307,7 +307,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         """
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False  # who measures a loss writes no text, and keys and values of all layers are large
-        given = self.model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -318,7 +318,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             output_attentions=output_attentions,
             return_dict=True,
         )
-        hidden: Any = given.last_hidden_state
+        hidden: Any = outputs.last_hidden_state
         loss: Any = None
         if labels is not None:
             if labels.shape != hidden.shape[:2]:
@@ -327,8 +327,8 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             loss = next_token_loss(
                 self.head_input(hidden), self.head_matrix(gemm_dtype(hidden)), labels, num_items=num_items_in_batch
             )
-            if given.aux_loss is not None:
-                loss = loss + given.aux_loss
+            if outputs.aux_loss is not None:
+                loss = loss + outputs.aux_loss
         logits: Any = None
         if loss is None or not self.training or self.config.output_logits:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -336,10 +336,10 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         return HelmOutput(
             loss=loss,
             logits=logits,
-            past_key_values=given.past_key_values,
-            hidden_states=given.hidden_states,
-            attentions=given.attentions,
-            aux_loss=given.aux_loss,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=outputs.aux_loss,
         )
 
 

@@ -98,11 +98,11 @@ def read_clusters(model: Any, x: Tensor) -> list[list[BlockClusters]]:
     model.eval()
     try:
         with torch.no_grad():
-            found = model.assignments(x)
+            assignments = model.assignments(x)
     finally:
         model.train(was_training)
     pictures: list[list[BlockClusters]] = [[] for _ in range(len(x))]
-    for item in found:
+    for item in assignments:
         for clusters, one in zip(pictures, _split(item), strict=True):
             clusters.append(one)
     return pictures

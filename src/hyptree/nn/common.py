@@ -83,8 +83,8 @@ def require_lorentz(name: str, *manifolds: Manifold | None) -> None:
 def _require(name: str, kind: type[Manifold], manifolds: tuple[Any, ...]) -> None:
     for manifold in manifolds:
         if manifold is not None and not isinstance(manifold, kind):
-            given, expected = type(manifold).__name__, kind.__name__
-            raise ValueError(f"{name}: expected a {expected} manifold, got {given}; pass {expected}(c=1.0)")
+            got, expected = type(manifold).__name__, kind.__name__
+            raise ValueError(f"{name}: expected a {expected} manifold, got {got}; pass {expected}(c=1.0)")
 
 
 def out_curvature(manifold: Manifold, manifold_out: Manifold | None) -> Scalar | None:

@@ -92,9 +92,9 @@ def _device_limits(index: int) -> tuple[int, int]:
 def _ask_limits(index: int) -> tuple[int, int]:
     if not torch.cuda.is_available():  # a tensor without data, that only says it were on one
         return _H200
-    found = torch.cuda.get_device_properties(index)
-    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    return int(shared), int(found.multi_processor_count)
+    properties = torch.cuda.get_device_properties(index)
+    shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return int(shared), int(properties.multi_processor_count)
 
 
 def needs_operator(x: Tensor) -> bool:
@@ -128,8 +128,8 @@ def operator(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
     _LIBRARY.define(name + torch.library.infer_schema(launch, mutates_args=()))
     _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hyptree::{name}", launch, lib=_LIBRARY)
-    found: Callable[..., Any] = getattr(torch.ops.hyptree, name).default
-    return found
+    overload: Callable[..., Any] = getattr(torch.ops.hyptree, name).default
+    return overload
 
 
 def has_data(x: Tensor) -> bool:

@@ -34,7 +34,7 @@ def grads_with_graph(
         inputs: as autograd saved them, with their history.
     """
     wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed and x is not None]
-    found = iter(torch.autograd.grad(definition(*inputs), wanted, grad, create_graph=True))
+    grads = iter(torch.autograd.grad(definition(*inputs), wanted, grad, create_graph=True))
     return tuple(
-        next(found) if is_needed and x is not None else None for x, is_needed in zip(inputs, needed, strict=True)
+        next(grads) if is_needed and x is not None else None for x, is_needed in zip(inputs, needed, strict=True)
     )

@@ -39,11 +39,11 @@ def launch(
     if not is_aligned:  # a form for aligned pointers must not get others: left to Triton, as is its interpreter
         kernel[tuple(grid)](*tensors, *numbers, **settings)
         return
-    found = _COMPILED.get(place := tuple(key))
-    if found is None:
+    cached = _COMPILED.get(place := tuple(key))
+    if cached is None:
         compiled = kernel[tuple(grid)](*tensors, *numbers, **settings)
         constants = kernel.arg_names[len(tensors) + len(numbers) :]
         _COMPILED[place] = compiled, tuple(settings[name] for name in constants), kernel
         return
-    compiled, rest, _ = found
+    compiled, rest, _ = cached
     compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *rest)

@@ -128,7 +128,7 @@ def _pixels(image: Any) -> np.ndarray:
 
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
-    given = np.asarray(image)
-    if given.ndim != 3 or given.shape[2] != 3 or given.dtype != np.uint8:
-        raise ValueError(f"image is a PIL image or (H, W, 3) uint8, got {given.shape} of {given.dtype}")
-    return given
+    pixels = np.asarray(image)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+        raise ValueError(f"image is a PIL image or (H, W, 3) uint8, got {pixels.shape} of {pixels.dtype}")
+    return pixels

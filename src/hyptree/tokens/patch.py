@@ -82,14 +82,14 @@ def patch(
     _one_of("pool", pool, ("weighted", "plain"))
     _one_of("linkage", linkage, ("average", "complete", "single", "ward"))
     _one_of("backend", backend, ("auto", "torch", "triton", "scipy", "fastcluster"))
-    given = {
+    amounts = {
         name: value
         for name, value in {"keep": keep, "r": r, "threshold": threshold, "counts": counts}.items()
         if value is not None
     }
-    if len(given) > 1:
+    if len(amounts) > 1:
         raise UserError(
-            f"{' and '.join(given)} are given: they exclude each other, give one of keep, r, threshold, counts"
+            f"{' and '.join(amounts)} are given: they exclude each other, give one of keep, r, threshold, counts"
         )
     adapter = find_adapter(model)
     options = Options(
@@ -109,7 +109,7 @@ def patch(
         seed=seed,
     )
     handle = Handle(adapter, options)
-    for name, value in (given or {"keep": 1.0}).items():
+    for name, value in (amounts or {"keep": 1.0}).items():
         setattr(handle, name, value)
     before = handle_of(model)
     if before is not None:

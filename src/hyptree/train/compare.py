@@ -170,22 +170,22 @@ def make_table(
         raise UserError(f"jobs must be at least 1, got {jobs}")
     rows = sorted(settings.rows, key=lambda row: TIME_OF in settings.rows[row])  # stable: else in the table's order
     work = [(row, seed) for seed in settings.seeds for row in rows]
-    found: dict[tuple[str, int], Outcome] = {}
+    outcomes: dict[tuple[str, int], Outcome] = {}
 
     def take(outcome: Outcome) -> None:
-        found[outcome.row, outcome.seed] = outcome
+        outcomes[outcome.row, outcome.seed] = outcome
         _number(outcome, settings.metrics[0])
         numbers = "  ".join(f"{name} {_cell([outcome], name)}" for name in settings.metrics)
-        say(f"[{len(found)}/{len(work)}] {outcome.row}, seed {outcome.seed}: {numbers}  ({outcome.seconds:.0f} s)")
+        say(f"[{len(outcomes)}/{len(work)}] {outcome.row}, seed {outcome.seed}: {numbers}  ({outcome.seconds:.0f} s)")
 
     def stretch(row: str, seed: int) -> float:
         other, twin = settings.rows[row].get(TIME_OF), settings.twin(row)
-        return 1.0 if other is None or twin is None else stretch_to(found[other, seed], found[twin, seed])
+        return 1.0 if other is None or twin is None else stretch_to(outcomes[other, seed], outcomes[twin, seed])
 
     if jobs == 1:
         for row, seed in work:
             if not quiet:
-                print(f"[{len(found) + 1}/{len(work)}] {row}, seed {seed} ...", flush=True)
+                print(f"[{len(outcomes) + 1}/{len(work)}] {row}, seed {seed} ...", flush=True)
             take(train_one(settings, row, seed, out, stretch(row, seed), quiet))
     else:
         from concurrent.futures import as_completed
@@ -199,7 +199,7 @@ def make_table(
                 futures = [pool.submit(train_one, settings, row, seed, out, stretch(row, seed)) for row, seed in part]
                 for future in as_completed(futures):
                     take(future.result())
-    return [found[row, seed] for row in settings.rows for seed in settings.seeds]
+    return [outcomes[row, seed] for row in settings.rows for seed in settings.seeds]
 
 
 def train_one(
@@ -301,9 +301,9 @@ def compare(
     outcomes = make_table(settings, out, jobs=jobs, say=lambda line: print(line, flush=True), quiet=not shows)
     # Where somebody keeps data and weights is nobody else's business.
     private = ("data.root=", "data.cache=", "model.weights=", "model.name=hf:/")
-    given = [word for word in overrides if not word.startswith(private)]
+    shown_overrides = [word for word in overrides if not word.startswith(private)]
     name = f"recipes/{path.name}" if path.parent.name == "recipes" else path.name
-    command = " ".join(["hyptree compare", name, *(["--overrides", *given] if given else [])])
+    command = " ".join(["hyptree compare", name, *(["--overrides", *shown_overrides] if shown_overrides else [])])
     text = to_markdown(settings, outcomes, [*describe(), f"command   {command}"])
     from hyptree.files import write_text
 

@@ -46,9 +46,9 @@ def evaluate_run(
         dataset = task.build_dataset(split)
         skipped: dict[str, str] = {}
         loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
-        found: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
+        scores: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
         loader.close()
-        found["skipped"] = len(skipped)
+        scores["skipped"] = len(skipped)
         if writes_results and hasattr(task, "write_results"):
             path = folder.path / f"results-{split}.json"
             if processes.is_main:
@@ -56,10 +56,10 @@ def evaluate_run(
                     task.write_results(path)
                 except OSError as error:
                     raise UserError(f"cannot write {path}: {error.strerror}") from error
-            found["results"] = str(path)
+            scores["results"] = str(path)
     finally:
         processes.close()
-    return {"split": split, "samples": len(dataset), **found}
+    return {"split": split, "samples": len(dataset), **scores}
 
 
 def _build(task: Any, folder: RunFolder) -> nn.Module:

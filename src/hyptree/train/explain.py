@@ -82,11 +82,11 @@ def page_of_tokens(
     return write_token_page(path, models)
 
 
-def _find_wordnet(given: Path | str | None) -> Path | None:
-    if given is not None:
-        if not Path(given).is_dir():
-            raise UserError(f"no WordNet at {given}: no such folder; leave it out to do without depths")
-        return Path(given)
+def _find_wordnet(folder: Path | str | None) -> Path | None:
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise UserError(f"no WordNet at {folder}: no such folder; leave it out to do without depths")
+        return Path(folder)
     place = data_folder() / "wordnet"
     return place if place.is_dir() else None
 

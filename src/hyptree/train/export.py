@@ -72,11 +72,11 @@ def export(
             f"{recipe.model.name} cannot be exported: {str(error).splitlines()[0]}; try --batch 1"
         ) from error
     if format == "onnx":
-        found = _write_onnx(program, example, path)
+        output = _write_onnx(program, example, path)
     else:
         write_atomic(path, lambda temporary: _write_pt2(program, temporary))
-        found = torch.export.load(path).module()(example)
-    difference = (found - expected).abs().max().item()
+        output = torch.export.load(path).module()(example)
+    difference = (output - expected).abs().max().item()
     scale = max(1.0, expected.abs().max().item())
     if not difference <= TOLERANCE * scale:
         path.unlink()
@@ -107,8 +107,8 @@ def _write_onnx(program: torch.export.ExportedProgram, example: Tensor, path: Pa
         from onnx.reference import ReferenceEvaluator  # type: ignore[import-not-found, unused-ignore]
 
         session = ReferenceEvaluator(str(path))
-        (found,) = session.run(None, {session.input_names[0]: example.numpy()})
+        (output,) = session.run(None, {session.input_names[0]: example.numpy()})
     else:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        (found,) = session.run(None, {session.get_inputs()[0].name: example.numpy()})
-    return torch.as_tensor(found)
+        (output,) = session.run(None, {session.get_inputs()[0].name: example.numpy()})
+    return torch.as_tensor(output)

@@ -180,8 +180,8 @@ class Trainer:
                 if saves:
                     self.save()
                 if stops:
-                    told = f"stopped at step {progress.step} of {schedule.num_steps}"
-                    self._stop(f"{told}; go on with --resume: hyptree train {self.folder.path} --resume")
+                    message = f"stopped at step {progress.step} of {schedule.num_steps}"
+                    self._stop(f"{message}; go on with --resume: hyptree train {self.folder.path} --resume")
             return self._result()
         finally:
             self.train_loader.close()
@@ -247,9 +247,9 @@ class Trainer:
         weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
         with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
-            found = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
-        self._numbers = found
-        line = self._line("val") | found
+            scores = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
+        self._numbers = scores
+        line = self._line("val") | scores
         num_skipped = round(
             self.processes.mean(torch.tensor(float(len(self.skipped)), device=self.processes.device)).item()
             * self.processes.size
@@ -260,7 +260,7 @@ class Trainer:
                 name, why = next(reversed(self.skipped.items()))
                 self.reporter.say(f"{num_skipped} samples could not be read and were skipped, e.g. {name}: {why}")
             self._num_skipped = num_skipped
-        value = found[self.task.metric]
+        value = scores[self.task.metric]
         best = self.progress.best
         if not math.isnan(value) and (best is None or value > best):
             self.progress.best, self.progress.best_step = value, self.progress.step
@@ -423,10 +423,10 @@ def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, rec
     batches = (task.to_device(batch, processes.device) for batch in loader)
     try:
         with torch.no_grad(), autocast(recipe, processes.device):
-            found = task.evaluate(model, batches, processes.gather)
+            scores = task.evaluate(model, batches, processes.gather)
     finally:
         model.train(was_training)
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in scores.items()}
 
 
 def autocast(recipe: Recipe, device: torch.device) -> Any:

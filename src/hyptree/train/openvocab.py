@@ -79,12 +79,12 @@ def evaluate_openvocab(
             sample = dataset[i]
         except BadSample:
             continue
-        found = {name: value.cpu() for name, value in named.detect([sample.image], things)[0].items()}
+        detections = {name: value.cpu() for name, value in named.detect([sample.image], things)[0].items()}
         size = (sample.image.shape[-2], sample.image.shape[-1])
-        scorer.add(sample.id, size, _truth(sample), found)
+        scorer.add(sample.id, size, _truth(sample), detections)
         if quality is not None:
             semantic = semantic_scores(segmenter, sample.image, classes, data_size=other.data.size).cpu()
-            joined = join_panoptic(semantic, found, classes, things, min_score=min_score)
+            joined = join_panoptic(semantic, detections, classes, things, min_score=min_score)
             quality.add(joined, panoptic_truth(sample, classes, things))
     return scorer.scores() | ({} if quality is None else quality.scores())
 
@@ -108,8 +108,8 @@ def semantic_scores(
 def _truth(sample: Sample) -> dict[str, Tensor]:
     if sample.boxes is None or sample.box_labels is None:
         raise UserError(f"{sample.id} has no boxes to compare with; give a detector's run whose data has some")
-    found: dict[str, Any] = {"boxes": sample.boxes, "labels": sample.box_labels}
+    truth: dict[str, Any] = {"boxes": sample.boxes, "labels": sample.box_labels}
     for name in ("masks", "crowd"):
         if getattr(sample, name) is not None:
-            found[name] = getattr(sample, name)
-    return found
+            truth[name] = getattr(sample, name)
+    return truth

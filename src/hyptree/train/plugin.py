@@ -60,8 +60,8 @@ def with_plugin_loss(
     """Loss and numbers of a task with those of a plug-in, found in the output or, below a dense head, in the model."""
     for losses, stats in _readings(model, output):
         loss = loss + losses["aux_total"]
-        found = {name: losses[name] for name in ("contrastive", "kl")} | {name: stats[name] for name in NUMBERS}
-        numbers = {**numbers, **{name: value.detach() for name, value in found.items()}}
+        tree_numbers = {name: losses[name] for name in ("contrastive", "kl")} | {name: stats[name] for name in NUMBERS}
+        numbers = {**numbers, **{name: value.detach() for name, value in tree_numbers.items()}}
     return loss, dict(numbers)
 
 
@@ -149,4 +149,4 @@ def _readings(model: Any, output: Any) -> list[tuple[dict[str, Tensor], dict[str
     if not isinstance(model, nn.Module):  # tests and scripts pass any function
         return []
     inside = (module.take_losses() for module in model.modules() if isinstance(module, HiMapperFeatures))
-    return [found for found in inside if found is not None]
+    return [reading for reading in inside if reading is not None]

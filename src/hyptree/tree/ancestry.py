@@ -55,8 +55,8 @@ def lca(tree: Tree, i: Any, j: Any) -> Any:
     left = np.where(same, 0, left)
     right = np.where(same, 1, right)
     place = np.minimum(table[k, left], table[k, right - (1 << k.astype(np.int64))])
-    found = np.where(same, i, np.where(place < 0, -1, tree._preorder[place]))
-    return int(found) if found.ndim == 0 else found
+    meet = np.where(same, i, np.where(place < 0, -1, tree._preorder[place]))
+    return int(meet) if meet.ndim == 0 else meet
 
 
 def distance(tree: Tree, i: Any, j: Any, metric: str = "edges") -> Any:
@@ -70,5 +70,5 @@ def distance(tree: Tree, i: Any, j: Any, metric: str = "edges") -> Any:
         raise ValueError(f'metric must be "edges" or "height", got {metric!r}')
     run = tree.depth.astype(np.float64) if metric == "edges" else tree._root_distance
     top = tree.lca(i, j)
-    found = np.where(np.less(top, 0), np.inf, run[tree._node(i)] + run[tree._node(j)] - 2 * run[top])
-    return float(found) if found.ndim == 0 else found
+    length = np.where(np.less(top, 0), np.inf, run[tree._node(i)] + run[tree._node(j)] - 2 * run[top])
+    return float(length) if length.ndim == 0 else length

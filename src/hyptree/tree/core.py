@@ -223,11 +223,11 @@ class Tree:
 
     def ancestors(self, i: int) -> np.ndarray:
         """The nodes from the parent of i up to its root; empty at a root."""
-        found, at = [], int(self.parent[self._node(i)])
+        ancestors, at = [], int(self.parent[self._node(i)])
         while at >= 0:
-            found.append(at)
+            ancestors.append(at)
             at = int(self.parent[at])
-        return np.array(found, np.int64)
+        return np.array(ancestors, np.int64)
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -295,12 +295,12 @@ class Tree:
 
 
 def _check_parent(parent: Any) -> np.ndarray:
-    given = as_array(parent)
-    if given.ndim != 1 or not len(given):
-        raise ValueError(f"parent has shape {given.shape}, expected (n,) with at least one node")
-    if not np.issubdtype(given.dtype, np.integer):
-        raise ValueError(f"parent must hold integers (-1 at roots), got {given.dtype}")
-    checked = np.array(given, np.int64)
+    array = as_array(parent)
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"parent has shape {array.shape}, expected (n,) with at least one node")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"parent must hold integers (-1 at roots), got {array.dtype}")
+    checked = np.array(array, np.int64)
     bad = np.flatnonzero((checked < -1) | (checked >= len(checked)))
     if len(bad):
         raise ValueError(

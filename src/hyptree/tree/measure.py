@@ -175,12 +175,12 @@ def poincare_distance(x: np.ndarray, y: np.ndarray, c: float = 1.0) -> np.ndarra
 
 def _choose_pairs(n: int, pairs: Any, num_samples: int | None, seed: int) -> tuple[np.ndarray, np.ndarray, bool]:
     if pairs is not None:
-        given = as_array(pairs)
-        if given.ndim != 2 or given.shape[1] != 2 or not np.issubdtype(given.dtype, np.integer):
-            raise ValueError(f"pairs have shape {given.shape} and type {given.dtype}, expected (P, 2) integers")
-        if given.size and not (given.min() >= 0 and given.max() < n):
-            raise ValueError(f"pairs name {given.min()} to {given.max()}, expected 0 to {n - 1}")
-        return given[:, 0], given[:, 1], False
+        array = as_array(pairs)
+        if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"pairs have shape {array.shape} and type {array.dtype}, expected (P, 2) integers")
+        if array.size and not (array.min() >= 0 and array.max() < n):
+            raise ValueError(f"pairs name {array.min()} to {array.max()}, expected 0 to {n - 1}")
+        return array[:, 0], array[:, 1], False
     if n < 2:
         raise ValueError("there is no pair to compare in a tree of one node")
     if num_samples is None:
@@ -372,9 +372,9 @@ def purity(tree: Tree, labels: Any, k: int | None = None, *, per_node: bool = Fa
     left, right = meet[first], meet[last]
     up = np.where(depth[left] >= depth[right], left, right)
     up_share = np.zeros(len(node))
-    found = up > -2
+    has_share = up > -2
     code = kind * (n + 1) + node + 1  # ascending, as pairs are
-    up_share[found] = share[np.searchsorted(code, (kind * (n + 1) + up + 1)[found])]
+    up_share[has_share] = share[np.searchsorted(code, (kind * (n + 1) + up + 1)[has_share])]
     num_pairs = count * (count - 1) / 2
     sizes = np.bincount(group).astype(np.float64)
     return float((num_pairs * (share - up_share)).sum() / (sizes * (sizes - 1) / 2).sum())
@@ -392,12 +392,12 @@ def mask_agreement(tree: Tree, masks: Any, *, threshold: float | None = None) ->
         masks: (M, ...) bool, or soft in [0, 1], each of the input's shape.
         threshold: makes the support hard first, at this value.
     """
-    given = as_array(masks)
-    soft = given.reshape(len(given), -1).astype(np.float64) if given.ndim > 1 else given
+    array = as_array(masks)
+    soft = array.reshape(len(array), -1).astype(np.float64) if array.ndim > 1 else array
     num_places = tree.num_leaves if tree.support is None else int(np.prod(tree.support.shape[1:]))
     if soft.ndim != 2 or soft.shape[1] != num_places or not len(soft):
         what = "leaves" if tree.support is None else f"places of the support {tree.support.shape[1:]}"
-        raise ValueError(f"masks have shape {given.shape}, expected (M, ...) with {num_places} places each, the {what}")
+        raise ValueError(f"masks have shape {array.shape}, expected (M, ...) with {num_places} places each, the {what}")
     if not ((soft >= 0) & (soft <= 1)).all():
         raise ValueError("masks must be bool, or soft values in [0, 1]")
     hard = ((soft == 0) | (soft == 1)).all(1)

@@ -68,14 +68,14 @@ def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, i
     if texts is None and images is None:
         raise UserError("a radius report needs texts, images or both")
     report: dict[str, Any] = {"adapter": handle.name, "note": "radius = 2 * norm, for every curvature"}
-    for kind, given in (("text", texts), ("image", images)):
-        if given is None:
+    for kind, inputs in (("text", texts), ("image", images)):
+        if inputs is None:
             continue
-        found = {}
+        summaries = {}
         for when in ("before", "after"):
             with torch.no_grad(), handle.disable_adapter() if when == "before" else handle._in_use():
-                found[when] = radius_summary(_encode(handle, kind, given))
-        report[kind] = found
+                summaries[when] = radius_summary(_encode(handle, kind, inputs))
+        report[kind] = summaries
     return report
 
 
@@ -84,20 +84,20 @@ def radius_table(report: dict[str, Any]) -> list[str]:
     lines = ["| of    | when   |    n | norm              | radius = 2 norm   | range             |"]
     lines.append("| ----- | ------ | ---: | ----------------- | ----------------- | ----------------- |")
     for kind in ("text", "image"):
-        for when, found in report.get(kind, {}).items():
-            norm, spread = found["norm"], found["radius"]
+        for when, summary in report.get(kind, {}).items():
+            norm, spread = summary["norm"], summary["radius"]
             cells = [f"{value['mean']:.4f} ± {value['sd']:.4f}" for value in (norm, spread)]
             cells.append(f"{spread['min']:.3f} to {spread['max']:.3f}")
             line = " | ".join(f"{cell:<17}" for cell in cells)
-            lines.append(f"| {kind:<5} | {when:<6} | {found['count']:>4} | {line} |")
+            lines.append(f"| {kind:<5} | {when:<6} | {summary['count']:>4} | {line} |")
     return lines
 
 
-def _encode(handle: AdapterHandle, kind: str, given: Any) -> Tensor:
+def _encode(handle: AdapterHandle, kind: str, inputs: Any) -> Tensor:
     encoder, model = handle.encoder, handle.model
     if encoder is not None:
-        return encoder.encode_text(given) if kind == "text" else encoder.encode_images(given)
-    if not isinstance(given, Tensor):
+        return encoder.encode_text(inputs) if kind == "text" else encoder.encode_images(inputs)
+    if not isinstance(inputs, Tensor):
         raise UserError(
             f"the handle knows the bare {type(model).__name__} only, which has no tokenizer: give prepared {kind} "
             "tensors, or attach to load_encoder(...) for strings and pictures"
@@ -106,5 +106,5 @@ def _encode(handle: AdapterHandle, kind: str, given: Any) -> Tensor:
     method = next((getattr(model, name) for name in names if hasattr(model, name)), None)
     if method is None:
         raise UserError(f"{type(model).__name__} has neither {names[0]} nor {names[1]}; attach to load_encoder(...)")
-    output = method(given)
+    output = method(inputs)
     return output if isinstance(output, Tensor) else output.pooler_output  # transformers 5 gives an object

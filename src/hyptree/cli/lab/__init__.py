@@ -91,7 +91,9 @@ class SweepConfig:
         """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
         from hyptree.lab.sweeps.presets import preset
 
-        given = {field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None}
+        overrides = {
+            field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None
+        }
         grids: Sequence[Grid] = (Grid(),)
         if self.preset is not None:
             grids = preset(self.preset)
@@ -99,7 +101,7 @@ class SweepConfig:
             from hyptree.lab.sweeps.folder import stored_parts
 
             grids = stored_parts(self.out)
-        return [replace(grid, **given) for grid in grids]
+        return [replace(grid, **overrides) for grid in grids]
 
 
 @dataclass

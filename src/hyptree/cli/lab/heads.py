@@ -110,14 +110,14 @@ def overlap(config: OverlapConfig) -> None:
     require_apart([*drawn, *tables], {f"the checkpoint {path}": Path(path) for path in config.paths})
     names = ("tensor", "remove_pcs", "pairs_sample", "exact", "block", "seed", "allow_pickle", "curvature")
     options = {name: getattr(config, name) for name in names}
-    found = [head_overlap.overlap(path, **options) for path in config.paths]
-    lines = [{"head": path, **head_overlap.to_dict(one)} for path, one in zip(config.paths, found, strict=True)]
-    widths = sorted({one.m for one in found})
+    overlaps = [head_overlap.overlap(path, **options) for path in config.paths]
+    lines = [{"head": path, **head_overlap.to_dict(one)} for path, one in zip(config.paths, overlaps, strict=True)]
+    widths = sorted({one.m for one in overlaps})
     if config.compare and len(widths) < 2:
-        raise UserError(f"--compare needs heads of two widths or more, got {len(found)} of width {widths[0]}")
+        raise UserError(f"--compare needs heads of two widths or more, got {len(overlaps)} of width {widths[0]}")
     fits = {}
     if len(widths) > 1:
-        fits = {name: head_overlap.compare(found, name == "centred") for name in ("raw", "centred")}
+        fits = {name: head_overlap.compare(overlaps, name == "centred") for name in ("raw", "centred")}
     written: list[Path] = []
     if config.csv is not None:
         plain = [{k: v for k, v in line.items() if not isinstance(v, list | dict)} for line in lines]
@@ -126,13 +126,13 @@ def overlap(config: OverlapConfig) -> None:
         from hyptree.lab.figures.drawing import write_figure
         from hyptree.lab.figures.head_figures import heads
 
-        written += write_figure(config.plot, heads(found, [_short(path) for path in config.paths], fits))
+        written += write_figure(config.plot, heads(overlaps, [_short(path) for path in config.paths], fits))
     if config.json:
         plain_fits = {name: _plain(vars(fit)) for name, fit in fits.items()}
         exponents = {name: fit.exponent for name, fit in fits.items()}
         print(json.dumps({"heads": lines, "exponent": exponents, "fits": plain_fits}))
         return
-    columns = OVERLAP_COLUMNS | (LORENTZ_COLUMNS if any(one.num_spacelike for one in found) else {})
+    columns = OVERLAP_COLUMNS | (LORENTZ_COLUMNS if any(one.num_spacelike for one in overlaps) else {})
     shown = [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
     print("\n".join(show(shown, columns)))
     for name, fit in fits.items():

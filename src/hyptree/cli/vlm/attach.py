@@ -54,9 +54,9 @@ class AttachInfoConfig:
         """The adapter's configuration; a setting that it does not have is an error."""
         from hyptree.vlm.adapters.store import config_from
 
-        given: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
-        given |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}
-        return config_from(self.method, {name: value for name, value in given.items() if value is not None})
+        options: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
+        options |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}
+        return config_from(self.method, {name: value for name, value in options.items() if value is not None})
 
 
 @dataclass
@@ -97,13 +97,13 @@ def attach_info(config: AttachInfoConfig) -> None:
     count = handle.num_parameters()
     weights = [[name, shape] for name, shape in handle._set.adapted_shapes()]
     if config.json:
-        found: dict[str, Any] = {
+        report: dict[str, Any] = {
             "model": config.model,
             "method": handle.config.method,
             "config": handle.config.as_dict(),
         }
-        found |= {"parameters": count, "base_parameters": base, "stacks": lines, "weights": weights, "radius": radii}
-        print(json.dumps(found))
+        report |= {"parameters": count, "base_parameters": base, "stacks": lines, "weights": weights, "radius": radii}
+        print(json.dumps(report))
         return
     shown = [
         {

@@ -60,19 +60,19 @@ def build_chains(config: BuildChainsConfig) -> None:
     if not rows:
         raise UserError(f"{config.captions}: no captions in it")
     parts = _with_models(config, default_parts(Nouns.read(config.wordnet), config.seed))
-    found = []
+    chains = []
     with progress_bar("captions", len(rows)) as shown:
         for caption, image in rows:
             chain = build_chain(caption, parts, image=image)
             if chain is not None:
-                found.append(chain)
+                chains.append(chain)
             shown.advance()
-    if not found:
+    if not chains:
         raise UserError(f"{config.captions}: no caption of {len(rows)} has four levels; are they English sentences?")
     with full_disk_is_one_line(config.out.parent, "build again"):
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        write_chains(config.out, found)
-    print(f"{len(found):,} of {len(rows):,} captions became chains, in {config.out}")
+        write_chains(config.out, chains)
+    print(f"{len(chains):,} of {len(rows):,} captions became chains, in {config.out}")
 
 
 def _with_models(config: BuildChainsConfig, parts: Parts) -> Parts:
@@ -102,8 +102,8 @@ def _captions(path: Path) -> Iterator[tuple[str, str]]:
             return
         reader = csv.DictReader(file)
         if "caption" not in (reader.fieldnames or ()):
-            found = ", ".join(reader.fieldnames or ()) or "nothing"
-            raise UserError(f"{path}: expected a column 'caption', found {found}")
+            columns = ", ".join(reader.fieldnames or ()) or "nothing"
+            raise UserError(f"{path}: expected a column 'caption', found {columns}")
         for row in reader:
             if not (row["caption"] or "").strip():
                 raise UserError(f"{path}, line {reader.line_num}: the caption is empty; write it or drop the row")

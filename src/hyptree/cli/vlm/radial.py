@@ -199,7 +199,7 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
     report: dict[str, Any] = {}
     for name in suite:
         images = config.images if name == "hierarcaps-images" else None
-        found = hierarchy_report(
+        new = hierarchy_report(
             encoder,
             [name] if name not in kept else [],
             images if name not in kept else None,
@@ -209,8 +209,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
             limit=config.limit,
             say=lambda text: _say(text, config.quiet),
         )
-        found["suites"] |= {name: kept[name]} if name in kept else {}
-        report = found | about | {"suites": report.get("suites", {}) | found["suites"]}
+        new["suites"] |= {name: kept[name]} if name in kept else {}
+        report = new | about | {"suites": report.get("suites", {}) | new["suites"]}
         if config.out is not None:
             with full_disk_is_one_line(config.out):
                 config.out.mkdir(parents=True, exist_ok=True)

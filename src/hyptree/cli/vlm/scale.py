@@ -91,27 +91,27 @@ class TrainScaleConfig:
             "device": "run.device",
             "seed": "run.seed",
         }
-        found = []
+        lines = []
         for name, place in places.items():
             value: Any = getattr(self, name)
             if value is not None:
                 value = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-                found.append(f"{place}={json.dumps(value)}")
+                lines.append(f"{place}={json.dumps(value)}")
         if self.random_init:
-            found.append("model.args.random_init=true")
-        return found
+            lines.append("model.args.random_init=true")
+        return lines
 
     def settings(self) -> Recipe:
         """The recipe of the run."""
         from hyptree.config import load, read_yaml
 
-        given = self.overrides()
+        overrides = self.overrides()
         if self.recipe is None:
             blocks = [_BLOCKS] if self.method in (None, "scale", "orthogonal") else []
-            return load(Recipe, None, [*_DEFAULTS, *blocks, *given])
+            return load(Recipe, None, [*_DEFAULTS, *blocks, *overrides])
         if self.method is not None and self.method != _method(read_yaml(self.recipe)):
-            given = ["model.args.adapter={}", *given]  # options of another method mean nothing to this one
-        return load(Recipe, self.recipe, given)
+            overrides = ["model.args.adapter={}", *overrides]  # options of another method mean nothing to this one
+        return load(Recipe, self.recipe, overrides)
 
 
 _DEFAULTS = (
@@ -197,7 +197,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
     from hyptree.train.run.log import headline
 
     with as_user_error():
-        found = evaluate_openvocab(
+        scores = evaluate_openvocab(
             config.detector,
             config.segmenter,
             split=config.split,
@@ -208,11 +208,11 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
             device=config.device,
         )
     if config.out is not None:
-        write_text(config.out, json.dumps(found, indent=2) + "\n")
+        write_text(config.out, json.dumps(scores, indent=2) + "\n")
     if config.json:
-        print(json.dumps(found))
+        print(json.dumps(scores))
         return 0
-    shown = headline(found)
+    shown = headline(scores)
     width = max(map(len, shown)) + 2
     print("\n".join(f"{name:<{width}}{value:.4f}" for name, value in shown.items()))
     return 0

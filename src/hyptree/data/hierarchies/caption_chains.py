@@ -161,8 +161,8 @@ class NounGenerator:
         if phrase is None:
             return []
         general = self._general_of(phrase.synset)
-        found = [] if general is None else [self.nouns.word(general)]
-        return [*found, str(self.nouns.lemma(phrase.head)).replace("_", " "), phrase.noun_phrase, phrase.longer]
+        levels = [] if general is None else [self.nouns.word(general)]
+        return [*levels, str(self.nouns.lemma(phrase.head)).replace("_", " "), phrase.noun_phrase, phrase.longer]
 
     def _general_of(self, synset: int) -> int | None:
         """The nearest general synset above, else the one right above."""
@@ -186,8 +186,8 @@ class NounEntailment:
     def _follows(self, premise: str, hypothesis: str) -> bool:
         if _normal(hypothesis) in _normal(premise):
             return True
-        given, asked = self._terms(premise), self._terms(hypothesis)
-        return bool(asked) and all(any(self._covers(have, want) for have in given) for want in asked)
+        known, asked = self._terms(premise), self._terms(hypothesis)
+        return bool(asked) and all(any(self._covers(have, want) for have in known) for want in asked)
 
     def _covers(self, have: str, want: str) -> bool:
         return have == want or self.nouns.is_a(have, want)
@@ -250,19 +250,19 @@ class SisterContradictor:
 
     def _sisters(self, i: int) -> list[int]:
         """Sisters, and where they are few the sisters of what is above, up to the general noun."""
-        found = self.nouns.sisters(i)
+        sisters = self.nouns.sisters(i)
         for above in self.nouns.ancestors(i):
-            if len(found) >= 4 or above in self._general:
+            if len(sisters) >= 4 or above in self._general:
                 break
-            found += self.nouns.sisters(above)
-        return found
+            sisters += self.nouns.sisters(above)
+        return sisters
 
 
 def _replaced(text: str, start: int, stop: int, word: str) -> str:
     """The text with another word in a place, and the article before it as English wants it."""
     before = text[:start]
-    if found := re.search(r"\b([Aa])n? $", before):
-        before = before[: found.start()] + found[1] + ("n " if word[0] in "aeiou" else " ")
+    if match := re.search(r"\b([Aa])n? $", before):
+        before = before[: match.start()] + match[1] + ("n " if word[0] in "aeiou" else " ")
     return before + word + text[stop:]
 
 

@@ -77,12 +77,12 @@ class _Generates:
         tokens = {key: tokens[key].to(self.model.device) for key in ("input_ids", "attention_mask") if key in tokens}
         end = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         with torch.no_grad():
-            found = self.model.generate(
+            output = self.model.generate(
                 **tokens, max_new_tokens=self.max_new_tokens, do_sample=False, pad_token_id=end
             )[0]
         if not self.model.config.is_encoder_decoder:
-            found = found[tokens["input_ids"].shape[1] :]
-        answer = self.tokenizer.decode(found, skip_special_tokens=True)
+            output = output[tokens["input_ids"].shape[1] :]
+        answer = self.tokenizer.decode(output, skip_special_tokens=True)
         return _lines(answer)[: self.max_lines]
 
 
@@ -177,10 +177,10 @@ def _weights(auto: Any, name: str) -> Any:
 
 def _lines(answer: str) -> list[str]:
     """The lines of an answer up to the first empty one, without bullets and quotes."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in answer.strip("\n").splitlines():
         text = _LIST_MARK.sub("", line).strip().strip('"').strip()
         if not text:
             break
-        found.append(text)
-    return found
+        lines.append(text)
+    return lines

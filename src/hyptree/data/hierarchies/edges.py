@@ -227,8 +227,8 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             if "pairs" not in archive:
-                found = ", ".join(archive.files) or "nothing"
-                raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {found}")
+                there = ", ".join(archive.files) or "nothing"
+                raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {there}")
             pairs = archive["pairs"]
             names = archive.get("names")
     except ValueError as error:  # pickled objects, a truncated archive

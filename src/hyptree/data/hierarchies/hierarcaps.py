@@ -205,8 +205,8 @@ def _read_csv(file: IO[str]) -> list[Chain]:
     reader = csv.DictReader(file)
     columns = set(reader.fieldnames or ())
     if "captions" not in columns and not {"positive", "negative"} <= columns:
-        found = ", ".join(map(str, reader.fieldnames or ())) or "nothing"
-        raise UserError(f"{name}: {_EXPECTED}, found {_short(found)}")
+        names = ", ".join(map(str, reader.fieldnames or ())) or "nothing"
+        raise UserError(f"{name}: {_EXPECTED}, found {_short(names)}")
     positive = "captions" if "captions" in columns else "positive"
     chains = []
     for row in reader:

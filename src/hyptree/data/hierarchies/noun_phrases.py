@@ -48,25 +48,25 @@ class Phrase:
 
 def first_phrase(caption: str, nouns: Nouns) -> Phrase | None:
     """The first noun phrase whose head is a thing that WordNet knows, or None."""
-    found = list(_WORD.finditer(caption))
-    words = [word.group() for word in found]
+    matches = list(_WORD.finditer(caption))
+    words = [word.group() for word in matches]
     chunks = _chunks(words, nouns)
     for place, (begin, end) in enumerate(chunks):
         count = _head(words[begin:end], nouns)
         if count is None:
             continue
-        first, start, stop = found[begin].start(), found[end - count].start(), found[end - 1].end()
+        first, start, stop = matches[begin].start(), matches[end - count].start(), matches[end - 1].end()
         last = chunks[place + 1][1] if place + 1 < len(chunks) else end
         synset = nouns.synset(caption[start:stop])
         assert synset is not None
-        longer = caption[first : found[last - 1].end()]
+        longer = caption[first : matches[last - 1].end()]
         return Phrase(caption[start:stop], synset, caption[first:stop], longer, start, stop)
     return None
 
 
 def _chunks(words: list[str], nouns: Nouns) -> list[tuple[int, int]]:
     """Ranges of words that may be noun phrases: no determiner before, no boundary inside, ending with a noun."""
-    found: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int]] = []
     begin: int | None = None
     last_noun: int | None = None
     for i, word in enumerate([*words, "."]):
@@ -76,13 +76,13 @@ def _chunks(words: list[str], nouns: Nouns) -> list[tuple[int, int]]:
         participle = last_noun is not None and small.endswith(("ing", "ed"))
         if not is_word or small in BOUNDARIES or participle or (small in DETERMINERS and begin is not None):
             if begin is not None and last_noun is not None:
-                found.append((begin, last_noun + 1))
+                chunks.append((begin, last_noun + 1))
             begin = last_noun = None
         elif small not in DETERMINERS:
             begin = i if begin is None else begin
             if _is_thing(small, nouns):
                 last_noun = i
-    return found
+    return chunks
 
 
 def _head(words: list[str], nouns: Nouns) -> int | None:

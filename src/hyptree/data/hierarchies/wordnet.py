@@ -118,8 +118,8 @@ class Nouns:
     def parents(self, i: int) -> list[int]:
         """The synsets right above."""
         start, stop = self.hierarchy.offsets[i : i + 2]
-        found: list[int] = self.hierarchy.pairs[start:stop, 1].tolist()
-        return found
+        parents: list[int] = self.hierarchy.pairs[start:stop, 1].tolist()
+        return parents
 
     def levels_above(self, i: int) -> list[list[int]]:
         """More general synsets, those one step up first, each once."""

@@ -86,15 +86,15 @@ def _find(root: Path, split: str) -> tuple[Path, Path]:
     for name in {"train": ("train",), "val": ("val", "valid", "test"), "test": ("test", "val", "valid")}[split]:
         if (beside := root / name / "_annotations.coco.json").exists():
             return beside, beside.parent
-        found = sorted((root / "annotations").glob(f"instances_{name}*.json"))
-        if len(found) > 1:
-            raise UserError(f"{root}/annotations: several files for {split}: {name_some(p.name for p in found)}")
-        if found:
-            folder = found[0].stem.removeprefix("instances_")
+        files = sorted((root / "annotations").glob(f"instances_{name}*.json"))
+        if len(files) > 1:
+            raise UserError(f"{root}/annotations: several files for {split}: {name_some(p.name for p in files)}")
+        if files:
+            folder = files[0].stem.removeprefix("instances_")
             for place in (root / folder, root / "images" / folder):
                 if place.is_dir():
-                    return found[0], place
-            raise UserError(f"there is no folder {root / folder} with the pictures of {found[0].name}")
+                    return files[0], place
+            raise UserError(f"there is no folder {root / folder} with the pictures of {files[0].name}")
     inside = name_some(sorted(path.name for path in root.iterdir())) or "nothing"
     raise UserError(f"{root}: no annotations for {split}; expected {_LAYOUT}, found {inside}")
 

@@ -245,8 +245,8 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray
 def check_equal(what: str, counts: Mapping[str, int]) -> None:
     """``UserError`` unless all counts are the same."""
     if len(set(counts.values())) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise UserError(f"{what}: expected as many of each, found {found}")
+        each = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise UserError(f"{what}: expected as many of each, found {each}")
 
 
 def find_npz(root: Path) -> Path | None:
@@ -257,10 +257,10 @@ def find_npz(root: Path) -> Path | None:
         if root.suffix != ".npz":
             raise UserError(f"{root} is a file of another kind; expected a folder or an .npz file")
         return root
-    found = sorted(root.glob("*.npz"))
-    if len(found) > 1:
-        raise UserError(f"{root} holds {len(found)} .npz files ({name_some(p.name for p in found)}); name one of them")
-    return found[0] if found else None
+    files = sorted(root.glob("*.npz"))
+    if len(files) > 1:
+        raise UserError(f"{root} holds {len(files)} .npz files ({name_some(p.name for p in files)}); name one of them")
+    return files[0] if files else None
 
 
 def open_npz(path: Path) -> Any:

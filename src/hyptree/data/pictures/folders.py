@@ -38,14 +38,14 @@ class FolderPictures(Pictures):
         if not classes:
             raise UserError(f"{train}: no pictures in it; expected {train.name}/CLASS/picture.jpg")
         number = {name: i for i, name in enumerate(classes)}
-        found = classes if folder == train else sorted(_class_folders(folder))
-        if unknown := [name for name in found if name not in number]:
+        names = classes if folder == train else sorted(_class_folders(folder))
+        if unknown := [name for name in names if name not in number]:
             raise UserError(
                 f"{folder} has the class {name_some(unknown)}, which {train} has not;"
                 f" both must hold the same {len(classes)} classes"
             )
         self._root, self._files, labels = folder, [], []
-        for name in found:
+        for name in names:
             files = list_pictures(folder / name)
             self._files += [str(path.relative_to(folder)) for path in files]
             labels += [number[name]] * len(files)

@@ -217,11 +217,11 @@ def draw_windows(augment: AugmentSettings, shape: tuple[int, int], size: int, ch
     wide, tall = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))  # (B, 10)
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
     which = fits.argmax(1)[:, None]
-    found = fits.any(1)
+    is_any = fits.any(1)
     whole = _largest_part(shape, augment.crop_ratio)
-    long = [np.where(found, np.take_along_axis(v, which, 1)[:, 0], whole[i]) for i, v in enumerate((tall, wide))]
+    long = [np.where(is_any, np.take_along_axis(v, which, 1)[:, 0], whole[i]) for i, v in enumerate((tall, wide))]
     start = [
-        np.where(found, np.floor(chance[:, 2 * _TRIES + i] * (shape[i] - long[i] + 1)), (shape[i] - long[i]) // 2)
+        np.where(is_any, np.floor(chance[:, 2 * _TRIES + i] * (shape[i] - long[i] + 1)), (shape[i] - long[i]) // 2)
         for i in range(2)
     ]
     same, zero = np.full(count, size), np.zeros(count)

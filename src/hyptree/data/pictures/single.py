@@ -32,14 +32,14 @@ def read_picture(image: Any) -> np.ndarray:
             raise UserError(f"{image}: not a picture that can be read; expected PNG, JPEG, WebP, ...") from error
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
-    given = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
-    if given.ndim == 3 and given.shape[0] == 3 and given.shape[2] != 3:
-        given = given.transpose(1, 2, 0)
-    if given.ndim != 3 or given.shape[2] != 3 or given.dtype != np.uint8:
+    pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(
-            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {given.shape} of {given.dtype}"
+            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {pixels.shape} of {pixels.dtype}"
         )
-    return given
+    return pixels
 
 
 def fit(picture: np.ndarray, size: int | tuple[int, int]) -> np.ndarray:
@@ -91,27 +91,27 @@ def data_url(picture: np.ndarray, quality: int = 90) -> str:
     """The picture inside a text: PNG where that is smaller (few colours), else JPEG."""
     from PIL import Image
 
-    found = []
+    encoded = []
     for kind, options in (("png", {}), ("jpeg", {"quality": quality})):
         held = io.BytesIO()
         Image.fromarray(picture).save(held, kind, **options)
-        found.append((len(held.getvalue()), kind, held.getvalue()))
-    _, kind, data = min(found)
+        encoded.append((len(held.getvalue()), kind, held.getvalue()))
+    _, kind, data = min(encoded)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def resize_detections(found: dict[str, Tensor], seen: Sequence[int], size: Sequence[int]) -> dict[str, Tensor]:
+def resize_detections(detections: dict[str, Tensor], seen: Sequence[int], size: Sequence[int]) -> dict[str, Tensor]:
     """Boxes and masks in the pixels (height, width) of what the model saw, brought to those of the picture itself."""
     import torch.nn.functional as F
 
     if tuple(seen) == tuple(size):
-        return found
+        return detections
     across, down = size[1] / seen[1], size[0] / seen[0]
-    boxes = found["boxes"]
-    found = found | {"boxes": boxes * boxes.new_tensor([across, down, across, down])}
-    if "masks" in found and len(found["masks"]):
-        masks = F.interpolate(found["masks"].float(), size=tuple(size), mode="bilinear", align_corners=False)
-        found["masks"] = masks
-    elif "masks" in found:
-        found["masks"] = found["masks"].new_zeros(0, 1, *size)
-    return found
+    boxes = detections["boxes"]
+    detections = detections | {"boxes": boxes * boxes.new_tensor([across, down, across, down])}
+    if "masks" in detections and len(detections["masks"]):
+        masks = F.interpolate(detections["masks"].float(), size=tuple(size), mode="bilinear", align_corners=False)
+        detections["masks"] = masks
+    elif "masks" in detections:
+        detections["masks"] = detections["masks"].new_zeros(0, 1, *size)
+    return detections

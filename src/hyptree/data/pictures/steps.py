@@ -41,26 +41,26 @@ def wrap(sample: Sample, task: str) -> dict[str, Any]:
 
 def instances(parts: dict[str, Any], sample: Sample) -> dict[str, Tensor]:
     """Boxes, labels, masks and crowd marks as plain tensors."""
-    found = {"boxes": parts["boxes"].as_subclass(Tensor)}
+    moved = {"boxes": parts["boxes"].as_subclass(Tensor)}
     if "masks" in parts:
         # Where a step padded a mask it says IGNORE, which is not part of the object.
-        found["masks"] = parts["masks"].as_subclass(Tensor) == 1
+        moved["masks"] = parts["masks"].as_subclass(Tensor) == 1
     for name in ("box_labels", "crowd"):
         if (value := getattr(sample, name)) is not None:
-            found[name] = value
-    return found
+            moved[name] = value
+    return moved
 
 
-def visible(found: dict[str, Tensor], shape: Sequence[int]) -> dict[str, Tensor]:
+def visible(instances: dict[str, Tensor], shape: Sequence[int]) -> dict[str, Tensor]:
     """The instances of which at least a pixel is still in the picture, with boxes cut to it."""
     height, width = shape
-    boxes = found["boxes"].clone()
-    if "masks" in found:
-        boxes = _boxes_around(found["masks"])
+    boxes = instances["boxes"].clone()
+    if "masks" in instances:
+        boxes = _boxes_around(instances["masks"])
     boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
     boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
     keep = (boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)
-    return {name: value[keep] for name, value in (found | {"boxes": boxes}).items()}
+    return {name: value[keep] for name, value in (instances | {"boxes": boxes}).items()}
 
 
 def _boxes_around(masks: Tensor) -> Tensor:

@@ -104,18 +104,18 @@ class TextBlocks:
         if num_missing:
             rest = self.tokens.tokens[:num_missing] if self.train else np.full(num_missing, self.pad_token_id)
             ids = np.concatenate([ids, rest.astype(np.int64)])
-        found = {"input_ids": ids}
+        tensors = {"input_ids": ids}
         starts = self._starts(begin) if self.packing == "documents" or self.mask_boundaries else None
         if self.packing == "documents":
             assert starts is not None
-            found["position_ids"] = self._positions(begin, starts)
+            tensors["position_ids"] = self._positions(begin, starts)
         labels = ids.copy()
         if self.mask_boundaries:
             assert starts is not None
             labels[starts] = IGNORED
         if num_missing and not self.train:
             labels[length - num_missing :] = IGNORED
-        return found | {"labels": labels}
+        return tensors | {"labels": labels}
 
     def _starts(self, begin: int) -> np.ndarray:
         """Where in the block from token ``begin`` on documents start; the padding, or the next pass, counts as one."""

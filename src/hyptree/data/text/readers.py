@@ -57,12 +57,12 @@ def read_documents(file: Path, documents: Documents = "auto", field: str = "text
     kind = _kind(file)
     try:
         if kind in _PARQUET:
-            found = _read_parquet(file, field)
+            texts = _read_parquet(file, field)
         elif kind in _JSON:
-            found = _read_json(file, field)
+            texts = _read_json(file, field)
         else:
-            found = _read_text(file, documents)
-        yield from (text for text in found if text.strip())
+            texts = _read_text(file, documents)
+        yield from (text for text in texts if text.strip())
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{file} is not a whole {file.suffix} file: {error}") from error
     except OSError as error:

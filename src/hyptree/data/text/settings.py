@@ -73,9 +73,9 @@ class TextSettings:
         return Path(root) / "text" if root else Path(".cache") / "hyptree" / "text"
 
 
-def _paths(given: Any) -> tuple[Path, ...]:
+def _paths(paths: Any) -> tuple[Path, ...]:
     """Paths, also from a single one or from strings, which Python would take for many letters."""
-    return tuple(Path(path) for path in ([given] if isinstance(given, (str, Path)) else given))
+    return tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
 
 
 def check_vocab_size(vocab_size: int) -> None:

@@ -45,11 +45,11 @@ class TextSource:
         return f"{names} ({'validation' if self.is_val else 'training'} share)"
 
     def __iter__(self) -> Iterator[str]:
-        found = islice(self._all(), self.num_documents)
+        texts = islice(self._all(), self.num_documents)
         if not self.kept_aside:
-            yield from found
+            yield from texts
             return
-        for text, is_val in keep_aside(found, self.kept_aside):
+        for text, is_val in keep_aside(texts, self.kept_aside):
             if is_val == self.is_val:
                 yield text
 
@@ -62,14 +62,14 @@ class TextSource:
     def fingerprint(self) -> str:
         """Hexadecimal digits that are equal for equal text, read in the same way."""
         rules = (VERSION, self.documents, self.field, self.num_documents, self.kept_aside, self.is_val)
-        found = hashlib.sha256(repr(rules).encode())
+        digest = hashlib.sha256(repr(rules).encode())
         if not self.paths:
             for text in builtin_documents():
-                found.update(hashlib.sha256(text.encode()).digest())
+                digest.update(hashlib.sha256(text.encode()).digest())
         for file in find_files(self.paths):
-            found.update("".join(file.suffixes[-2:]).encode())
-            found.update(_digest(file))
-        return found.hexdigest()
+            digest.update("".join(file.suffixes[-2:]).encode())
+            digest.update(_digest(file))
+        return digest.hexdigest()
 
 
 def builtin_documents() -> Iterator[str]:
@@ -109,18 +109,18 @@ def source_of(settings: TextSettings, split: str) -> TextSource:
 
 
 def _digest(file: Path) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         about = file.stat()
         with file.open("rb") as stream:
             if about.st_size <= _WHOLE:
                 while chunk := stream.read(_CHUNK):
-                    found.update(chunk)
+                    digest.update(chunk)
             else:
-                found.update(f"{about.st_size} {about.st_mtime_ns}".encode())
-                found.update(stream.read(_CHUNK))
+                digest.update(f"{about.st_size} {about.st_mtime_ns}".encode())
+                digest.update(stream.read(_CHUNK))
                 stream.seek(-_CHUNK, 2)
-                found.update(stream.read(_CHUNK))
+                digest.update(stream.read(_CHUNK))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
-    return found.digest()
+    return digest.digest()

@@ -36,13 +36,13 @@ class BlockOrder:
 
     def blocks(self, place: int, count: int) -> np.ndarray:
         """(count,) the blocks at the places from ``place`` on; each pass has every one of its blocks once."""
-        found: list[np.ndarray] = []
+        pieces: list[np.ndarray] = []
         while count > 0:
             epoch = self.epoch_of(place)
             inside = self._pass(epoch)[place - self.first(epoch) :][:count]
-            found.append(inside)
+            pieces.append(inside)
             place, count = place + len(inside), count - len(inside)
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def _pass(self, epoch: int) -> np.ndarray:
         """All blocks of a pass in their order; the latest is kept, since one comes after the other."""

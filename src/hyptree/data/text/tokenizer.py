@@ -219,11 +219,11 @@ class Encoder:
     def __call__(self, documents: list[str]) -> list[np.ndarray]:
         """The tokens of each document, with its begin and end."""
         if self._fast is not None:
-            found = [encoding.ids for encoding in self._fast.encode_batch_fast(documents, add_special_tokens=False)]
+            encoded = [encoding.ids for encoding in self._fast.encode_batch_fast(documents, add_special_tokens=False)]
         else:
             options = {"add_special_tokens": False, "split_special_tokens": True, "truncation": False}
-            found = self._slow(documents, **options)["input_ids"]
-        return [np.asarray(self.before + ids + self.after, self.dtype) for ids in found]
+            encoded = self._slow(documents, **options)["input_ids"]
+        return [np.asarray(self.before + ids + self.after, self.dtype) for ids in encoded]
 
 
 class _NotEmpty:

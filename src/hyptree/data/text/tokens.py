@@ -98,11 +98,11 @@ def _write(work: Path, fingerprint: str, source: TextSource, encode: Encoder) ->
     with (work / "tokens.bin").open("wb") as tokens, (work / "starts.bin").open("wb") as starts:
         token_file, start_file = _Summed(tokens), _Summed(starts)
         for batch in _batches(source):
-            found = [ids for ids in encode(batch) if len(ids)]
-            begins = num_tokens + np.cumsum([0, *map(len, found)])
+            documents = [ids for ids in encode(batch) if len(ids)]
+            begins = num_tokens + np.cumsum([0, *map(len, documents)])
             start_file.write(begins[:-1].astype("<i8"))
-            token_file.write(np.concatenate(found).astype(encode.dtype.newbyteorder("<")) if found else b"")
-            num_tokens, num_documents = int(begins[-1]), num_documents + len(found)
+            token_file.write(np.concatenate(documents).astype(encode.dtype.newbyteorder("<")) if documents else b"")
+            num_tokens, num_documents = int(begins[-1]), num_documents + len(documents)
     if not num_tokens:
         hint = "; give val_path, or smaller documents, of which some can be kept aside" if source.kept_aside else ""
         raise UserError(f"{source.name}: there is no text in it{hint}")

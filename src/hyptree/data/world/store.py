@@ -44,19 +44,19 @@ def load_or_build(
     Raises:
         UserError: the folder cannot be written or the disk is full.
     """
-    found = _open(folder, layout)
-    if isinstance(found, str):
-        if found:
-            print(f"{folder}: {found}; rendering it again", file=sys.stderr)
+    stored = _open(folder, layout)
+    if isinstance(stored, str):
+        if stored:
+            print(f"{folder}: {stored}; rendering it again", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
         size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
         advice = f"set HYPTREE_CACHE to another folder; {size / 2**20:.0f} MiB are wanted"
         with new_folder(folder, "the pictures to ", advice) as work:
             _write(work, layout, build)
-        found = _open(folder, layout)
-    if isinstance(found, str):
-        raise UserError(f"{folder}: {found or 'gone'} right after it was written; is the disk sound?")
-    return found
+        stored = _open(folder, layout)
+    if isinstance(stored, str):
+        raise UserError(f"{folder}: {stored or 'gone'} right after it was written; is the disk sound?")
+    return stored
 
 
 def _open(folder: Path, layout: dict[str, tuple[tuple[int, ...], str]]) -> Arrays | str:

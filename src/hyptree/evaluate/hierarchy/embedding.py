@@ -121,13 +121,17 @@ def _distortion(embedding: Embedding) -> dict[str, Any]:
     """How far the distances are from the edges of the tree, up to the best common scale."""
     tree = as_tree(embedding)
     points = embedding.points.detach().double().cpu().numpy()
-    found = tree.distortion(
+    distortion = tree.distortion(
         embedding=points,
         manifold=embedding.manifold,
         scale="best",
         num_samples=None if len(points) <= 1500 else 200_000,
     )
-    return {"distortion": found.average, "distortion_worst": found.worst, "distortion_scale": found.scale}
+    return {
+        "distortion": distortion.average,
+        "distortion_worst": distortion.worst,
+        "distortion_scale": distortion.scale,
+    }
 
 
 def _rank_correlation(x: Tensor, y: Tensor) -> float:

@@ -19,12 +19,12 @@ def hierarchy_scores(tree: Tree, ranked: np.ndarray, label: np.ndarray, num_clas
 
     ``hierarchical_precision{k}`` says something only when there are more classes than guesses, and is left out else.
     """
-    found = hierarchical_accuracy(tree, ranked[:, 0], label)
-    found["mistake_distance"] = mistake_distance(tree, ranked[:, 0], label)
+    scores = hierarchical_accuracy(tree, ranked[:, 0], label)
+    scores["mistake_distance"] = mistake_distance(tree, ranked[:, 0], label)
     num_guesses = ranked.shape[1]
     if num_guesses < num_classes:
-        found[f"hierarchical_precision{num_guesses}"] = hierarchical_precision(tree, ranked, label, num_classes)
-    return found
+        scores[f"hierarchical_precision{num_guesses}"] = hierarchical_precision(tree, ranked, label, num_classes)
+    return scores
 
 
 def hierarchical_accuracy(tree: Tree, guess: np.ndarray, label: np.ndarray) -> dict[str, float]:
@@ -38,12 +38,12 @@ def hierarchical_accuracy(tree: Tree, guess: np.ndarray, label: np.ndarray) -> d
     meet = depth[label] - depth[tree.lca(guess, label)]
     one_root = int((tree.parent < 0).sum() == 1)
     highest = np.maximum(depth[label] - one_root, 0)
-    found = {
+    scores = {
         f"top1_up{k}": float((meet <= np.minimum(k, highest)).mean()) for k in range(1, int(highest.max(initial=0)) + 1)
     }
     wrong = meet > 0
-    found["mistake_height"] = float(meet[wrong].mean()) if wrong.any() else 0.0
-    return found
+    scores["mistake_height"] = float(meet[wrong].mean()) if wrong.any() else 0.0
+    return scores
 
 
 def mistake_distance(tree: Tree, guess: np.ndarray, label: np.ndarray) -> float:

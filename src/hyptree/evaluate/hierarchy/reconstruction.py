@@ -199,8 +199,8 @@ def cone_score(
     else:
         other = torch.cartesian_prod(*[torch.arange(n, device=points.device)] * 2)
     keys = other[:, 0] * n + other[:, 1]
-    found = torch.searchsorted(known, keys).clamp_max(len(known) - 1)
-    other = other[(known[found] != keys) & (other[:, 0] != other[:, 1])]
+    nearest = torch.searchsorted(known, keys).clamp_max(len(known) - 1)
+    other = other[(known[nearest] != keys) & (other[:, 0] != other[:, 1])]
 
     def energy(index: Tensor) -> Tensor:
         parts = [

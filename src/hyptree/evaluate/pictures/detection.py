@@ -28,7 +28,7 @@ class _Picture:
     height: int
     width: int
     truth: list[dict[str, Any]] = field(default_factory=list)
-    found: list[dict[str, Any]] = field(default_factory=list)
+    predicted: list[dict[str, Any]] = field(default_factory=list)
 
 
 class CocoScorer:
@@ -60,7 +60,7 @@ class CocoScorer:
         self._pictures: dict[str, _Picture] = {}
         require("pycocotools", "eval")  # now, not after an hour of predictions
 
-    def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], predicted: Mapping[str, Tensor]) -> None:
         """Take in one picture; a second time with the same id replaces the first.
 
         Args:
@@ -68,7 +68,7 @@ class CocoScorer:
             size: height and width that boxes and masks refer to.
             truth: boxes (N, 4) as x1 y1 x2 y2, labels (N,) from 1, and where there are some masks (N, H, W) and
                 crowd (N,).
-            found: boxes (M, 4), labels (M,), scores (M,), and masks (M, H, W) or (M, 1, H, W) in [0, 1].
+            predicted: boxes (M, 4), labels (M,), scores (M,), and masks (M, H, W) or (M, 1, H, W) in [0, 1].
         """
         picture = _Picture(*size)
         crowd = truth.get("crowd")
@@ -76,8 +76,8 @@ class CocoScorer:
             area = float(_mask_area(entry)) if "segmentation" in entry else entry["bbox"][2] * entry["bbox"][3]
             is_crowd = int(crowd[i]) if crowd is not None else 0
             picture.truth.append(entry | {"area": area, "iscrowd": is_crowd})
-        for entry, score in zip(self._entries(size, found), found["scores"].tolist(), strict=True):
-            picture.found.append(entry | {"score": score})
+        for entry, score in zip(self._entries(size, predicted), predicted["scores"].tolist(), strict=True):
+            picture.predicted.append(entry | {"score": score})
         self._pictures[id] = picture
 
     def _entries(self, size: tuple[int, int], things: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ class CocoScorer:
         return [
             {"image_id": self.image_ids.get(id, id), **entry}
             for id, picture in self._pictures.items()
-            for entry in picture.found
+            for entry in picture.predicted
         ]
 
     def write(self, path: Path | str) -> None:
@@ -140,14 +140,14 @@ class CocoScorer:
 
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints a table and its timings
             truth = _coco([(picture, picture.truth) for picture in self._pictures.values()], self.category_ids)
-            found = _coco(
+            predictions = _coco(
                 [
-                    (picture, [_as_result(entry, iou_type) for entry in picture.found])
+                    (picture, [_as_result(entry, iou_type) for entry in picture.predicted])
                     for picture in self._pictures.values()
                 ],
                 self.category_ids,
             )
-            evaluation = COCOeval(truth, found, iou_type)
+            evaluation = COCOeval(truth, predictions, iou_type)
             if not self._pictures:
                 return dict.fromkeys(NUMBERS, -1.0)
             evaluation.evaluate()

@@ -64,17 +64,17 @@ def cluster_maps(
         raise UserError(f"{type(model).__name__} does not cluster: it has no assignments(); try hcformer_nano")
     height, width = images[0].shape[:2]
     pictures = read_clusters(model, model_input(model, images, mean, std))
-    found = []
+    cluster_maps_of = []
     for k, block in enumerate(pictures[0]):
         for head in range(block.num_heads):
             same = [one[k] for one in pictures]
             maps = [enlarge(one.patch_cluster[head], height, width) for one in same]
-            found.append(ClusterMap(block.stage, block.block, head, "patch", np.stack(maps), block.size))
+            cluster_maps_of.append(ClusterMap(block.stage, block.block, head, "patch", np.stack(maps), block.size))
             if block.has_groups:
                 groups = [one.window_cluster for one in same]
                 maps = [enlarge(group[head], height, width) for group in groups if group is not None]
-                found.append(ClusterMap(block.stage, block.block, head, "window", np.stack(maps), block.size))
-    return found
+                cluster_maps_of.append(ClusterMap(block.stage, block.block, head, "window", np.stack(maps), block.size))
+    return cluster_maps_of
 
 
 def interpretability_table(
@@ -116,16 +116,16 @@ def interpretability_table(
             key = (one.stage, one.block, one.level, one.head if by_head else None)
             grids[key], names[key] = one.grid, one.name
             scores.setdefault(key, []).extend(
-                superpixel_scores(found, regions[start + k], tolerance) for k, found in enumerate(one.maps)
+                superpixel_scores(clusters, regions[start + k], tolerance) for k, clusters in enumerate(one.maps)
             )
     features = _features(rival, images, mean, std) if rival is not None else None
     rows: list[dict[str, Any]] = []
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for key, found in scores.items():
+    for key, of_map in scores.items():
         stage, block, level, head = key
         place = {"stage": stage, "block": block, "head": head, "level": level}
         name = names[key] + ("" if head is None else f", head {head}")
-        mean_score = mean_scores(found)
+        mean_score = mean_scores(of_map)
         rows.append({"method": name, "rival": False, **place, **asdict(mean_score)})
         wanted = max(1, round(mean_score.num_clusters))
         for method in ("grid", "SLIC", *(["k-means"] if features is not None else [])):
@@ -203,9 +203,9 @@ def _features(
     if not hasattr(rival, "forward_intermediates"):
         raise UserError(f"{type(rival).__name__} gives no intermediate features; choose a model of timm as rival")
     rival.eval()
-    found: list[list[np.ndarray]] = []
+    features: list[list[np.ndarray]] = []
     for _, batch in _batches(images):
         with torch.no_grad():
             maps = rival.forward_intermediates(model_input(rival, batch, mean, std), intermediates_only=True)
-        found += [[one[k].float().cpu().numpy() for one in maps] for k in range(len(batch))]
-    return found
+        features += [[one[k].float().cpu().numpy() for one in maps] for k in range(len(batch))]
+    return features

@@ -19,17 +19,17 @@ def split_scores(matrix: Tensor, classes: Sequence[str], unseen: Sequence[str]) 
     All classes compete for every pixel; only the mean is taken over a part of them. ``miou_harmonic`` is the harmonic
     mean of the two, or ``miou`` where no class is unseen. A part without a class in truth or prediction has mean 0.
     """
-    found = segmentation_scores(matrix, classes)
-    iou = {name: found[f"iou/{name}"] for name in classes if f"iou/{name}" in found}
+    scores = segmentation_scores(matrix, classes)
+    iou = {name: scores[f"iou/{name}"] for name in classes if f"iou/{name}" in scores}
     hidden = set(unseen)
     seen = _mean([value for name, value in iou.items() if name not in hidden])
     rest = _mean([value for name, value in iou.items() if name in hidden])
-    means = {"miou": found["miou"], "miou_seen": seen}
+    means = {"miou": scores["miou"], "miou_seen": seen}
     if hidden:
         means |= {"miou_unseen": rest, "miou_harmonic": harmonic_mean(seen, rest)}
     else:
-        means["miou_harmonic"] = found["miou"]
-    return means | found
+        means["miou_harmonic"] = scores["miou"]
+    return means | scores
 
 
 class BaseNovelScorer:
@@ -54,10 +54,10 @@ class BaseNovelScorer:
         self.classes = tuple(classes)
         self._scorers = {part: CocoScorer(members, has_masks=has_masks) for part, members in names.items() if members}
 
-    def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], predicted: Mapping[str, Tensor]) -> None:
         """Take in one picture, as ``CocoScorer.add``."""
         for scorer in self._scorers.values():
-            scorer.add(id, size, self._only(truth, scorer.classes), self._only(found, scorer.classes))
+            scorer.add(id, size, self._only(truth, scorer.classes), self._only(predicted, scorer.classes))
 
     def _only(self, things: Mapping[str, Tensor], members: Sequence[str]) -> dict[str, Tensor]:
         labels = things["labels"]

@@ -64,8 +64,8 @@ class PanopticQuality:
         if predicted.segments.shape != truth.segments.shape:
             shapes = f"predicted {tuple(predicted.segments.shape)} and truth {tuple(truth.segments.shape)}"
             raise ValueError(f"{shapes} must have one shape")
-        for found in (predicted, truth):
-            wrong = [k for k in found.classes.values() if not 0 <= k < len(self.classes)]
+        for panoptic in (predicted, truth):
+            wrong = [k for k in panoptic.classes.values() if not 0 <= k < len(self.classes)]
             if wrong:
                 raise ValueError(f"class {wrong[0]} is none of 0 to {len(self.classes) - 1}")
         shared = _overlaps(predicted.segments, truth.segments)
@@ -113,12 +113,12 @@ class PanopticQuality:
                 "_base": [name for name in self.classes if name not in self.novel],
                 "_novel": [name for name in self.classes if name in self.novel],
             }
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for suffix, names in parts.items():
             rows = [self.classes.index(name) for name in names if total[self.classes.index(name)] > 0]
             means = quality[rows].mean(0).tolist() if rows else [0.0] * 3
-            found |= {f"{key}{suffix}": value for key, value in zip(("pq", "sq", "rq"), means, strict=True)}
-        return found | {f"pq/{name}": float(quality[k, 0]) for k, name in enumerate(self.classes) if total[k] > 0}
+            scores |= {f"{key}{suffix}": value for key, value in zip(("pq", "sq", "rq"), means, strict=True)}
+        return scores | {f"pq/{name}": float(quality[k, 0]) for k, name in enumerate(self.classes) if total[k] > 0}
 
 
 def _overlaps(predicted: Tensor, truth: Tensor) -> dict[tuple[int, int], int]:

@@ -38,7 +38,7 @@ def join_panoptic(
         if name not in classes:
             raise ValueError(f"the semantic map has no class {name!r}")
     segments = torch.zeros(semantic.shape[-2:], dtype=torch.int64, device=semantic.device)
-    found: dict[int, int] = {}
+    class_of: dict[int, int] = {}
     masks = instances["masks"]
     masks = masks.squeeze(1) if masks.dim() == 4 else masks
     for i in instances["scores"].argsort(descending=True, stable=True).tolist():
@@ -48,19 +48,19 @@ def join_panoptic(
         free = mask & (segments == VOID)
         if not mask.any() or int(free.sum()) < min_visible * int(mask.sum()):
             continue
-        number = len(found) + 1
+        number = len(class_of) + 1
         segments[free] = number
-        found[number] = list(classes).index(things[int(instances["labels"][i]) - 1])
+        class_of[number] = list(classes).index(things[int(instances["labels"][i]) - 1])
     best = semantic.argmax(0)
     for k, name in enumerate(classes):
         if name in things:
             continue
         free = (best == k) & (segments == VOID)
         if int(free.sum()) >= min_stuff:
-            number = len(found) + 1
+            number = len(class_of) + 1
             segments[free] = number
-            found[number] = k
-    return PanopticMap(segments, found)
+            class_of[number] = k
+    return PanopticMap(segments, class_of)
 
 
 def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]) -> PanopticMap:
@@ -68,15 +68,15 @@ def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]
     if sample.semantic is None or sample.masks is None or sample.box_labels is None:
         raise BadSample(sample.id, "a panoptic map needs its label map and the masks of its objects")
     segments = torch.zeros(sample.semantic.shape, dtype=torch.int64)
-    found: dict[int, int] = {}
+    class_of: dict[int, int] = {}
     crowd = set()
     for i, (mask, label) in enumerate(zip(sample.masks, sample.box_labels.tolist(), strict=True)):
         free = mask & (segments == VOID)
         if not free.any():
             continue
-        number = len(found) + 1
+        number = len(class_of) + 1
         segments[free] = number
-        found[number] = list(classes).index(things[label - 1])
+        class_of[number] = list(classes).index(things[label - 1])
         if sample.crowd is not None and bool(sample.crowd[i]):
             crowd.add(number)
     for k in sample.semantic.unique().tolist():
@@ -84,7 +84,7 @@ def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]
             continue
         free = (sample.semantic == k) & (segments == VOID)
         if free.any():
-            number = len(found) + 1
+            number = len(class_of) + 1
             segments[free] = number
-            found[number] = k
-    return PanopticMap(segments, found, frozenset(crowd))
+            class_of[number] = k
+    return PanopticMap(segments, class_of, frozenset(crowd))

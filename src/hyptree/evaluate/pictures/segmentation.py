@@ -41,8 +41,8 @@ class Confusion:
                 f"found class {lowest if lowest < 0 else highest} where there are {self.num_classes} "
                 f"(0 to {self.num_classes - 1}); mark pixels that do not count with {IGNORE}"
             )
-        found = torch.bincount(pairs[0] * self.num_classes + pairs[1], minlength=self.num_classes**2)
-        self.matrix += found.view(self.num_classes, self.num_classes)
+        confusion = torch.bincount(pairs[0] * self.num_classes + pairs[1], minlength=self.num_classes**2)
+        self.matrix += confusion.view(self.num_classes, self.num_classes)
 
     def scores(self, classes: Sequence[str] = (), gather: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """``segmentation_scores`` of what was counted, by all processes where ``gather`` concatenates over them."""

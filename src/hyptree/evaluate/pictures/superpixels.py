@@ -53,24 +53,24 @@ def contingency(clusters: Any, regions: Any) -> np.ndarray:
     Args:
         clusters, regions: integer maps of one shape. Pixels where ``regions`` is ``IGNORE`` are left out.
     """
-    found, truth = _maps(clusters, regions)
+    predicted, truth = _maps(clusters, regions)
     kept = truth != IGNORE
     if not kept.any():
         raise ValueError(f"every pixel of the regions is {IGNORE} (ignored), nothing can be compared")
-    _, k = np.unique(found[kept], return_inverse=True)
+    _, k = np.unique(predicted[kept], return_inverse=True)
     _, c = np.unique(truth[kept], return_inverse=True)
     shape = int(k.max()) + 1, int(c.max()) + 1
     return np.bincount(k * shape[1] + c, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _maps(clusters: Any, regions: Any) -> tuple[np.ndarray, np.ndarray]:
-    found, truth = np.asarray(clusters), np.asarray(regions)
-    for name, given in (("clusters", found), ("regions", truth)):
-        if given.ndim != 2 or not np.issubdtype(given.dtype, np.integer):
-            raise ValueError(f"{name} must be an (H, W) map of integers, got {given.shape} of {given.dtype}")
-    if found.shape != truth.shape:
-        raise ValueError(f"clusters are {found.shape}, regions are {truth.shape}; resize one of them first")
-    return found, truth
+    predicted, truth = np.asarray(clusters), np.asarray(regions)
+    for name, label_map in (("clusters", predicted), ("regions", truth)):
+        if label_map.ndim != 2 or not np.issubdtype(label_map.dtype, np.integer):
+            raise ValueError(f"{name} must be an (H, W) map of integers, got {label_map.shape} of {label_map.dtype}")
+    if predicted.shape != truth.shape:
+        raise ValueError(f"clusters are {predicted.shape}, regions are {truth.shape}; resize one of them first")
+    return predicted, truth
 
 
 def boundary_mask(labels: Any, ignore: int | None = None) -> np.ndarray:
@@ -80,15 +80,15 @@ def boundary_mask(labels: Any, ignore: int | None = None) -> np.ndarray:
         ignore: a label that makes no boundary, neither towards itself nor towards others.
     """
     at = np.asarray(labels)
-    found = np.zeros(at.shape, bool)
+    is_boundary = np.zeros(at.shape, bool)
     right, down = at[:, :-1] != at[:, 1:], at[:-1] != at[1:]
     if ignore is not None:
         away = at == ignore
         right &= ~(away[:, :-1] | away[:, 1:])
         down &= ~(away[:-1] | away[1:])
-    found[:, :-1] |= right
-    found[:-1] |= down
-    return found
+    is_boundary[:, :-1] |= right
+    is_boundary[:-1] |= down
+    return is_boundary
 
 
 def boundary_recall(clusters: Any, regions: Any, tolerance: int = TOLERANCE) -> float:
@@ -97,13 +97,13 @@ def boundary_recall(clusters: Any, regions: Any, tolerance: int = TOLERANCE) -> 
     Args:
         tolerance: nearby is at most this many pixels away along each axis (a square of 2 t + 1 pixels).
     """
-    found, truth = _maps(clusters, regions)
+    predicted, truth = _maps(clusters, regions)
     if tolerance < 0:
         raise ValueError(f"tolerance must be 0 pixels or more, got {tolerance}")
     wanted = boundary_mask(truth, IGNORE)
     if not wanted.any():
         return float("nan")
-    near = np.pad(boundary_mask(found), tolerance)
+    near = np.pad(boundary_mask(predicted), tolerance)
     for axis in (0, 1):  # a square is widened one axis at a time
         size = near.shape[axis] - 2 * tolerance
         near = np.logical_or.reduce([near.take(range(k, k + size), axis) for k in range(2 * tolerance + 1)])
@@ -172,16 +172,16 @@ def slic_clusters(image: Any, num_clusters: int, compactness: float = 10.0) -> n
     best, best_miss = None, 0
     low, high, asked = 0, 0, num_clusters  # low gave too few, high too many (0: not known yet)
     for _ in range(10):
-        found = np.asarray(slic(np.asarray(image), n_segments=asked, compactness=compactness, start_label=0))
-        miss = len(np.unique(found)) - num_clusters
+        segments = np.asarray(slic(np.asarray(image), n_segments=asked, compactness=compactness, start_label=0))
+        miss = len(np.unique(segments)) - num_clusters
         if best is None or abs(miss) < abs(best_miss):
-            best, best_miss = found, miss
+            best, best_miss = segments, miss
         if miss < 0:
             low = asked
         else:
             high = asked
         step = 2 * asked if not high else (low + high) // 2
-        if miss == 0 or step in (low, high) or step > found.size:
+        if miss == 0 or step in (low, high) or step > segments.size:
             break
         asked = max(1, step)
     assert best is not None
@@ -196,8 +196,8 @@ def kmeans_clusters(features: Any, num_clusters: int, height: int, width: int, s
     maps = np.asarray(features, np.float32)
     points = maps.reshape(len(maps), -1).T  # (h w, D)
     wanted = min(num_clusters, len(np.unique(points, axis=0)))
-    found = cluster.MiniBatchKMeans(wanted, random_state=seed, n_init=1, batch_size=max(1024, len(points)))
-    return enlarge(found.fit_predict(points).reshape(maps.shape[1:]), height, width)
+    kmeans = cluster.MiniBatchKMeans(wanted, random_state=seed, n_init=1, batch_size=max(1024, len(points)))
+    return enlarge(kmeans.fit_predict(points).reshape(maps.shape[1:]), height, width)
 
 
 def enlarge(labels: Any, height: int, width: int) -> np.ndarray:

@@ -73,10 +73,10 @@ def score_items(
         raise UserError(f"{name} has no items to answer")
     context = context_length(model, context)
     pairs = PairEncoder(tokenizer)([(item.query, text) for item in items for text in item.continuations])
-    found = log_likelihoods(model, pairs, context=context, batch_size=batch_size, advance=advance)
+    likelihoods = log_likelihoods(model, pairs, context=context, batch_size=batch_size, advance=advance)
     right, right_norm, start = [], [], 0
     for item in items:
-        values = [found[start + k].value for k in range(len(item.choices))]
+        values = [likelihoods[start + k].value for k in range(len(item.choices))]
         if any(math.isnan(value) for value in values):  # the first choice would win
             raise UserError(
                 f"{name}: the model gives NaN for the answers to {item.query[-60:]!r}; its weights are broken"

@@ -125,10 +125,10 @@ TASKS: dict[str, Task] = {
 
 def find_root(root: Path | str | None = None) -> Path:
     """Folder of the tasks' files: as given, or ``lm-eval`` in :func:`hyptree.files.data_folder`."""
-    found = Path(root) if root is not None else data_folder() / "lm-eval"
-    if not found.is_dir():
-        raise UserError(f"no task files at {found}: no such folder; say where they are (root, or HYPTREE_DATA)")
-    return found
+    folder = Path(root) if root is not None else data_folder() / "lm-eval"
+    if not folder.is_dir():
+        raise UserError(f"no task files at {folder}: no such folder; say where they are (root, or HYPTREE_DATA)")
+    return folder
 
 
 def load_items(
@@ -176,8 +176,8 @@ def _item(how: Task, row: Row, solved: Mapping[str, list[Row]], num_shots: int, 
     examples = [other for other in solved.get(group, []) if other != row][:num_shots]
     if len(examples) < num_shots:
         raise UserError(f"{name}: {num_shots} solved examples were asked for, there are {len(examples)}; ask for fewer")
-    told = "".join(f"{how.prompt(one)} {how.choices(one)[one['answer']]}\n\n" for one in examples)
-    return Item(how.title(row) + told + how.prompt(row), tuple(how.choices(row)), row["answer"], group)
+    shots = "".join(f"{how.prompt(one)} {how.choices(one)[one['answer']]}\n\n" for one in examples)
+    return Item(how.title(row) + shots + how.prompt(row), tuple(how.choices(row)), row["answer"], group)
 
 
 def _own_item(row: Row, where: str) -> Item:

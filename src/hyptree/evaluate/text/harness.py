@@ -40,7 +40,7 @@ class HarnessModel:
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Of each (context, continuation): the continuation's log-likelihood, and whether greedy text would be it."""
         pairs = self._encode([_arguments(request) for request in requests])
-        return [(found.value, found.is_greedy) for found in self._score(pairs)]
+        return [(score.value, score.is_greedy) for score in self._score(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Of each (text,): the log-likelihood of all its tokens, each predicted once.
@@ -55,8 +55,8 @@ class HarnessModel:
             windows += cut
             owner += [i] * len(cut)
         sums = [0.0] * len(requests)
-        for i, found in zip(owner, self._score(windows), strict=True):
-            sums[i] += found.value
+        for i, score in zip(owner, self._score(windows), strict=True):
+            sums[i] += score.value
         return sums
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -84,17 +84,17 @@ class HarnessModel:
             [self._encode.prompt(text)[most - self.context :]], device=next(self.model.parameters()).device
         )
         eos = self.tokenizer.eos_token_id
-        given = {"max_new_tokens": most, "do_sample": bool(options.get("do_sample", False)), "eos_token_id": eos}
-        given["pad_token_id"] = eos if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
-        if given["do_sample"]:
-            given |= {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
+        generation = {"max_new_tokens": most, "do_sample": bool(options.get("do_sample", False)), "eos_token_id": eos}
+        generation["pad_token_id"] = eos if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        if generation["do_sample"]:
+            generation |= {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
         ends = _Ends(self.tokenizer, ids.shape[1], stops)
         with torch.random.fork_rng([ids.device] if ids.device.type == "cuda" else []):
             torch.manual_seed(self.seed)
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=GenerationConfig(**given),
+                generation_config=GenerationConfig(**generation),
                 stopping_criteria=StoppingCriteriaList([ends]),
             )
         written = ends.text(out[0])
@@ -121,8 +121,8 @@ class _Ends:
         self.tokenizer, self.num_given, self.stops = tokenizer, num_given, stops
 
     def text(self, ids: Tensor) -> str:
-        found: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
-        return found
+        text: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
+        return text
 
     def __call__(self, ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         ended = [any(stop in self.text(row) for stop in self.stops) for row in ids]
@@ -131,8 +131,8 @@ class _Ends:
 
 def _arguments(request: Any) -> tuple[Any, ...]:
     """What a request of the harness asks, or the tuple itself."""
-    found: tuple[Any, ...] = tuple(getattr(request, "args", request))
-    return found
+    arguments: tuple[Any, ...] = tuple(getattr(request, "args", request))
+    return arguments
 
 
 def _windows(pair: Pair, context: int) -> list[Pair]:

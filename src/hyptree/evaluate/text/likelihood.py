@@ -87,15 +87,15 @@ class PairEncoder:
         return Pair((*begin, *whole), len(whole) - shared, shared < len(context))
 
 
-def context_length(model: Any, given: int | None = None) -> int:
+def context_length(model: Any, context: int | None = None) -> int:
     """Tokens that a model can see at once: what was asked for, at most what it was made for."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
-    found = next((int(value) for name in names if (value := getattr(model.config, name, None))), None)
-    if found is None and given is None:
+    model_length = next((int(value) for name in names if (value := getattr(model.config, name, None))), None)
+    if model_length is None and context is None:
         raise UserError("the model's configuration does not say how long its context is; give context=")
-    if given is not None and (given < 1 or (found is not None and given > found)):
-        raise UserError(f"context must be from 1 to {found or 'the context of the model'}, got {given}")
-    return given if given is not None else int(found or 0)
+    if context is not None and (context < 1 or (model_length is not None and context > model_length)):
+        raise UserError(f"context must be from 1 to {model_length or 'the context of the model'}, got {context}")
+    return context if context is not None else int(model_length or 0)
 
 
 def is_too_long(pair: Pair, context: int) -> bool:
@@ -130,7 +130,7 @@ def log_likelihoods(
     context = context_length(model, context)
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
-    found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)  # what stays where nothing is to be predicted
+    likelihoods: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)  # what stays where nothing is to be predicted
     alone, sharing = _split(_rows(pairs, context), model)
     if advance is not None:
         advance(len(pairs) - sum(len(row.wanted) for row in (*alone, *sharing)))
@@ -145,10 +145,10 @@ def log_likelihoods(
                     values.append(_sum_and_greedy(logits[k, places], torch.tensor(targets, device=logits.device)))
                     index.append(i)
             for i, (value, greedy) in zip(index, torch.stack(values).tolist(), strict=True):
-                found[i] = Likelihood(value, greedy == 1)
+                likelihoods[i] = Likelihood(value, greedy == 1)
             if advance is not None:
                 advance(len(index))
-    return found
+    return likelihoods
 
 
 @dataclass
@@ -201,18 +201,18 @@ def _run_sharing(model: Any, batch: Sequence[_Row]) -> tuple[Tensor, list[int]]:
     mask = (torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]).long()
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    given = {name: value.to(device) for name, value in given.items()}
-    cache = model(**given, use_cache=True, **options).past_key_values
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    cache = model(**inputs, use_cache=True, **options).past_key_values
     owner = torch.tensor([contexts.index(row.shared) for row in batch])
     cache.batch_select_indices(owner.to(device))
     ids = _padded(rests)
     ends = torch.tensor([len(row.tokens) for row in batch])
     positions = torch.minimum(lengths[owner][:, None] + torch.arange(ids.shape[1]), ends[:, None] - 1)
     mask = torch.cat([mask[owner], torch.ones_like(ids)], 1)
-    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    given = {name: value.to(device) for name, value in given.items()}
-    return model(**given, past_key_values=cache, use_cache=True).logits, [row.first for row in batch]
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    return model(**inputs, past_key_values=cache, use_cache=True).logits, [row.first for row in batch]
 
 
 def _padded(rows: Sequence[tuple[int, ...]]) -> Tensor:

@@ -43,25 +43,25 @@ def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
         stack.enter_context(bounds)
         with torch.no_grad():
             model.base_model(**inputs, use_cache=False)
-    found = {f"stream/{i:02}": value for i, value in norms.items()}
+    readings = {f"stream/{i:02}": value for i, value in norms.items()}
     if bounds.parts:
         hit, total = torch.stack(bounds.parts).sum(0)
-        found["clamped"] = hit / total
+        readings["clamped"] = hit / total
     for name, values in (("load", loads), ("curvature", curvatures)):
-        found |= {f"{name}/{i:02}.{j}": value for i, row in values.items() for j, value in enumerate(row)}
+        readings |= {f"{name}/{i:02}.{j}": value for i, row in values.items() for j, value in enumerate(row)}
     if curvatures:
         every = torch.cat([row.flatten() for row in curvatures.values()]).double()
-        found |= {"curvature_min": every.min(), "curvature_mean": every.mean(), "curvature_max": every.max()}
-    if not found:
+        readings |= {"curvature_min": every.min(), "curvature_mean": every.mean(), "curvature_max": every.max()}
+    if not readings:
         return {}
-    numbers = torch.stack([value.detach().double() for value in found.values()]).tolist()  # one wait for the device
-    return dict(zip(found, numbers, strict=True))
+    numbers = torch.stack([value.detach().double() for value in readings.values()]).tolist()  # one wait for the device
+    return dict(zip(readings, numbers, strict=True))
 
 
 @contextlib.contextmanager
-def _hook(module: nn.Module, found: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
-        found[place] = measure(output)
+def _hook(module: nn.Module, readings: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        readings[place] = measure(output)
 
     handle = module.register_forward_hook(keep)
     try:

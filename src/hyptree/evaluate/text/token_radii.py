@@ -65,7 +65,7 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
     points: dict[int, Tensor] = {}
 
     def keep(place: int) -> Any:
-        def hook(module: Any, given: Any, output: Any) -> None:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
             points[place] = output if isinstance(output, Tensor) else output[0]
 
         return hook
@@ -91,8 +91,8 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
 
 
 def _radii(space: Any, points: Tensor) -> np.ndarray:
-    found: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
-    return found
+    radii: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
+    return radii
 
 
 # --------------------------------------------------------------------------------------------------------- correlations
@@ -115,17 +115,17 @@ class Correlation:
         }
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> Correlation:
-    """Spearman's correlation of x and y (n,), with ``given`` the partial one: what is left once that is known.
+def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = None) -> Correlation:
+    """Spearman's correlation of x and y (n,), with ``control`` the partial one: what is left once that is known.
 
     The interval is Fisher's, with the variance of Bonett and Wright (2000) for ranks, ``(1 + r^2/2)/(n - 3)``.
     """
     r = _pearson(_ranks(x), _ranks(y))
-    if given is not None:
-        rx, ry = _pearson(_ranks(x), _ranks(given)), _pearson(_ranks(y), _ranks(given))
+    if control is not None:
+        rx, ry = _pearson(_ranks(x), _ranks(control)), _pearson(_ranks(y), _ranks(control))
         rest = (1 - rx * rx) * (1 - ry * ry)
         r = (r - rx * ry) / math.sqrt(rest) if rest > 1e-12 else math.nan
-    free = len(x) - 3 - (given is not None)
+    free = len(x) - 3 - (control is not None)
     if free < 1 or not abs(r) < 1:
         return Correlation(r, math.nan, math.nan, len(x))
     middle, half = math.atanh(r), 1.96 * math.sqrt((1 + r * r / 2) / free)
@@ -196,14 +196,14 @@ def _table(path: Path) -> Iterable[list[str]]:
 
 def single_token_nouns(tokenizer: Any, depths: Mapping[str, int]) -> Nouns:
     """Tokens that are a space and a noun of WordNet in lower case: words, or beginnings of words."""
-    found = []
+    nouns = []
     for token, index in tokenizer.get_vocab().items():
         word = token[1:]
         is_word = token[:1] in ("\u0120", "\u2581") and len(word) >= MIN_LETTERS and word.isascii() and word.isalpha()
         if is_word and word.islower() and word in depths:
-            found.append((index, word, depths[word]))
-    found.sort()
-    index, words, depth = zip(*found, strict=True) if found else ((), (), ())
+            nouns.append((index, word, depths[word]))
+    nouns.sort()
+    index, words, depth = zip(*nouns, strict=True) if nouns else ((), (), ())
     return Nouns(np.array(index, np.int64), list(words), np.array(depth, np.int64))
 
 
@@ -287,7 +287,7 @@ def _gromov(model: Any, tokens: np.ndarray, seed: int) -> dict[str, Any]:
     space = space_of(model)
     weight = model.get_input_embeddings().weight.detach().cpu()
     points = weight[torch.from_numpy(tokens)].double()
-    found = gromov_delta(space.pairwise_dist(points, points))
+    gromov = gromov_delta(space.pairwise_dist(points, points))
     generator = torch.Generator().manual_seed(seed)
     control = []
     for _ in range(3):
@@ -296,24 +296,24 @@ def _gromov(model: Any, tokens: np.ndarray, seed: int) -> dict[str, Any]:
         control.append(gromov_delta(space.pairwise_dist(drawn, drawn)).relative)
     return {
         "num_points": len(points),
-        "delta": found.delta,
-        "diameter": found.diameter,
-        "relative": found.relative,
+        "delta": gromov.delta,
+        "diameter": gromov.diameter,
+        "relative": gromov.relative,
         "random_relative": float(np.mean(control)),
-        "method": found.method,
+        "method": gromov.method,
     }
 
 
 def curvatures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Curvature K of each expert over training, from a run's metrics: ``{"01.3": {"step": [...], "value": [...]}}``."""
-    found: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for key, value in row.items():
             if key.startswith("curvature/") and isinstance(value, int | float):
-                line = found.setdefault(key.removeprefix("curvature/"), {"step": [], "value": []})
+                line = curves.setdefault(key.removeprefix("curvature/"), {"step": [], "value": []})
                 line["step"].append(row["step"])
                 line["value"].append(value)
-    return found
+    return curves
 
 
 def count_tokens(tokens: np.ndarray, size: int) -> np.ndarray:

@@ -85,8 +85,8 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(found["about"], found["machine"], [Row(**row) for row in found["rows"]])
+            table = json.loads(path.read_text(encoding="utf-8"))
+            return cls(table["about"], table["machine"], [Row(**row) for row in table["rows"]])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} does not hold results of hyptree reduce; --fresh replaces it") from error
 
@@ -182,14 +182,14 @@ def measure(
         seed: of the method random.
     """
     with patched_as(subject.model, method, linkage, keep, layers, seed=seed) as handle:
-        found = subject.accuracy()
+        accuracy = subject.accuracy()
         with torch.no_grad(), subject.autocast():
             gflops = vit_flops(handle.adapter, x[:1]) / 1e9
             tokens = [int(count) for count in handle.num_tokens]
             per_second, speedup = speed(subject.model, handle, x, repeats)
     if method == PLAIN:  # it was timed against itself: what differs is noise
         speedup = 1.0
-    return Row(method, linkage, keep, tokens, gflops, per_second, speedup, found.get("top1"), found.get("top5"))
+    return Row(method, linkage, keep, tokens, gflops, per_second, speedup, accuracy.get("top1"), accuracy.get("top5"))
 
 
 def patched_as(

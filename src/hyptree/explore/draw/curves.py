@@ -88,15 +88,15 @@ def _said(key: str) -> str:
 
 def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
     known = ("step", "epoch", "time", "lr", "split")
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for row in rows:
         if row.get("split") == split:
-            found |= {
+            keys |= {
                 key: None
                 for key, value in row.items()
                 if key not in known and isinstance(value, (int, float)) and not isinstance(value, bool)
             }
-    return list(found)
+    return list(keys)
 
 
 def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str, name: str) -> Line | None:

@@ -91,7 +91,7 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
     """
     links, num = tree.links, len(tree.links) + 1
     place = leaf_order(links)
-    made = num - tree.num_clusters
+    num_merges = num - tree.num_clusters
     top = float(links[:, 2].max(initial=0.0)) or 1.0
     step = (WIDTH - LEFT - 6) / num
 
@@ -112,14 +112,14 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
         first[node], last[node] = min(first[left], first[right]), max(last[left], last[right])
         some[node] = some[left]
-        stroke = "#{:02x}{:02x}{:02x}".format(*colours[some[node]]) if k < made else "#b9bfcc"
+        stroke = "#{:02x}{:02x}{:02x}".format(*colours[some[node]]) if k < num_merges else "#b9bfcc"
         way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
         parts.append(
             f'<g data-from="{first[node]}" data-to="{last[node]}"><path d="{way}" stroke="{stroke}"/>'
             f'<path class="hit" d="{way}"/><title>{last[node] - first[node]} tokens, distance {height:.3f}</title></g>'
         )
-    if 0 < made < len(links):
-        at = y_of(float(links[made - 1, 2] + links[made, 2]) / 2)
+    if 0 < num_merges < len(links):
+        at = y_of(float(links[num_merges - 1, 2] + links[num_merges, 2]) / 2)
         parts.append(f'<line class="cut" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
     for leaf in range(num):
         fill = "#{:02x}{:02x}{:02x}".format(*colours[leaf])

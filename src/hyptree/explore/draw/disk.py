@@ -54,17 +54,17 @@ def branch_colors(tree: Tree) -> list[str]:
 
 def _checked(tree: Tree, points: Any, flat: bool) -> np.ndarray:
     """(n, 2) float64 points inside the unit disk; those of the flat plane are scaled into it."""
-    found = np.asarray(points, np.float64)
-    if found.shape != (tree.num_nodes, 2):
-        raise ValueError(f"points have shape {found.shape}, expected ({tree.num_nodes}, 2), one row per node")
-    if not np.isfinite(found).all():
-        raise ValueError(f"the point of node {np.flatnonzero(~np.isfinite(found).all(1))[0]} is not finite")
-    length = np.linalg.norm(found, axis=1)
+    checked = np.asarray(points, np.float64)
+    if checked.shape != (tree.num_nodes, 2):
+        raise ValueError(f"points have shape {checked.shape}, expected ({tree.num_nodes}, 2), one row per node")
+    if not np.isfinite(checked).all():
+        raise ValueError(f"the point of node {np.flatnonzero(~np.isfinite(checked).all(1))[0]} is not finite")
+    length = np.linalg.norm(checked, axis=1)
     if flat:
-        return found * (0.94 / max(length.max(), 1e-300))
+        return checked * (0.94 / max(length.max(), 1e-300))
     if (length >= 1).any():
         raise ValueError(f"node {np.flatnonzero(length >= 1)[0]} lies outside the unit disk; map points into it first")
-    return found
+    return checked
 
 
 def _dot(tree: Tree, node: int) -> float:
@@ -85,7 +85,7 @@ def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
     way = np.zeros((tree.num_nodes, 2))  # from each node to its children, added up
     np.add.at(way, tree.parent[child], points[child] - points[tree.parent[child]])
     below = (way[:, 1] > 0.5 * np.abs(way[:, 0])) & (tree.depth > 0)
-    found = []
+    labels = []
     for node, text in enumerate(tree.label):
         x, y = points[node]
         distance = math.hypot(x, y)
@@ -98,8 +98,8 @@ def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
         else:
             place = (x, y - gap if below[node] else y + gap, 0.0, "middle")
         size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * shrink
-        found.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
-    return found
+        labels.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
+    return labels
 
 
 def _arc(p: np.ndarray, q: np.ndarray, flat: bool) -> str:

@@ -85,17 +85,17 @@ class Branch:
 def branches(latent: LatentTree) -> list[Branch]:
     """Rows of the dendrogram, class by class; classes with nothing below have none."""
     number = {int(node): i for i, node in enumerate(latent.pictures)}
-    found = []
+    branches = []
     for node in latent.classes.tolist():
         children = latent.tree.children(node).tolist()
         own = [number[child] for child in children if child in number]
         if own:
-            found.append(Branch(node, None, own))
+            branches.append(Branch(node, None, own))
         for child in children:
             if child not in number:
                 below = [number[leaf] for leaf in latent.tree.children(child).tolist()]
-                found.append(Branch(node, child, below))
-    return found
+                branches.append(Branch(node, child, below))
+    return branches
 
 
 # ---- on the disk -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
     Pictures have no names on the disk: they are told when one points at them.
     """
     taken: list[tuple[float, float, float, float]] = []
-    found = []
+    placed = []
     order = [node for kind in (2, 1) for node in np.flatnonzero(tree.height == kind).tolist()]
     for node in order:
         size = 19.0 if tree.height[node] == 2 else 14.0
@@ -167,9 +167,9 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
             box = (x - width / 2, base, x + width / 2, base + high)
             if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
                 taken.append(box)
-                found.append((node, x, base, size))
+                placed.append((node, x, base, size))
                 break
-    return found
+    return placed
 
 
 # ---- as a dendrogram -------------------------------------------------------------------------------------------------
@@ -178,15 +178,15 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
 def rows_of(latent: LatentTree) -> list[tuple[Branch, float, float]]:
     """Every row with its upper edge and its height, in pixels."""
     per_line = pictures_per_line()
-    found, top = [], 6.0
+    rows, top = [], 6.0
     last = -1
     for branch in branches(latent):
         top += 10 if branch.node != last and last >= 0 else 0
         last = branch.node
         height = max(1, -(-len(branch.pictures) // per_line)) * (THUMB + GAP) if branch.pictures else 24.0
-        found.append((branch, top, height))
+        rows.append((branch, top, height))
         top += height
-    return found
+    return rows
 
 
 def pictures_per_line() -> int:

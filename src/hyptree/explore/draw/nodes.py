@@ -59,13 +59,13 @@ class Nodes:
 
     def level_maps(self) -> list[LevelMaps]:
         """The numbers of every level, leaves first."""
-        found = []
+        levels = []
         for k, maps in enumerate(self.need_maps()):
             p = maps.reshape(len(maps), -1).astype(np.float64)
             p = p / p.sum(1, keepdims=True)
             entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(1) / np.log(max(p.shape[1], 2))
             pairs = 0.5 * np.abs(p[0::2][: len(p) // 2] - p[1::2]).sum(1)
-            found.append(
+            levels.append(
                 LevelMaps(
                     level=k + 1,
                     num_nodes=len(p),
@@ -75,7 +75,7 @@ class Nodes:
                     num_winners=len(np.unique(p.argmax(0))),
                 )
             )
-        return found
+        return levels
 
 
 def read_nodes(out: Any, b: int = 0) -> Nodes:
@@ -124,13 +124,13 @@ def node_colours(sizes: Sequence[int]) -> list[np.ndarray]:
         base = np.array([colorsys.hls_to_rgb(k / num_roots, 0.45, 0.55) for k in range(num_roots)])
     below = num_leaves // num_roots
     shade = np.linspace(-0.5, 0.62, below) if below > 1 else np.zeros(1)
-    found = []
+    colours = []
     for size in sizes:
         per_root = size // num_roots
         mean = shade.reshape(per_root, -1).mean(1)[:, None]  # (per_root, 1)
         for_root = [np.where(mean < 0, root * (1 + mean), root + (1 - root) * mean) for root in base]
-        found.append(np.concatenate(for_root))
-    return found
+        colours.append(np.concatenate(for_root))
+    return colours
 
 
 def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]:
@@ -169,9 +169,9 @@ def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]
 
 def mean_maps(pictures: Sequence[Sequence[LevelMaps]]) -> list[LevelMaps]:
     """The numbers of several pictures as their means, level by level."""
-    found = []
+    maps = []
     for same in zip(*pictures, strict=True):
-        found.append(
+        maps.append(
             LevelMaps(
                 level=same[0].level,
                 num_nodes=same[0].num_nodes,
@@ -181,7 +181,7 @@ def mean_maps(pictures: Sequence[Sequence[LevelMaps]]) -> list[LevelMaps]:
                 num_winners=float(np.mean([one.num_winners for one in same])),
             )
         )
-    return found
+    return maps
 
 
 def even_warning(levels: Sequence[LevelMaps]) -> str | None:

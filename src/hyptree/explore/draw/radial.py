@@ -129,8 +129,8 @@ def same_levels(chains: Sequence[Sequence[str]]) -> int:
     """The number of levels of all chains, or a ``UserError``: none, fewer than two, or not all alike."""
     lengths = sorted({len(chain) for chain in chains})
     if len(lengths) != 1 or lengths[0] < 2:
-        found = ", ".join(map(str, lengths)) or "no chains"
-        raise UserError(f"chains must all have the same number of captions, two or more, got {found}")
+        counts = ", ".join(map(str, lengths)) or "no chains"
+        raise UserError(f"chains must all have the same number of captions, two or more, got {counts}")
     return lengths[0]
 
 

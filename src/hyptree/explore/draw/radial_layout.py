@@ -99,7 +99,7 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
     own = np.concatenate([points - reach, points + reach], 1)  # (n, 4) boxes of the dots
     taken = [(i, box) for i, box in enumerate(own.tolist()) if picture.level[i] <= 1]
     taken.append((-1, [X - 20, Y - 8, X + 20, Y + 28]))  # the root and its name
-    found = []
+    labels = []
     for i in np.lexsort((-picture.radius, picture.level)).tolist():
         size = (19.0, 15.5, 13.0)[min(int(picture.level[i]), 2)]
         text = _short(picture.captions[i])
@@ -114,9 +114,9 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
             crowd = taken if attempt < 4 else [one for one in taken if one[0] < 0]  # most general: rather over a dot
             if inside and not any(_overlap(box, other) for k, other in crowd if k != i):
                 taken.append((-1, box))
-                found.append(Label(i, text, at, line, anchor, size))
+                labels.append(Label(i, text, at, line, anchor, size))
                 break
-    return found
+    return labels
 
 
 def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:

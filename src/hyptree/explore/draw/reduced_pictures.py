@@ -108,12 +108,12 @@ def picture_html(shown: Shown) -> str:
 
 def _drawn(shown: Shown, drawing: Drawing) -> list[tuple[str, Image]]:
     """Caption and drawing of every layer."""
-    found = []
+    drawn = []
     for layer, source in zip(shown.layers, drawing.sources, strict=True):
         count = len(np.unique(source[source >= 0]))
         text = f"layer {layer}: {count} token{'s' if count > 1 else ''}"
-        found.append((text, draw(shown.picture, source, shown.grid, side=SIDE)))
-    return found
+        drawn.append((text, draw(shown.picture, source, shown.grid, side=SIDE)))
+    return drawn
 
 
 def _enlarged(picture: np.ndarray) -> Image:

@@ -182,7 +182,7 @@ def answer_html(answer: Answer | None) -> str:
 
 def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
     stages = len({one.stage for one in clusters})
-    found = [
+    layers = [
         {
             "title": "all stages",
             "heads": 1,
@@ -216,7 +216,7 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
             about = f"{h} × {w} patches gather around {m} centres, in {where}."
             disk = "One level only: the clusters stand around the picture at equal distances (Sarkar's construction)."
             names = ["Cluster"]
-        found.append(
+        layers.append(
             {
                 "title": f"stage {one.stage}, block {one.block}",
                 "heads": one.num_heads,
@@ -225,7 +225,7 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
                 "disk": disk,
             }
         )
-    return found
+    return layers
 
 
 def _trees(clusters: Sequence[BlockClusters]) -> list[list[Tree]]:

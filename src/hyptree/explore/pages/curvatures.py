@@ -21,20 +21,20 @@ MAX_EXPERTS = 8
 """Lines in a chart; of more, those that moved most."""
 
 
-def curvature_section(found: Mapping[str, Curve]) -> str:
+def curvature_section(curves: Mapping[str, Curve]) -> str:
     """Charts and a table, as HTML.
 
     Args:
-        found: ``{"01.3": {"step": [...], "value": [...]}}``, layer and expert, as
+        curves: ``{"01.3": {"step": [...], "value": [...]}}``, layer and expert, as
             :func:`hyptree.evaluate.text.token_radii.curvatures` gives it.
     """
     layers: dict[int, dict[int, Curve]] = {}
-    for name, curve in found.items():
+    for name, curve in curves.items():
         first, _, second = name.partition(".")
         layers.setdefault(int(first), {})[int(second)] = curve
     layers = {layer: dict(sorted(experts.items())) for layer, experts in sorted(layers.items())}
     most = sorted(layers, key=lambda layer: -max(map(_moved, layers[layer].values())))[:MAX_LAYERS]
-    charts = _chart("All experts", _range(list(found.values())), ".3f")
+    charts = _chart("All experts", _range(list(curves.values())), ".3f")
     for layer in sorted(most):
         experts = sorted(layers[layer].items(), key=lambda pair: -_moved(pair[1]))[:MAX_EXPERTS]
         lines = [Line(f"expert {name}", curve["step"], _change(curve)) for name, curve in sorted(experts)]

@@ -79,17 +79,17 @@ def write(
         texts.distance([""])  # an unknown geometry is told before the work
     name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
     report = measured(texts, name, chains, pairs) if report is None else report
-    found = sections(texts, chains, report, pictures, pairs, latent, encoder, shown)
+    page_sections = sections(texts, chains, report, pictures, pairs, latent, encoder, shown)
     if random_init:
         alarm = '<p class="warned"><b>Random weights.</b> Nothing here was learned; read it as a control.</p>'
-        found.insert(0, Section("", alarm))
+        page_sections.insert(0, Section("", alarm))
     lead = (
         f"{name}: embeddings of {texts.root.shape[0]} numbers. General texts should lie near the root, the embedding "
         f"of the empty text, and specific ones straight behind them. {says}"
     )
     here, path = Path(__file__).parent, Path(out)
     return page(
-        *(path, "The hierarchy in an encoder", lead.strip(), found),
+        *(path, "The hierarchy in an encoder", lead.strip(), page_sections),
         script=(here / "explorer.js").read_text(encoding="utf-8"),
         style=(here / "explorer.css").read_text(encoding="utf-8") + STYLE,
         top='<button class="theme" type="button" data-theme-button>light / dark</button>',
@@ -133,7 +133,7 @@ def sections(
     radial = radial_picture(texts, captions, shown)
     distance = texts.distance([caption for chain in captions for caption in chain]).double().numpy()
     distance = distance.reshape(len(chains), -1)
-    found = [
+    page_sections = [
         Section("", parts.cards_html(captions, distance, texts, pairs)),
         Section(
             "Captions around the root",
@@ -146,12 +146,12 @@ def sections(
         Section("Best and worst chains", parts.extremes_html(captions, distance)),
     ]
     if len(pictures):
-        found.append(
+        page_sections.append(
             Section("From a picture to a chain of captions", parts.retrieval_html(texts, chains, pictures, encoder))
         )
     if latent is not None:
-        found.append(Section("Classes, attributes, pictures", parts.latent_html(latent)))
+        page_sections.append(Section("Classes, attributes, pictures", parts.latent_html(latent)))
     if len(pairs):
-        found.append(Section("Is X a type of Y?", parts.hyperlex_html(texts, pairs)))
-    found.append(Section("All numbers, with their baselines", parts.tables_html(report)))
-    return found
+        page_sections.append(Section("Is X a type of Y?", parts.hyperlex_html(texts, pairs)))
+    page_sections.append(Section("All numbers, with their baselines", parts.tables_html(report)))
+    return page_sections

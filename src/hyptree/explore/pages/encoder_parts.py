@@ -158,17 +158,17 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Loo
     with torch.no_grad():
         images = encoder.encode_images([one.picture for one in pictures]).float().cpu()
     points = texts.comparable(texts.raw(pool))
-    found = hierarchical_retrieval(texts.comparable(images), points, pool, texts.root, radius=away, c=texts.own_c)
+    retrieved = hierarchical_retrieval(texts.comparable(images), points, pool, texts.root, radius=away, c=texts.own_c)
     place = {caption: i for i, caption in enumerate(pool)}
     parts = []
-    for one, chain in zip(pictures, found, strict=True):
+    for one, chain in zip(pictures, retrieved, strict=True):
         values = [float(away[place[caption]]) for caption in chain]
         parts.append(
             f'<figure class="card looked"><div><img alt="{escape(one.name, quote=True)}" '
             f'src="{data_url(fit(one.picture, 240), 88)}"><figcaption>{escape(one.name)}</figcaption></div>'
             f"{_chain(chain, values, float(away.max()), one.true)}</figure>"
         )
-    known = [(chain, one.true) for one, chain in zip(pictures, found, strict=True) if one.true]
+    known = [(chain, one.true) for one, chain in zip(pictures, retrieved, strict=True) if one.true]
     said = ""
     if known:
         scores = asdict(score_chains([chain for chain, _ in known], [[sorted(true, key=len)] for _, true in known]))

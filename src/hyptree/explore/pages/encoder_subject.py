@@ -71,7 +71,7 @@ def page_of_encoder(
     )
 
 
-def read_texts(given: Sequence[str]) -> list[Chain]:
+def read_texts(values: Sequence[str]) -> list[Chain]:
     """Chains from what ``--texts`` was given: files, folders of HierarCaps, or chains as they are.
 
     A file is HierarCaps (CSV, JSON), or has one chain in each line: ``an animal => a dog => a black dog``.
@@ -80,7 +80,7 @@ def read_texts(given: Sequence[str]) -> list[Chain]:
         UserError: neither a file nor a chain, an empty caption, or chains of different lengths.
     """
     chains: list[Chain] = []
-    for value in given:
+    for value in values:
         path = Path(value)
         if "=>" in value:
             chains.append(_chain(value, f"--texts {value!r}"))

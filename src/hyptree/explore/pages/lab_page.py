@@ -233,7 +233,7 @@ def _said(value: Any) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     """What the sweep was asked for; empty where only its table is there."""
     try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return config

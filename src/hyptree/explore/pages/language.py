@@ -151,10 +151,10 @@ def _correlations(models: Sequence[Numbers], key: str = "frequency") -> str:
 
 
 def _cells(row: Numbers, key: str) -> list[str]:
-    found = row[key]
-    between = "–" if found["low"] is None else f"{_signed(found['low'])} to {_signed(found['high'])}"
+    correlation = row[key]
+    between = "–" if correlation["low"] is None else f"{_signed(correlation['low'])} to {_signed(correlation['high'])}"
     radii = "–" if row["quartiles"][0] is None else " / ".join(f"{value:.3g}" for value in row["quartiles"])
-    return [radii, _signed(found["r"]), between, str(found["count"])]
+    return [radii, _signed(correlation["r"]), between, str(correlation["count"])]
 
 
 def _depth(models: Sequence[Numbers]) -> str:
@@ -191,14 +191,14 @@ def _gromov(models: Sequence[Numbers]) -> str:
         [
             numbers["model"],
             numbers["space"],
-            str(found["num_points"]),
-            f"{found['delta']:.3f}",
-            f"{found['diameter']:.3f}",
-            f"{found['relative']:.3f}",
-            f"{found['random_relative']:.3f}",
+            str(gromov["num_points"]),
+            f"{gromov['delta']:.3f}",
+            f"{gromov['diameter']:.3f}",
+            f"{gromov['relative']:.3f}",
+            f"{gromov['random_relative']:.3f}",
         ]
         for numbers in models
-        for found in [numbers["gromov"]]
+        for gromov in [numbers["gromov"]]
     ]
     return (
         "<p>Gromov's delta of the distances between the most frequent tokens: 0 for the distances of a tree. Relative "

@@ -77,13 +77,13 @@ def probabilities(subject: Subject, pictures: Sequence[np.ndarray]) -> np.ndarra
     """(n, C) probabilities of the classes."""
     import torch
 
-    found = []
+    batches = []
     for start in range(0, len(pictures), BATCH):
         with torch.no_grad():
             answer = subject.model(subject.input(pictures[start : start + BATCH]))
         logits = getattr(answer, "logits", answer)  # a Hi-Mapper gives more than these
-        found.append(logits.float().softmax(-1).cpu().numpy())
-    return np.concatenate(found)
+        batches.append(logits.float().softmax(-1).cpu().numpy())
+    return np.concatenate(batches)
 
 
 def classify_all(subject: Subject, pictures: Sequence[np.ndarray], labels: np.ndarray) -> tuple[np.ndarray, Answers]:

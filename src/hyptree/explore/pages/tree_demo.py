@@ -163,10 +163,10 @@ def score(tree: Tree, points: Tensor, manifold: Manifold, name: str) -> Scores:
     child = np.flatnonzero(tree.parent >= 0)
     both = np.concatenate([np.stack([child, tree.parent[child]], 1), np.stack([tree.parent[child], child], 1)])
     neighbours = torch.from_numpy(both[np.lexsort(both.T[::-1])])
-    found = tree.distortion(embedding=points, manifold=manifold, scale="best")
+    distortion = tree.distortion(embedding=points, manifold=manifold, scale="best")
     root = points[int(tree.roots[0])]
     radius = float(manifold.dist(points, root.expand_as(points)).max())
-    return Scores(name, found.average, found.worst, reconstruction(points, neighbours, manifold).map, radius)
+    return Scores(name, distortion.average, distortion.worst, reconstruction(points, neighbours, manifold).map, radius)
 
 
 def run(out: Path, seed: int = 0) -> None:

@@ -58,24 +58,24 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Tensor:
-            given = dict(zip(names, args, strict=False))
-            given.update(kwargs)
-            dtype = _check(name, given, free_names)
+            arguments = dict(zip(names, args, strict=False))
+            arguments.update(kwargs)
+            dtype = _check(name, arguments, free_names)
             compute = torch.float32 if dtype in _HALF else dtype
             cast: dict[int, Tensor] = {}  # one tensor given twice stays one tensor: `x is y` means something below
-            for key, value in given.items():
+            for key, value in arguments.items():
                 if isinstance(value, Tensor) and value.dtype != compute:
-                    given[key] = cast.setdefault(id(value), value.to(compute))
+                    arguments[key] = cast.setdefault(id(value), value.to(compute))
             if debug.is_enabled():
-                given = _watch_inputs(name, given)
-            out = fn(**given)  # type: ignore[call-arg]
+                arguments = _watch_inputs(name, arguments)
+            out = fn(**arguments)  # type: ignore[call-arg]
             if debug.is_enabled():
                 debug.require_finite(name, "the result", out, rowwise=returns != "scalar")
                 debug.watch_gradient(name, "its result", out)
             if returns == "scalar" or out.dtype == dtype:
                 return out
             if returns == "ball":
-                out = cap_norm(out, (1 - torch.finfo(dtype).eps) / root(given.get("c", 1.0)))
+                out = cap_norm(out, (1 - torch.finfo(dtype).eps) / root(arguments.get("c", 1.0)))
             return _store(out, dtype, name)
 
         FUNCTIONS[name] = GeometryFunction(name, call, names, returns, free_names)
@@ -84,11 +84,11 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
     return decorate
 
 
-def _check(name: str, given: dict[str, Any], free: frozenset[str]) -> torch.dtype:
+def _check(name: str, arguments: dict[str, Any], free: frozenset[str]) -> torch.dtype:
     """The common dtype of the points, after checking types, last axes and the curvature."""
     dtype: torch.dtype | None = None
     first: tuple[str, int] | None = None
-    for key, value in given.items():
+    for key, value in arguments.items():
         if key == "c":
             check_curvature(value, name)
         elif isinstance(value, Tensor):
@@ -113,7 +113,9 @@ def _check(name: str, given: dict[str, Any], free: frozenset[str]) -> torch.dtyp
                 f"{name}: {key} is a {type(value).__name__}, expected a torch.Tensor; use torch.tensor({key})"
             )
     if dtype is None:
-        raise ValueError(f"{name}: expected torch tensors, got {', '.join(type(v).__name__ for v in given.values())}")
+        raise ValueError(
+            f"{name}: expected torch tensors, got {', '.join(type(v).__name__ for v in arguments.values())}"
+        )
     return dtype
 
 
@@ -132,9 +134,9 @@ def check_curvature(c: Any, name: str = "curvature") -> None:
         raise ValueError(f"{name}: c must be positive and finite (the sectional curvature is -c), got {c}")
 
 
-def _watch_inputs(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _watch_inputs(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     watched = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         if isinstance(value, Tensor):
             debug.require_finite(name, key, value)
             if value.requires_grad:

@@ -60,13 +60,13 @@ def _floors(row: Row, drawn: Sequence[Series]) -> list[Series]:
     """The loss that no width takes away at a curvature, where it lies among the drawn losses."""
     lowest, highest = (f(y for series in drawn for y in series.y) for f in (min, max))
     widths = sorted({x for series in drawn for x in series.x})
-    found = []
+    floors = []
     for series in drawn:
         c = float(series.name.removeprefix("c = "))
         floor = _floor(row["n"], row["alpha"], row["density"], row["dist"], c) if c else 0.0
         if lowest < floor < highest:
-            found.append(Series(f"floor, c = {c:g}", [widths[0], widths[-1]], [floor, floor], "dashed"))
-    return found
+            floors.append(Series(f"floor, c = {c:g}", [widths[0], widths[-1]], [floor, floor], "dashed"))
+    return floors
 
 
 @cache  # a search of a second

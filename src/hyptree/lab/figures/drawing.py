@@ -66,10 +66,10 @@ def plot(
     written = {}
     for name in names:
         if name == "curvature":
-            found = FIGURES[name](rows, fit_runs(rows), norms)
+            panels_of = FIGURES[name](rows, fit_runs(rows), norms)
         else:
-            found = FIGURES[name](of_flat, fit_runs(of_flat), norms[flat] if len(norms) else norms)
-        panels = [panel for panel in found if panel.series]
+            panels_of = FIGURES[name](of_flat, fit_runs(of_flat), norms[flat] if len(norms) else norms)
+        panels = [panel for panel in panels_of if panel.series]
         written[name] = write_figure(folder / name, panels) if panels else []
     return written
 
@@ -78,11 +78,11 @@ def _norms(runs: Path, rows: Sequence[dict[str, Any]]) -> np.ndarray:
     """(models, n) norms of the features, padded with NaN; empty where the sweep's parts are not beside the table."""
     folder = runs if runs.is_dir() else runs.parent
     parts = [read_part(folder, name, count) for name, count in Counter(row["part"] for row in rows).items()]
-    found = [part[0]["norms"].double().numpy() for part in parts if part is not None]
-    if len(found) != len(parts) or sum(map(len, found)) != len(rows):
+    every = [part[0]["norms"].double().numpy() for part in parts if part is not None]
+    if len(every) != len(parts) or sum(map(len, every)) != len(rows):
         return np.empty((0, 0))
-    widest = max(norms.shape[1] for norms in found)
-    pad = [np.pad(norms, ((0, 0), (0, widest - norms.shape[1])), constant_values=math.nan) for norms in found]
+    widest = max(norms.shape[1] for norms in every)
+    pad = [np.pad(norms, ((0, 0), (0, widest - norms.shape[1])), constant_values=math.nan) for norms in every]
     return np.concatenate(pad)
 
 

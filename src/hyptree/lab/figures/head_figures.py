@@ -21,7 +21,7 @@ _ENOUGH = 400
 """Rows that fill the bins of a histogram."""
 
 
-def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
+def heads(overlaps: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
     """Mean squared overlap against 1/m, raw and centred, beside what random directions have; norms of the rows.
 
     Args:
@@ -29,8 +29,8 @@ def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str,
         fits: ``raw`` and ``centred`` power laws over the heads; empty where they have one width.
     """
     panel = Panel("mean squared overlap of rows", "1 / m", "overlap²", log="xy")
-    x = [1 / one.m for one in found]
-    values = {"raw": [one.mso for one in found], "centred": [one.mso_centred for one in found]}
+    x = [1 / one.m for one in overlaps]
+    values = {"raw": [one.mso for one in overlaps], "centred": [one.mso_centred for one in overlaps]}
     for k, (name, y) in enumerate(values.items()):
         panel.series.append(Series(name, x, y, labels=names if k == 0 else None))
     ends = [min(x), max(x)] if len(set(x)) > 1 else [x[0] / 2, x[0] * 2]
@@ -39,7 +39,7 @@ def heads(found: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str,
         y = [fit.scale * end**fit.exponent for end in ends]
         panel.series.append(Series(f"{name}: m^{-fit.exponent:+.2f}", ends, y, "dashed"))
     norms = Panel("norms of rows", "norm / mean norm", "density")
-    for one, name in zip(found, names, strict=True):
+    for one, name in zip(overlaps, names, strict=True):
         if one.num < _ENOUGH:
             continue
         edges = np.array(one.norm_edges) / one.norm_mean

@@ -70,20 +70,20 @@ def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
 
 def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
     """Sorted values of ``x`` and the mean of ``y`` at each; diverged models and missing numbers are left out."""
-    found: dict[float, list[float]] = {}
+    groups: dict[float, list[float]] = {}
     for row in rows:
         if not row["diverged"] and math.isfinite(row[y]):
-            found.setdefault(row[x], []).append(row[y])
-    keys = sorted(found)
-    return keys, [float(np.mean(found[key])) for key in keys]
+            groups.setdefault(row[x], []).append(row[y])
+    keys = sorted(groups)
+    return keys, [float(np.mean(groups[key])) for key in keys]
 
 
 def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that share the values of some columns, in the order of these values (NaN counts as one value)."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple("" if row[name] != row[name] else row[name] for name in names), []).append(row)
-    return dict(sorted(found.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
+        groups.setdefault(tuple("" if row[name] != row[name] else row[name] for name in names), []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
 
 
 def said(row: Row, *rest: str) -> str:

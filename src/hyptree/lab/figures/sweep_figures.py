@@ -60,8 +60,8 @@ def _map(title: str, rows: Sequence[Row], name: str, y_name: str) -> list[Panel]
     panel = Panel(title, "α", y_name, is_map=True, rows_name="γ")
     alphas = sorted({row["alpha"] for row in rows if row["dist"] == "power"})
     for (gamma,), some in by([row for row in rows if row["dist"] == "power"], "gamma").items():
-        found = dict(zip(*means(some, "alpha", name), strict=True))
-        panel.series.append(Series(f"{gamma:.3g}", alphas, [found.get(alpha, math.nan) for alpha in alphas]))
+        mean_of = dict(zip(*means(some, "alpha", name), strict=True))
+        panel.series.append(Series(f"{gamma:.3g}", alphas, [mean_of.get(alpha, math.nan) for alpha in alphas]))
     return [panel] if len(alphas) > 1 and len(panel.series) > 1 else []
 
 
@@ -172,12 +172,12 @@ def _left_out(empty: int, why: str, groups: Iterable[Sequence[Row]]) -> str:
 def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:
     """How the norms of features spread, for some data sets, under the strongest growth of each part."""
     panel = Panel("norms of features, strongest growth", "norm", "share")
-    found = by([{**rows[i], "place": i} for i in places], "part", "dist", "alpha")
-    keys = list(found)
+    groups = by([{**rows[i], "place": i} for i in places], "part", "dist", "alpha")
+    keys = list(groups)
     if len(keys) > most:  # evenly over all of them
         keys = [keys[round(k * (len(keys) - 1) / (most - 1))] for k in range(most)]
     for key in keys:
-        some = [row for row in found[key] if row["gamma"] == min(other["gamma"] for other in found[key])]
+        some = [row for row in groups[key] if row["gamma"] == min(other["gamma"] for other in groups[key])]
         values = np.concatenate([norms[row["place"]][: row["n"]] for row in some])
         counts, edges = np.histogram(values, bins=np.linspace(0, 2, 81))
         name = said(some[0], part_of(some[0], [rows[i] for i in places]))

@@ -87,8 +87,8 @@ def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = 
         return _hub_head(HubModel(text), tensor)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         path = _of_run(path)
-    if path.is_dir() and not any(path.glob("*.safetensors*")) and len(found := sorted(path.glob("*.gguf"))) == 1:
-        path = found[0]
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
+        path = files[0]
     if path.is_file() and path.suffix == ".gguf":
         return _gguf_head(path, tensor)
     if path.is_file() and path.suffix in _PICKLES:
@@ -110,13 +110,13 @@ def _head(
     if name not in sources:
         raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
     rows, width = _checked(sources[name].shape, name, path)
-    found = Head(where[name], name, rows, width, _tied(name, settings), sources[name])
+    head = Head(where[name], name, rows, width, _tied(name, settings), sources[name])
     for kind, end in (("weight", "weight_time"), ("offset", "offset")):
         beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
         if beside in where:
             time = read(where[beside])[beside]
             if time.shape in ((rows,), (rows, 1)):
-                return replace(found, time=time.rows(0, rows).reshape(rows), time_kind=kind)
+                return replace(head, time=time.rows(0, rows).reshape(rows), time_kind=kind)
     # Only where the embedding is in the same file: that of a large model may be in a shard that is not here.
     inputs = [other for other in sources if other.endswith("embed_tokens.weight")]
     if name.endswith(HEADS) and len(inputs) == 1:
@@ -124,7 +124,7 @@ def _head(
     else:
         settled = _settings(settings)
         is_wider = settled.get("model_type") == "helm" and settled.get("hidden_size") == width - 1
-    return _split_time(found) if is_wider else found
+    return _split_time(head) if is_wider else head
 
 
 def _split_time(head: Head, block: int = 8192) -> Head:
@@ -169,8 +169,8 @@ def _hub_head(model: HubModel, tensor: str | None) -> Head:
 def _of_run(path: Path) -> Path:
     """The weights of a run."""
     for name in _RUN_FILES:
-        if (found := path / "checkpoints" / f"{name}.safetensors").is_file():
-            return found
+        if (weights := path / "checkpoints" / f"{name}.safetensors").is_file():
+            return weights
     raise UserError(f"{path} has no checkpoint yet; train it first, or go on with --resume")
 
 
@@ -213,7 +213,7 @@ def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
     from zipfile import is_zipfile
 
     try:  # torch's first format was no zip file, and only those are mapped
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except OSError:
         raise
     except Exception as error:  # what is no pickle can fail anywhere in it
@@ -222,7 +222,7 @@ def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
             "weights_only does not open"
         ) from error
     tensors = (
-        {name: value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, dict) else {}
+        {name: value for name, value in loaded.items() if isinstance(value, Tensor)} if isinstance(loaded, dict) else {}
     )
     if not tensors:
         raise UserError(f"{path} holds no tensors by name")
@@ -240,17 +240,17 @@ def _choose(
     where: Mapping[str, Path], tensor: str | None, path: Path | str, candidates: Sequence[str] = CANDIDATES
 ) -> str:
     if tensor is not None:
-        found = [tensor] if tensor in where else [name for name in where if name.endswith(f".{tensor}")]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{path} has several tensors {tensor!r}; give the whole name: {_alike(found)}")
+        matches = [tensor] if tensor in where else [name for name in where if name.endswith(f".{tensor}")]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise UserError(f"{path} has several tensors {tensor!r}; give the whole name: {_alike(matches)}")
         hint = suggest(tensor, where) or f"tensors with 'embed', 'head' or 'wte': {_alike(where)}"
         raise UserError(f"{path} has no tensor {tensor!r}; {hint}")
     for end in candidates:
-        found = sorted((name for name in where if name == end or name.endswith(f".{end}")), key=len)
-        if found:
-            return found[0]
+        matches = sorted((name for name in where if name == end or name.endswith(f".{end}")), key=len)
+        if matches:
+            return matches[0]
     for name in CLASSIFIERS:
         if name in where:
             return name
@@ -266,8 +266,8 @@ def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
 def _settings(folder: Path) -> dict[str, Any]:
     """What the model's own configuration says; empty where there is none."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return settings if isinstance(settings, dict) else {}
     return {}
 
 

@@ -228,7 +228,7 @@ def _lorentz(head: Head, block: int, c: float) -> _Lorentz:
     """
     if head.time is None:
         return _Lorentz()
-    found, share = _Lorentz(), 0.0
+    overlap, share = _Lorentz(), 0.0
     gram = torch.zeros(head.width + 1, head.width + 1, dtype=torch.float64)
     for rows, time in zip(head.rows(block), head.time.double().split(block), strict=True):
         s, t = rows.double(), time[:, None]
@@ -239,15 +239,15 @@ def _lorentz(head: Head, block: int, c: float) -> _Lorentz:
         share += (t.square() / (t.square() + square).clamp_min(1e-300)).sum().item()
         use = (square > t.square()).squeeze(1)
         x = torch.cat([t, s], 1)[use] / (square - t.square())[use].sqrt()
-        found.num += len(x)
+        overlap.num += len(x)
         gram.addmm_(x.T, x)
     sign = torch.ones(head.width + 1, dtype=torch.float64)
     sign[0] = -1
-    if found.num > 1:
+    if overlap.num > 1:
         total = (gram.square() * sign * sign[:, None]).sum().item()
-        found.mean_square = max(0.0, (total - found.num) / (found.num * (found.num - 1)))
-    found.time_share = share / head.num_rows
-    return found
+        overlap.mean_square = max(0.0, (total - overlap.num) / (overlap.num * (overlap.num - 1)))
+    overlap.time_share = share / head.num_rows
+    return overlap
 
 
 def _main_directions(head: Head, block: int, mean: Tensor, count: int) -> Tensor:
@@ -270,12 +270,12 @@ def _sample(head: Head, block: int, kept: Tensor, pairs: int, seed: int) -> Tens
     chosen = places[torch.randperm(len(places), generator=generator)[:count]]
     wanted = torch.zeros_like(kept)
     wanted[chosen] = True
-    found, at = torch.empty(count, head.width, dtype=torch.float64), 0
+    sample, at = torch.empty(count, head.width, dtype=torch.float64), 0
     for rows, use in zip(head.rows(block), wanted.split(block), strict=True):
         some = int(use.sum())
-        found[at : at + some] = rows[use]
+        sample[at : at + some] = rows[use]
         at += some
-    return found.div_(found.norm(dim=1, keepdim=True))
+    return sample.div_(sample.norm(dim=1, keepdim=True))
 
 
 def _sizes(sample: Tensor) -> Tensor:
@@ -303,16 +303,16 @@ def _exact_max(head: Head, block: int) -> float:
     return largest
 
 
-def compare(found: Sequence[HeadOverlap], centred: bool = False) -> PowerFit:
+def compare(overlaps: Sequence[HeadOverlap], centred: bool = False) -> PowerFit:
     """How the mean squared overlap falls with width over several heads: exponent 1 is that of random directions.
 
     Raises:
         ValueError: fewer than two different widths.
     """
     name = "mso_centred" if centred else "mso"
-    return fit_power([one.m for one in found], [getattr(one, name) for one in found])
+    return fit_power([one.m for one in overlaps], [getattr(one, name) for one in overlaps])
 
 
-def to_dict(found: HeadOverlap) -> dict[str, Any]:
+def to_dict(overlap: HeadOverlap) -> dict[str, Any]:
     """In JSON's types; what was not asked for is None."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(found).items()}
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(overlap).items()}

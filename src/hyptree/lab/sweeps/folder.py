@@ -56,14 +56,14 @@ def stored_warmups(out: Path) -> dict[str, float]:
         return {}  # a table can be read without it
 
 
-def join_pieces(found: Sequence[tuple[dict[str, Tensor], dict[str, Any]]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def join_pieces(pieces: Sequence[tuple[dict[str, Tensor], dict[str, Any]]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What is in the file of a part of which every process wrote some models; in the order of the grid."""
     import torch
 
-    places = [place for _, state in found for place in state["places"]]
+    places = [place for _, state in pieces for place in state["places"]]
     order = sorted(range(len(places)), key=places.__getitem__)
-    rows = [row for _, state in found for row in state["rows"]]
-    norms = torch.cat([tensors["norms"] for tensors, _ in found])
+    rows = [row for _, state in pieces for row in state["rows"]]
+    norms = torch.cat([tensors["norms"] for tensors, _ in pieces])
     return {"norms": norms[order]}, {"rows": [rows[i] for i in order], "places": sorted(places)}
 
 
@@ -88,9 +88,9 @@ def read_complete_parts(out: Path) -> tuple[list[dict[str, Any]], str]:
     Raises:
         UserError: no part is complete.
     """
-    found = {grid.name: read_part(out, grid.name, len(grid.models())) for grid in stored_parts(out)}
-    rows = {name: part[1]["rows"] for name, part in found.items() if part is not None}
-    missing = ", ".join(name for name, part in found.items() if part is None)
+    parts = {grid.name: read_part(out, grid.name, len(grid.models())) for grid in stored_parts(out)}
+    rows = {name: part[1]["rows"] for name, part in parts.items() if part is not None}
+    missing = ", ".join(name for name, part in parts.items() if part is None)
     go_on = f"go on with hyptree lab sweep --resume --out {out}"
     if not rows:
         raise UserError(f"the sweep in {out} is not finished, and no part of it is complete ({missing}); {go_on}")
@@ -104,12 +104,12 @@ def _read_config(out: Path) -> dict[str, Any]:
     if not written.is_file():
         raise UserError(f"nothing to resume in {out}: it has no config.json; start without --resume")
     try:
-        found: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{written} is damaged: {error}") from error
-    for part in found["parts"].values():
+    for part in config["parts"].values():
         part.setdefault("curvature", [0.0])  # folders from before there was any
-    return found
+    return config
 
 
 def _difference(before: Any, now: Any, key: str = "") -> str:
@@ -119,7 +119,7 @@ def _difference(before: Any, now: Any, key: str = "") -> str:
             path = f"{key}.{name}" if key else str(name)
             if name not in before or name not in now:
                 return f"{path} is {'missing there' if name not in before else 'there, but not asked for now'}"
-            if found := _difference(before[name], now[name], path):
-                return found
+            if difference := _difference(before[name], now[name], path):
+                return difference
         return ""
     return "" if before == now else f"{key} was {json.dumps(before)} and is now {json.dumps(now)}"

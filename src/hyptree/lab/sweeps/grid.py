@@ -140,8 +140,8 @@ class Grid:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Grid:
         """What :meth:`as_dict` gave."""
-        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        return cls(**given)
+        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**settings)
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:

@@ -40,7 +40,7 @@ class Ranks:
 
     def share(self, grid: Grid) -> list[Model]:
         """The models of this process: an even share of every width, since a model's cost is that of its width."""
-        found = []
+        models_of_rank = []
         for m in grid.m:
             models = [model for model in grid.models() if model.m == m]
             if len(models) < self.size:
@@ -48,8 +48,8 @@ class Ranks:
                     f"{self.size} processes need {self.size} models or more of every width, part {grid.name} has "
                     f"{len(models)}; start fewer processes"
                 )
-            found += models[len(models) * self.rank // self.size : len(models) * (self.rank + 1) // self.size]
-        return found
+            models_of_rank += models[len(models) * self.rank // self.size : len(models) * (self.rank + 1) // self.size]
+        return models_of_rank
 
     def device(self, device: torch.device | str) -> torch.device:
         """This process's device of the kind that was asked for."""

@@ -93,8 +93,8 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
 def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, Any]]:
     """As they are in the file, with all columns."""
     if path.is_dir():
-        found = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
+        if not files:
             unfinished = (path / "config.json").is_file()
             if unfinished and say is not None:
                 parts, line = read_complete_parts(path)
@@ -102,7 +102,7 @@ def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, 
                 return [completed(row) for row in parts]
             hint = "the sweep is not finished: go on with --resume" if unfinished else "hyptree lab sweep writes one"
             raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
-        path = found[0]
+        path = files[0]
     if path.suffix == ".parquet":
         if find_spec("pyarrow") is None:
             raise UserError(f"reading {path} needs pyarrow: pip install pyarrow")

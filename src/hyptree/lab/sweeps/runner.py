@@ -123,8 +123,8 @@ def sweep(
             if ranks.is_main:
                 _merge(grid, out / "parts", ranks.suffixes)
             ranks.wait()
-            found = load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
-            rows += [completed({"warmup": grid.warmup, **row}) for row in found]  # older parts do not have it
+            stored = load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
+            rows += [completed({"warmup": grid.warmup, **row}) for row in stored]  # older parts do not have it
         if ranks.is_main:
             write_runs(out, rows)
             write_text(out / "fits.csv", to_csv(fit_runs(rows)))
@@ -138,8 +138,8 @@ def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
     whole = folder / f"{grid.name}.safetensors"
     if whole.is_file():
         return
-    found = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
-    save_tensors(whole, *join_pieces(found))
+    pieces = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
+    save_tensors(whole, *join_pieces(pieces))
 
 
 def _nothing(_: Any) -> None:
@@ -234,7 +234,7 @@ class _Part:
         loss, error = engine.evaluate(grid.eval_samples)
         train_loss = self.tail_sum / grid.tail
         number = {model: place for place, model in enumerate(grid.models())}
-        found: dict[int, tuple[dict[str, Any], Tensor]] = {}
+        finished: dict[int, tuple[dict[str, Any], Tensor]] = {}
         weights: dict[str, Tensor] = {}
         k = 0
         for bucket in engine.buckets:
@@ -243,31 +243,31 @@ class _Part:
                 values = {"loss_train": train_loss, "loss_eval": loss, "loss_se": error, "first_loss": self.first_loss}
                 numbers = {name: value[k].item() for name, value in values.items()}
                 row = _row(grid, model, W, b, engine.p[bucket.groups[i]].cpu().numpy(), numbers)
-                found[number[model]] = row, W.norm(dim=1)
+                finished[number[model]] = row, W.norm(dim=1)
                 weights |= {f"{number[model]}.W": W, f"{number[model]}.b": b}
                 k += 1
-        places = sorted(found)
-        norms = torch.stack([found[place][1] for place in places])
+        places = sorted(finished)
+        norms = torch.stack([finished[place][1] for place in places])
         if keep_weights:
             (self.out / "weights").mkdir(exist_ok=True)
             save_tensors(self.out / "weights" / done.name, weights)
-        save_tensors(done, {"norms": norms}, {"rows": [found[place][0] for place in places], "places": places})
+        save_tensors(done, {"norms": norms}, {"rows": [finished[place][0] for place in places], "places": places})
         for path in (self.last, self.previous, self.last.with_suffix(".new.safetensors")):
             path.unlink(missing_ok=True)
 
 
 def _row(grid: Grid, model: Model, W: Tensor, b: Tensor, p: np.ndarray, numbers: dict[str, float]) -> dict[str, Any]:
     """One row of the table of runs."""
-    found: dict[str, Any] = measure(W, model.curvature, b)
-    is_finite = found["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
+    measured: dict[str, Any] = measure(W, model.curvature, b)
+    is_finite = measured["regime"] != "diverged" and all(map(math.isfinite, numbers.values()))
     values = {
         **{name: getattr(grid, name) for name in ("n", "dist", "steps", "batch", "warmup", "bias_init")},
         **{name: getattr(model, name) for name in ("m", "alpha", "gamma", "density", "curvature", "seed")},
         **numbers,
-        **found,
+        **measured,
         "part": grid.name,
         "lr": grid.learning_rates(model.m)[0],
-        "loss_unlearned": unlearned_loss(p, round(found["phi_half"] * grid.n)).item() if is_finite else math.nan,
+        "loss_unlearned": unlearned_loss(p, round(measured["phi_half"] * grid.n)).item() if is_finite else math.nan,
         "diverged": not is_finite or numbers["loss_eval"] > MARK_DIVERGED * numbers["first_loss"],
     }
     if grid.dist != "power":

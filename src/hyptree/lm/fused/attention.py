@@ -36,8 +36,8 @@ class _LiftHeads(torch.autograd.Function):
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, cos, sin, log_tau = ctx.saved_tensors
         grads, heads = (grad_q, grad_k, grad_v), Heads(*ctx.heads)
-        found = lift_heads_grad((q, k, v), grads, cos, sin, log_tau, heads, shared_width=ctx.shared_width)
-        return *found[:3], None, None, found[3], None
+        inner_grads = lift_heads_grad((q, k, v), grads, cos, sin, log_tau, heads, shared_width=ctx.shared_width)
+        return *inner_grads[:3], None, None, inner_grads[3], None
 
 
 class _CentroidProduct(torch.autograd.Function):

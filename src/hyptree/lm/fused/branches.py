@@ -49,8 +49,8 @@ class _NormProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, norm_gain, weight = ctx.saved_tensors
         grad_lifted = grad if weight is None else grad @ weight
-        found = residual_norm_grad(x, None, None, norm_gain, None, grad_lifted, **ctx.settings)
-        return found[0], found[3], _grad_of_weight(ctx.needs_input_grad[2], grad, found[4]), None
+        grads = residual_norm_grad(x, None, None, norm_gain, None, grad_lifted, **ctx.settings)
+        return grads[0], grads[3], _grad_of_weight(ctx.needs_input_grad[2], grad, grads[4]), None
 
 
 class _ResidualNormProduct(torch.autograd.Function):
@@ -72,8 +72,8 @@ class _ResidualNormProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_joined: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, raw_weight, norm_gain, weight = ctx.saved_tensors
         grad_lifted = grad if weight is None else grad @ weight
-        found = residual_norm_grad(x, y, raw_weight, norm_gain, grad_joined, grad_lifted, **ctx.settings)
-        return *found[:4], _grad_of_weight(ctx.needs_input_grad[4], grad, found[4]), None
+        grads = residual_norm_grad(x, y, raw_weight, norm_gain, grad_joined, grad_lifted, **ctx.settings)
+        return *grads[:4], _grad_of_weight(ctx.needs_input_grad[4], grad, grads[4]), None
 
 
 class _Residual(torch.autograd.Function):

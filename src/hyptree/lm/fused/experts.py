@@ -128,8 +128,8 @@ class _Mice(torch.autograd.Function):
         if per_choice is not None:
             is_member = chosen[:, None] == torch.arange(ctx.num_experts, device=chosen.device)
             to_a = torch.where(is_member, per_choice[:, None], 0.0).sum(0)
-        found = (to_rows, to_weight, to_first, to_second, to_a, to_shared_first, to_shared_second, to_shared_a)
-        return *found, None, None, None, None
+        grads = (to_rows, to_weight, to_first, to_second, to_a, to_shared_first, to_shared_second, to_shared_a)
+        return *grads, None, None, None, None
 
 
 def mice(

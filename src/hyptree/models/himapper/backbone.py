@@ -60,26 +60,26 @@ class Reader(ABC):
 
     def checked(self, backbone: nn.Module, x: Tensor) -> Features:
         """``read``, after a look at the shapes."""
-        found = self.read(backbone, x)
-        if found.tokens.dim() != 3 or found.tokens.shape[1] != math.prod(found.grid):
+        features = self.read(backbone, x)
+        if features.tokens.dim() != 3 or features.tokens.shape[1] != math.prod(features.grid):
             raise ValueError(
-                f"{kind_of(backbone)}: tokens of shape {tuple(found.tokens.shape)} do not fill the grid {found.grid}, "
-                "expected (B, H*W, C); correct feature_fn"
+                f"{kind_of(backbone)}: tokens of shape {tuple(features.tokens.shape)} do not fill the grid "
+                f"{features.grid}, expected (B, H*W, C); correct feature_fn"
             )
-        got = found.tokens.shape[-1], found.pooled.shape[-1]
-        if got != (self.channels, self.pooled_channels) or found.pooled.dim() != 2:
+        got = features.tokens.shape[-1], features.pooled.shape[-1]
+        if got != (self.channels, self.pooled_channels) or features.pooled.dim() != 2:
             raise ValueError(
                 f"{kind_of(backbone)}: tokens have {got[0]} channels and the global feature is "
-                f"{tuple(found.pooled.shape)}, expected {self.channels} and (B, {self.pooled_channels}); pass "
+                f"{tuple(features.pooled.shape)}, expected {self.channels} and (B, {self.pooled_channels}); pass "
                 f"channels={got[0]}, pooled_channels={got[1]}"
             )
-        row = found.tokens if found.row is None else found.row
-        if row.dim() != 3 or row.shape[1] < found.tokens.shape[1] or row.shape[-1] != self.channels:
+        row = features.tokens if features.row is None else features.row
+        if row.dim() != 3 or row.shape[1] < features.tokens.shape[1] or row.shape[-1] != self.channels:
             raise ValueError(
                 f"{kind_of(backbone)}: the row {tuple(row.shape)} does not end with the tokens "
-                f"{tuple(found.tokens.shape)}; correct or leave out row in feature_fn"
+                f"{tuple(features.tokens.shape)}; correct or leave out row in feature_fn"
             )
-        return found
+        return features
 
 
 def make_reader(
@@ -122,10 +122,10 @@ class HookReader(Reader):
         self.feature_fn = feature_fn
 
     def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        found = self.feature_fn(backbone, x)
-        if not isinstance(found, Features):
-            raise TypeError(f"feature_fn returned {type(found).__name__}, expected hyptree.models.himapper.Features")
-        return found
+        features = self.feature_fn(backbone, x)
+        if not isinstance(features, Features):
+            raise TypeError(f"feature_fn returned {type(features).__name__}, expected hyptree.models.himapper.Features")
+        return features
 
     def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
         out = backbone(x)
@@ -164,8 +164,8 @@ def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> 
     DeiT two classifiers have a token each and are averaged, of a VOLO a second one looks at the patches. All are
     linear, so it is exact. LeViT's two have a norm in front and share the global feature.
     """
-    found = backbone.get_classifier()  # type: ignore[operator]
-    heads = list(found) if isinstance(found, tuple | list | nn.ModuleList) else [found]
+    classifier = backbone.get_classifier()  # type: ignore[operator]
+    heads = list(classifier) if isinstance(classifier, tuple | list | nn.ModuleList) else [classifier]
     is_linear = all(isinstance(head, nn.Linear) for head in heads)
     if not is_linear or (len(heads) == 1 and getattr(backbone, "aux_head", None) is None):
         return _mean([apply_classifier(head, enriched) for head in heads])

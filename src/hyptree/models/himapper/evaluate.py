@@ -158,11 +158,11 @@ def _encode_matrices(model: HiMapper) -> list[Layer]:
 
 def _encode_vectors(model: HiMapper) -> list[Layer]:
     """In the order of ``tree_reader.reference.encode_vectors``, level by level, and the last norm."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     layer: Layer
     for layer in model.encode.layers:
-        found += [layer.norm, layer.query, layer.out, layer.mlp_norm, layer.mlp[0], layer.mlp[2]]
-    return [*found, model.encode.out_norm]
+        layers += [layer.norm, layer.query, layer.out, layer.mlp_norm, layer.mlp[0], layer.mlp[2]]
+    return [*layers, model.encode.out_norm]
 
 
 def _vectors(layer: Layer) -> tuple[Tensor, ...]:

@@ -156,5 +156,5 @@ class TreeLoss(nn.Module):
             "parent_distance": to_parent,
             "level_distance": to_level,
         }
-        found = {name: self._mean(value) for name, value in average.items()}
-        return {**found, "distance_ratio": found["parent_distance"] / found["level_distance"].clamp_min(1e-12)}
+        means = {name: self._mean(value) for name, value in average.items()}
+        return {**means, "distance_ratio": means["parent_distance"] / means["level_distance"].clamp_min(1e-12)}

@@ -52,12 +52,12 @@ class TransformersReader(Reader):
         own = _hidden_size(vision)
         pooled = pooled_channels or (linear[0].in_features if linear else own)
         # A pooler or a mean keeps the channels, and the classifier knows best how many.
-        found = channels or (pooled if linear and pooling != "first_and_mean" else own)
-        if found is None or pooled is None:
+        width = channels or (pooled if linear and pooling != "first_and_mean" else own)
+        if width is None or pooled is None:
             raise ValueError(
                 f"{kind_of(backbone)} does not say how many channels it has; pass channels=, pooled_channels="
             )
-        return cls(found, pooled, tower, pooling if classifier is not None and pooling is not None else "bare")
+        return cls(width, pooled, tower, pooling if classifier is not None and pooling is not None else "bare")
 
     def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
         if self.pooling == "bare":
@@ -65,15 +65,15 @@ class TransformersReader(Reader):
         return backbone(pixel_values=x).logits
 
     def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        found = self._features(backbone, x)
+        features = self._features(backbone, x)
         classifier = getattr(backbone, "classifier", None)
         if isinstance(classifier, nn.Module):
             dropout = getattr(backbone, "dropout", None)
             before = dropout if isinstance(dropout, nn.Dropout) else nn.Identity()
-            found.classify = lambda v, delta: classifier(before(v))
+            features.classify = lambda v, delta: classifier(before(v))
         else:
-            found.classify = lambda v, delta: v
-        return found
+            features.classify = lambda v, delta: v
+        return features
 
     def _features(self, backbone: nn.Module, x: Tensor) -> Features:
         out = (getattr(backbone, self.tower) if self.tower else backbone)(pixel_values=x)
@@ -111,9 +111,9 @@ def _patch_tokens(backbone: nn.Module, f: Tensor, x: Tensor) -> tuple[Tensor, tu
         if 0 <= num_prefix <= 2 + int(getattr(config, "num_register_tokens", 0) or 0):
             return f[:, num_prefix:], grid
     for num_prefix in (0, 1):
-        found = grid_by_shape(f.shape[1] - num_prefix, x)
-        if found is not None:
-            return f[:, num_prefix:], found
+        by_shape = grid_by_shape(f.shape[1] - num_prefix, x)
+        if by_shape is not None:
+            return f[:, num_prefix:], by_shape
     raise ValueError(
         f"{kind_of(backbone)} has no spatial features: {f.shape[1]} tokens of a {tuple(x.shape[-2:])} picture fill no "
         "grid; pass feature_fn="

@@ -118,10 +118,10 @@ class ProbabilisticTree(nn.Module):
 
     def means(self) -> list[Tensor]:
         """[L x (N_l, w)] mean of each node: the average of its two children's."""
-        found: list[Tensor] = [self.mu]
+        levels: list[Tensor] = [self.mu]
         for _ in range(self.shape.depth - 1):
-            found.append((found[-1][0::2] + found[-1][1::2]) / 2)
-        return found
+            levels.append((levels[-1][0::2] + levels[-1][1::2]) / 2)
+        return levels
 
     def variances(self, means: list[Tensor]) -> list[Tensor]:
         """[L x (N_l, w)] variance of the mixture of two children: the mean of theirs and half their distance squared.
@@ -129,11 +129,11 @@ class ProbabilisticTree(nn.Module):
         A sum of positive terms: ``E[x^2] - E[x]^2`` may come out negative.
         """
         assert self.logvar is not None
-        found = [self.logvar.exp()]
+        levels = [self.logvar.exp()]
         for below in means[: self.shape.depth - 1]:
-            within, apart = found[-1], (below[0::2] - below[1::2]) / 2
-            found.append((within[0::2] + within[1::2]) / 2 + apart.square())
-        return found
+            within, apart = levels[-1], (below[0::2] - below[1::2]) / 2
+            levels.append((within[0::2] + within[1::2]) / 2 + apart.square())
+        return levels
 
     def nodes(self) -> Tensor:
         """(nodes, w) the means: queries where nothing is random, one row per node."""

@@ -148,23 +148,23 @@ class HiMapper(nn.Module):
         """
         if not self.enabled:
             return HiMapperOutput(self.reader.plain(self.backbone, x))
-        found = self.reader.checked(self.backbone, x)
+        features = self.reader.checked(self.backbone, x)
         if not torch.compiler.is_compiling():
-            self.grid = found.grid
+            self.grid = features.grid
         compute_losses = self.training if compute_losses is None else compute_losses
         dtype = self.tree.mu.dtype
-        tokens, pooled = found.tokens.to(dtype), found.pooled.to(dtype)
+        tokens, pooled = features.tokens.to(dtype), features.pooled.to(dtype)
         maps = kl = None
         if not return_maps and can_evaluate(self, tokens):
-            row = tokens if found.row is None else found.row.to(dtype)
+            row = tokens if features.row is None else features.row.to(dtype)
             nodes, points, delta = evaluate(self, row, tokens.shape[1], pooled)
         else:
             queries, kl = self.queries(x.shape[0])
             nodes, maps = self.decompose(queries, tokens, return_maps)
             points = self.space(nodes)
             delta = self.encode(pooled, nodes)
-        delta = delta.to(found.pooled.dtype)
-        enriched = found.pooled + delta
+        delta = delta.to(features.pooled.dtype)
+        enriched = features.pooled + delta
 
         losses, stats = None, {}
         if compute_losses or return_maps:
@@ -175,13 +175,13 @@ class HiMapper(nn.Module):
                 losses = {"contrastive": self.loss(distances), "kl": kl}
                 losses["aux_total"] = self.alpha * losses["contrastive"] + self.beta * kl
         return HiMapperOutput(
-            logits=self._classify(found, enriched, delta),
+            logits=self._classify(features, enriched, delta),
             pre_logits=enriched,
             losses=losses,
             nodes=self.shape.split(nodes),
             hyperbolic=self.shape.split(points),
             curvature=self.space.curvature(),
-            maps=None if maps is None else [m.unflatten(-1, found.grid) for m in self.shape.split(maps)],
+            maps=None if maps is None else [m.unflatten(-1, features.grid) for m in self.shape.split(maps)],
             stats=stats,
         )
 
@@ -196,9 +196,9 @@ class HiMapper(nn.Module):
             return self.tree.sample(batch_size)
         return self.tree.nodes(), self.tree.kl()
 
-    def _classify(self, found: Features, enriched: Tensor, delta: Tensor) -> Tensor:
-        if found.classify is not None:
-            return found.classify(enriched, delta)
+    def _classify(self, features: Features, enriched: Tensor, delta: Tensor) -> Tensor:
+        if features.classify is not None:
+            return features.classify(enriched, delta)
         classifier = getattr(self.backbone, "get_classifier", None)
         return apply_classifier(classifier(), enriched) if callable(classifier) else enriched
 

@@ -52,9 +52,9 @@ def _between(distance, sums, i, j, stamp_i, stamp_j, mask, N, wide: tl.constexpr
     """
     stamp = tl.maximum(stamp_i, stamp_j)
     place = tl.where(stamp_i >= stamp_j, i * N + j, j * N + i) + (stamp & 1) * N * N
-    given = tl.load(distance + i * N + j, mask=mask & (stamp == 0), other=0.0).to(wide)
+    first = tl.load(distance + i * N + j, mask=mask & (stamp == 0), other=0.0).to(wide)
     kept = tl.load(sums + place, mask=mask & (stamp > 0), other=0.0)
-    return tl.where(stamp > 0, kept, given)
+    return tl.where(stamp > 0, kept, first)
 
 
 @triton.jit

@@ -51,11 +51,11 @@ def centroid_grad(
         with torch.enable_grad():
             leaf = mean.detach().requires_grad_()
             points = reference.centroid(leaf, d, grad.shape[-1], c)
-            (found,) = torch.autograd.grad(points, leaf, grad)
-        return found, points.detach()
+            (grad_mean,) = torch.autograd.grad(points, leaf, grad)
+        return grad_mean, points.detach()
     run = _backward_operator if needs_operator(mean) else _backward
-    found, points = run(_rows(mean), _rows(grad), d, c)
-    return found.view(mean.shape), points.view(grad.shape)
+    grad_mean, points = run(_rows(mean), _rows(grad), d, c)
+    return grad_mean.view(mean.shape), points.view(grad.shape)
 
 
 def _rows(x: Tensor) -> Tensor:

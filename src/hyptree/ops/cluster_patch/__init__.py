@@ -30,11 +30,11 @@ def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
     if both.dtype not in KERNEL_DTYPES:
         misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
     elif cut.centres > MAX_CENTRES or cut.dim > MAX_DIM:
-        given = f"{cut.centres} centres of a window and heads of {cut.dim}"
-        misfit = f"{given}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
+        sizes = f"{cut.centres} centres of a window and heads of {cut.dim}"
+        misfit = f"{sizes}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
     elif both.dtype == torch.float32 and min(cut.centres, cut.dim) > MAX_BOTH:
-        given = f"{cut.centres} centres of a window and heads of {cut.dim}"
-        misfit = f"{given} in float32, of which shared memory holds up to {MAX_BOTH} of one of them"
+        sizes = f"{cut.centres} centres of a window and heads of {cut.dim}"
+        misfit = f"{sizes} in float32, of which shared memory holds up to {MAX_BOTH} of one of them"
     return choose(backend, both, misfit) == "triton"
 
 
@@ -67,8 +67,8 @@ def cluster_patch(
         held = None if bias is None else bias.contiguous()
         return triton.forward(both.contiguous(), alpha, held, cut, False)[:3]
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (both, alpha, bias))
-    found: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
-    return found
+    out: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
+    return out
 
 
 class _ClusterPatch(torch.autograd.Function):

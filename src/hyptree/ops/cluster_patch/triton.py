@@ -222,7 +222,7 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
     mask = inside[:, None] & (column < D)[None, :]
     patch = tl.where(inside, y * WIDTH + x, 0)
     read = patch[:, None] * (2 * INNER) + head * D + column[None, :]
-    given = patch[:, None] * INNER + head * D + column[None, :]
+    offset = patch[:, None] * INNER + head * D + column[None, :]
     factor = tl.load(alpha).to(tl.float32)
     place = tl.arange(0, BLOCK_M)
     added = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -242,7 +242,7 @@ def _cluster_patch_grad_kernel(both, alpha, bias, grad, grad_parts, grad_moments
         base = image * (HEIGHT * WIDTH * 2 * INNER)
         points = tl.load(both + base + read, mask=mask, other=0.0)
         values = tl.load(both + base + INNER + read, mask=mask, other=0.0)
-        to_mixed = tl.load(grad + image * (HEIGHT * WIDTH * INNER) + given, mask=mask, other=0.0)
+        to_mixed = tl.load(grad + image * (HEIGHT * WIDTH * INNER) + offset, mask=mask, other=0.0)
         if G > 1:
             spoilt = _spoilt(points.to(tl.float32) + values.to(tl.float32) + to_mixed.to(tl.float32), own)
             points = tl.where(spoilt[:, None], 0.0, points.to(tl.float32)).to(stored)
@@ -421,14 +421,14 @@ def backward(
     held = both.dtype if is_wide(cut) else torch.float32
     part_bias = torch.empty(grid[1] if bias is not None else 0, *shape, dtype=held, device=device)
     if has_data(both) and B:
-        given = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments)
-        made = (grad_both, part_alpha, part_bias)
+        inputs = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments)
+        outputs = (grad_both, part_alpha, part_bias)
         if is_wide(cut):
             from hyptree.ops.cluster_patch.wide import wide_cluster_patch_grad_kernel as kernel
 
             options = _wide_settings(cut, bias is not None, both.dtype, "wide backward")
-            launch(kernel, grid, (*given, out, kept, sizes, *made, torch.empty_like(kept)), (), options)
+            launch(kernel, grid, (*inputs, out, kept, sizes, *outputs, torch.empty_like(kept)), (), options)
         else:
             options = settings | _options(both.dtype, "backward")
-            launch(_cluster_patch_grad_kernel, grid, (*given, *made), (B, images), options)
+            launch(_cluster_patch_grad_kernel, grid, (*inputs, *outputs), (B, images), options)
     return grad_both, part_alpha.sum(), part_bias.sum(0, dtype=torch.float32)

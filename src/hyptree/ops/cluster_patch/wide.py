@@ -205,9 +205,9 @@ def wide_cluster_patch_kernel(both, alpha, bias, out, parts, moments, kept, size
         assign, _logsum = _assign(logits, inside)
         mixed = product(assign.to(stored), collected, WIDEN).to(stored)
         tl.store(out + image * (HEIGHT * WIDTH * INNER) + at, mixed, mask=mask)
-        found = tl.where(mask, mixed.to(tl.float32), 0.0)
-        sums += tl.sum(found, axis=1)
-        squares += tl.sum(found * found, axis=1)
+        of_patches = tl.where(mask, mixed.to(tl.float32), 0.0)
+        sums += tl.sum(of_patches, axis=1)
+        squares += tl.sum(of_patches * of_patches, axis=1)
         if ONE_CELL:
             part_points += points.to(tl.float32)
             part_values += values.to(tl.float32)
@@ -240,9 +240,9 @@ def _again(points, towards, alpha, bias, at_bias, logsums, within, count, N: tl.
 @triton.jit
 def _to_mixed(grad, out, place, mask, to_sum, to_square, stored: tl.constexpr):
     """Gradients of the mixed values of a tile, with what comes by way of the moments."""
-    given = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
+    grad_mixed = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
     mixed = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, given + to_sum + 2.0 * to_square * mixed, 0.0).to(stored)
+    return tl.where(mask, grad_mixed + to_sum + 2.0 * to_square * mixed, 0.0).to(stored)
 
 
 @triton.jit

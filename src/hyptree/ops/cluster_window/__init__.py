@@ -66,8 +66,8 @@ def cluster_window(
 
         held = None if bias is None else bias.contiguous()
         return triton.forward(parts.contiguous(), alpha, held, cut, c, clip)
-    found: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
-    return found
+    out: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
+    return out
 
 
 class _ClusterWindow(torch.autograd.Function):
@@ -79,7 +79,7 @@ class _ClusterWindow(torch.autograd.Function):
         run = _forward_operator if needs_operator(parts) else _forward
         out, moments = run(parts, alpha, held, c, clip, *cut)
         ctx.save_for_backward(parts, alpha, held)
-        ctx.given = cut, c, clip
+        ctx.settings = cut, c, clip
         ctx.set_materialize_grads(False)
         return out, moments
 
@@ -87,7 +87,7 @@ class _ClusterWindow(torch.autograd.Function):
     @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
     def backward(ctx: Any, grad: Tensor | None, grad_moments: Tensor | None) -> Any:
         parts, alpha, bias = ctx.saved_tensors
-        cut, c, clip = ctx.given
+        cut, c, clip = ctx.settings
         B = parts.shape[0]
         if grad is None:
             grad = parts.new_zeros(B, cut.num_windows, cut.inner)

@@ -206,8 +206,8 @@ def _cluster_window_grad_kernel(parts, alpha, bias, grad, grad_moments, grad_par
     gathered = value_centres * SHARE + product(tl.trans(assigned), values.to(stored), WIDEN)
     gathered = gathered * over_mass[:, None]
     mixed = product(assigned, gathered.to(stored), WIDEN)
-    given = image * (S * INNER) + head * D + row[:, None] * INNER + column[None, :]
-    to_mixed = tl.load(grad + given, mask=ok, other=0.0)
+    offset = image * (S * INNER) + head * D + row[:, None] * INNER + column[None, :]
+    to_mixed = tl.load(grad + offset, mask=ok, other=0.0)
     to_sum = tl.load(grad_moments + image * 2).to(tl.float32) * (WY * WX)
     to_square = tl.load(grad_moments + image * 2 + 1).to(tl.float32) * (WY * WX)
     to_mixed = tl.where(ok, to_mixed.to(tl.float32) + to_sum + 2.0 * to_square * mixed, 0.0).to(stored)

@@ -39,10 +39,10 @@ def gelu_grad(
     if not fits(x, backend):
         return reference.gelu_grad(x, grad)
     width = x.shape[-1]
-    rows, grads = (given.reshape(given.numel() // width, width).contiguous() for given in (x, grad))
+    rows, grads = (tensor.reshape(tensor.numel() // width, width).contiguous() for tensor in (x, grad))
     # an operator gives tensors of its own; graphs that are traced plan their memory themselves
-    found = _run_operator(rows, grads) if needs_operator(x) else _run(rows, grads, overwrite)
-    return found[0].view(x.shape), found[1].view(x.shape), found[2]
+    out = _run_operator(rows, grads) if needs_operator(x) else _run(rows, grads, overwrite)
+    return out[0].view(x.shape), out[1].view(x.shape), out[2]
 
 
 def _run(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:

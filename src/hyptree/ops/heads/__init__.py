@@ -57,28 +57,28 @@ def lift_heads(
 
 
 def lift_heads_grad(
-    made: tuple[Tensor, Tensor, Tensor], grads: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor,
+    lifted: tuple[Tensor, Tensor, Tensor], grads: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor,
     log_tau: Tensor, heads: Heads, *, shared_width: int = 0, backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of rows, queries, shared and log_tau; None for what was left out.
 
     Args:
-        made: what :func:`lift_heads` gave. grads: gradients of that, (B, N, H, width) each.
+        lifted: what :func:`lift_heads` gave. grads: gradients of that, (B, N, H, width) each.
         shared_width: columns of ``shared``.
     """
-    if not fits(made[0], cos, heads, backend):
-        rows, queries, shared, to_tau = reference.lift_heads_grad(made, grads, cos, sin, log_tau, heads)
+    if not fits(lifted[0], cos, heads, backend):
+        rows, queries, shared, to_tau = reference.lift_heads_grad(lifted, grads, cos, sin, log_tau, heads)
         return rows, queries, None if shared is None else F.pad(shared, (0, shared_width - heads.shared_dim)), to_tau
-    B, N = made[0].shape[:2]
-    run = _backward_operator if needs_operator(made[0]) else _backward
-    flat = [x.reshape(B * N, heads.num_heads, heads.width).contiguous() for x in (*made, *grads)]
+    B, N = lifted[0].shape[:2]
+    run = _backward_operator if needs_operator(lifted[0]) else _backward
+    flat = [x.reshape(B * N, heads.num_heads, heads.width).contiguous() for x in (*lifted, *grads)]
     rows, queries, shared, part_tau = run(
         flat[0], flat[1], flat[2], flat[3], flat[4], flat[5], _table(cos), _table(sin), log_tau, shared_width, *heads
     )
     to_tau = part_tau.sum().to(log_tau.dtype).view(log_tau.shape)
     if not heads.shared_dim:
         return rows.view(B, N, rows.shape[-1]), None, None, to_tau
-    return rows.view(B, N, rows.shape[-1]), queries.view(made[0].shape), shared.view(B, N, shared_width), to_tau
+    return rows.view(B, N, rows.shape[-1]), queries.view(lifted[0].shape), shared.view(B, N, shared_width), to_tau
 
 
 def _tokens(x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def lift_heads(
 
 
 def lift_heads_grad(
-    made: tuple[Tensor, Tensor, Tensor],
+    lifted: tuple[Tensor, Tensor, Tensor],
     grads: tuple[Tensor, Tensor, Tensor],
     cos: Tensor,
     sin: Tensor,
@@ -70,12 +70,12 @@ def lift_heads_grad(
     heads: Heads,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of rows, queries, shared and log_tau from (B, N, H, width) results and their gradients."""
-    dtype, column = made[0].dtype, torch.arange(heads.width, device=cos.device)
+    dtype, column = lifted[0].dtype, torch.arange(heads.width, device=cos.device)
     cos, sin = (table[:, :, None] for table in (cos, sin))
     factor = _factor(log_tau, heads)
     dims = (heads.key_dim, heads.key_dim, heads.value_dim)
-    found = []
-    for part, (x, grad, d) in enumerate(zip(made, grads, dims, strict=True)):
+    to_parts = []
+    for part, (x, grad, d) in enumerate(zip(lifted, grads, dims, strict=True)):
         point, to_point = (torch.where(column < d, wide(one), 0.0) for one in (x, grad))
         to_time, time = (
             wide(grad[..., d : d + 1]),
@@ -84,9 +84,9 @@ def lift_heads_grad(
         if part == 0:  # a query and its time are both proportional to 2/tau
             to_tau = (to_time * time).sum() - (to_point * point).sum()
             to_time = -to_time
-        found.append(to_point + to_time / time * point)
-    query = _turned_back(found[0] * factor, cos, sin, heads.interleaved).to(dtype)
-    value, key = (found[2] * heads.value_scale).to(dtype), found[1]
+        to_parts.append(to_point + to_time / time * point)
+    query = _turned_back(to_parts[0] * factor, cos, sin, heads.interleaved).to(dtype)
+    value, key = (to_parts[2] * heads.value_scale).to(dtype), to_parts[1]
     to_tau = to_tau.to(log_tau.dtype).reshape(log_tau.shape)
     if not heads.shared_dim:
         key = _turned_back(key, cos, sin, heads.interleaved).to(dtype)

@@ -135,13 +135,13 @@ def _lift_heads_grad_kernel(q, k, v, grad_q, grad_k, grad_v, cos, sin, log_tau, 
         head = first + tl.arange(0, HEADS)[:, None]
         inside = (head < H) & (column < WIDTH)
         place = head * WIDTH + column
-        made = token * (H * WIDTH) + place
-        query, _ = _split(tl.load(q + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
-        to_query, query_to_time = _split(tl.load(grad_q + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
-        key, _ = _split(tl.load(k + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
-        to_key, key_to_time = _split(tl.load(grad_k + made, mask=inside, other=0.0).to(tl.float32), column, KEY)
-        value, _ = _split(tl.load(v + made, mask=inside, other=0.0).to(tl.float32), column, VALUE)
-        to_value, value_to_time = _split(tl.load(grad_v + made, mask=inside, other=0.0).to(tl.float32), column, VALUE)
+        offset = token * (H * WIDTH) + place
+        query, _ = _split(tl.load(q + offset, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        to_query, query_to_time = _split(tl.load(grad_q + offset, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        key, _ = _split(tl.load(k + offset, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        to_key, key_to_time = _split(tl.load(grad_k + offset, mask=inside, other=0.0).to(tl.float32), column, KEY)
+        value, _ = _split(tl.load(v + offset, mask=inside, other=0.0).to(tl.float32), column, VALUE)
+        to_value, value_to_time = _split(tl.load(grad_v + offset, mask=inside, other=0.0).to(tl.float32), column, VALUE)
 
         time = tl.sqrt(tl.sum(query * query, axis=1) + factor * factor * OVER_C)
         # a query and its time are both proportional to 2/tau
@@ -192,13 +192,13 @@ def forward(
     T = rows.shape[0]
     q, k, v = (torch.empty(T, heads.num_heads, heads.width, dtype=rows.dtype, device=rows.device) for _ in range(3))
     if has_data(rows) and T:
-        given = (rows, rows, rows) if queries is None or shared is None else (rows, queries, shared)
+        inputs = (rows, rows, rows) if queries is None or shared is None else (rows, queries, shared)
         steps = {
             "ROW_STEP": rows.stride(0),
             "QUERY_STEP": 0 if queries is None else queries.stride(0),
             "SHARED_STEP": 0 if shared is None else shared.stride(0),
         }
-        tensors = (*given, cos, sin, log_tau, q, k, v)
+        tensors = (*inputs, cos, sin, log_tau, q, k, v)
         launch(_lift_heads_kernel, (T,), tensors, (cos.shape[0],), steps | _sizes(heads, cos.shape[1]))
     return q, k, v
 

@@ -58,11 +58,11 @@ def absorb_token(
     if not fits(queries, (heads.num_heads, heads.value_dim, gain.shape[0] + 1 + int(bias)), None, backend):
         return reference.absorb_token(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)
     run = _absorb_operator if needs_operator(queries) else _absorb
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = run(
+    out: tuple[Tensor, Tensor, Tensor, Tensor] = run(
         _side_by_side(queries), _side_by_side(latent), _side_by_side(shared), cos.contiguous(), sin.contiguous(),
         log_tau, gain, _side_by_side(up), *heads, eps, bias,
     )  # fmt: skip
-    return found
+    return out
 
 
 def _side_by_side(x: Tensor) -> Tensor:

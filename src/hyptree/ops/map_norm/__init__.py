@@ -76,8 +76,8 @@ def map_norm_grad(
         return reference.map_norm_grad(normed, rstd, grad, dtype, grad_rstd)
     run = _backward_operator if needs_operator(normed) else _backward
     rows, grads = (part.reshape(rstd.shape[0], -1).contiguous() for part in (normed, grad))
-    found: Tensor = run(rows, rstd, grads, dtype, grad_rstd)
-    return found.view(normed.shape)
+    grad_x: Tensor = run(rows, rstd, grads, dtype, grad_rstd)
+    return grad_x.view(normed.shape)
 
 
 def _forward(x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -61,8 +61,8 @@ def merge_points_grad(
             to_routed, to_weight, *to_shared = torch.autograd.grad(out, leaves, grad)
         return to_shared[0] if to_shared else None, to_routed, to_weight
     run = _backward_operator if needs_operator(routed) else _backward
-    found = run(shared, routed.contiguous(), weight.contiguous(), inverse, grad.contiguous(), c)
-    return None if shared is None else found[0], found[1], found[2]
+    grads = run(shared, routed.contiguous(), weight.contiguous(), inverse, grad.contiguous(), c)
+    return None if shared is None else grads[0], grads[1], grads[2]
 
 
 def _forward(shared: Tensor | None, routed: Tensor, weight: Tensor, inverse: Tensor, n: int, c: float) -> Tensor:

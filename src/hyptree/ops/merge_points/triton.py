@@ -112,8 +112,8 @@ def backward(
     grad_shared = torch.empty(num_shared, T, M, dtype=routed.dtype, device=routed.device)
     grad_routed, grad_weight = torch.empty_like(routed), torch.empty_like(weight)
     if has_data(routed) and T:
-        given = (routed if shared is None else shared.contiguous(), routed, weight, inverse, grad)
+        inputs = (routed if shared is None else shared.contiguous(), routed, weight, inverse, grad)
         settings = {"SHARED": num_shared, "K": K, "OVER_C": 1 / c}
-        tensors = (*given, grad_shared, grad_routed, grad_weight)
+        tensors = (*inputs, grad_shared, grad_routed, grad_weight)
         launch(_merge_points_grad_kernel, (T,), tensors, (T, grad.shape[1], M), settings | _sizes(M))
     return grad_shared, grad_routed, grad_weight

@@ -161,12 +161,12 @@ class _Sets:
             x, y = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
         self.tensors = x.contiguous(), None if is_same else y.contiguous()
 
-    def result(self, found: Tensor) -> Tensor:
-        return found.view(*self.shape, found.shape[-1])
+    def result(self, pairs: Tensor) -> Tensor:
+        return pairs.view(*self.shape, pairs.shape[-1])
 
-    def distances(self, found: Tensor) -> Tensor:
+    def distances(self, pairs: Tensor) -> Tensor:
         # A number is known to the kernel: dividing by one would read and write all distances once more.
-        return self.result(found) if self.unit is None else self.result(found) / self.unit
+        return self.result(pairs) if self.unit is None else self.result(pairs) / self.unit
 
 
 def _dist(
@@ -260,10 +260,10 @@ class _Distances(torch.autograd.Function):
                 return reference.pairwise_dist(x, x if y is None else y, ctx.c, mode, tangent, space)
 
             return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None
-        found = _both_grads(
+        grads = _both_grads(
             ctx.needs_input_grad, x, y, known, grad.contiguous(), None, None, ctx.c, ctx.exact, 1.0
         )  # fmt: skip
-        return *found, None, None, None
+        return *grads, None, None, None
 
 
 class _Softmax(torch.autograd.Function):
@@ -287,7 +287,7 @@ class _Softmax(torch.autograd.Function):
             return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None
         grad = grad.contiguous()
         means = (_means_operator if needs_operator(x) else _means)(p, grad)
-        found = _both_grads(
+        grads = _both_grads(
             ctx.needs_input_grad, x, y, known, grad, log_sums, means, ctx.c, False, ctx.temperature
         )  # fmt: skip
-        return *found, None, None, None
+        return *grads, None, None, None

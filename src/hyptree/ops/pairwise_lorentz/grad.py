@@ -236,10 +236,10 @@ def _grad_rows(program, x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums
             transverse += tile_sum * (unit * (1.0 / (WEIGHT_SCALE * PART_SCALE)))[:, None]
         else:
             transverse = _add_product(transverse, (keep[:, None] * weight) * over_y[None, :], b, PRECISION)
-    found = _turned(x, stats_x, row, is_row, start, n, RX, along, transverse, over_x, OVER_S, BM, BK)
+    grad_rows = _turned(x, stats_x, row, is_row, start, n, RX, along, transverse, over_x, OVER_S, BM, BK)
     column = tl.arange(0, BK)
     at = tl.arange(0, BM)[:, None] * n + column[None, :]
-    tl.store(out + own * n + at, found, mask=is_row[:, None] & (column < n)[None, :])
+    tl.store(out + own * n + at, grad_rows, mask=is_row[:, None] & (column < n)[None, :])
 
 
 @triton.jit
@@ -304,11 +304,11 @@ def _close_rows(program, x, y, stats_x, stats_y, grad, close, out, RX, RY, N, M,
                 along += tl.sum(slope * growth, axis=1)
                 transverse = _add_differences(transverse, slope * sinh_y[None, :], x, y, row, is_row, col, is_col, n,
                                               over_wide_x, over_wide_y, BK)  # fmt: skip
-        found = _turned(x, at_cosh, row, is_row, start, n, RX, along, transverse, over_x, OVER_S, BM, BK)
+        grad_rows = _turned(x, at_cosh, row, is_row, start, n, RX, along, transverse, over_x, OVER_S, BM, BK)
         column = tl.arange(0, BK)
         at = out + own * n + (tl.arange(0, BM)[:, None] * n + column[None, :])
         inside = is_row[:, None] & (column < n)[None, :]
-        tl.store(at, tl.load(at, mask=inside, other=0.0).to(tl.float32) + found, mask=inside)
+        tl.store(at, tl.load(at, mask=inside, other=0.0).to(tl.float32) + grad_rows, mask=inside)
 
 
 @triton.jit

@@ -70,16 +70,16 @@ def _joint_kernel(x, y, stats_x, stats_y, parts_x, parts_y, out, log_sums, tops,
         col = first + tl.arange(0, BN)
         excess = excess_of(product, grown_x, half_x, sinh_x, slope_x, grown_y, root_y, sinh_y, over_y, row, col, M,
                            SAME, EVEN, SPLIT)  # fmt: skip
-        found = log2(growth(excess, QUICK), QUICK)
-        least = tl.minimum(least, tl.min(no_nan(found, QUICK), axis=1))
-        logs += (found,)  # type: ignore[assignment]
+        tile_value = log2(growth(excess, QUICK), QUICK)
+        least = tl.minimum(least, tl.min(no_nan(tile_value, QUICK), axis=1))
+        logs += (tile_value,)  # type: ignore[assignment]
     top = tl.maximum(-RATE * least, LOWEST)
     total = tl.zeros((BM,), tl.float32)
     terms = ()
     for tile in tl.static_range(TILES):
-        found = tl.exp2(logs[tile] * (-RATE) - top[:, None])
-        total += tl.sum(found, axis=1)
-        terms += (found,)  # type: ignore[assignment]
+        tile_value = tl.exp2(logs[tile] * (-RATE) - top[:, None])
+        total += tl.sum(tile_value, axis=1)
+        terms += (tile_value,)  # type: ignore[assignment]
     place = strip.to(tl.int64) * (SHARES * BM) + tl.arange(0, BM)
     if PHASE != 2:
         tl.store(tops + place + share * BM, top)
@@ -139,5 +139,5 @@ def joint_softmax(
         "EVEN": N % sizes["BM"] == 0 and M % (sizes["BN"] * sizes["TILES"]) == 0, **sizes,
     }  # fmt: skip
     for phase in (1, 2) if interpreted() else (0,):
-        given = (*tensors, out, log_sums, tops, sums, arrived)
-        launch(_joint_kernel, (strips * shares,), given, numbers[:-1], {**settings, "PHASE": phase})
+        arguments = (*tensors, out, log_sums, tops, sums, arrived)
+        launch(_joint_kernel, (strips * shares,), arguments, numbers[:-1], {**settings, "PHASE": phase})

@@ -80,9 +80,9 @@ def _nearest_kernel(x, y, stats_x, stats_y, parts_x, parts_y, close, index, d, R
                                     SPLIT, PRECISION, BM, BN, BK, PIECE)  # fmt: skip
     # Nothing was below infinity: the row is NaN, or every column is, or all are left out.
     is_none = least == float("inf")
-    found = tl.where(is_none, float("nan"), distance(tl.where(is_none, 0.0, least), UNIT, QUICK))
+    nearest = tl.where(is_none, float("nan"), distance(tl.where(is_none, 0.0, least), UNIT, QUICK))
     tl.store(index + batch * N + row, where.to(tl.int64), mask=is_row)
-    tl.store(d + batch * N + row, found, mask=is_row)
+    tl.store(d + batch * N + row, nearest, mask=is_row)
 
 
 @triton.jit
@@ -116,12 +116,12 @@ def _close_nearest_kernel(x, y, stats_x, stats_y, close, index, d, RX, RY, N, M,
                 is_known = (mark > 0)[:, None] & is_col[None, :] & (square == square)
                 least, where = _lesser(least, where, tl.where(is_known, square, float("inf")), col)
         is_some = least < float("inf")
-        found = distance(tl.where(is_some, least, 0.0), UNIT, QUICK)
+        nearest = distance(tl.where(is_some, least, 0.0), UNIT, QUICK)
         before = tl.load(d + batch * N + row, mask=is_row, other=0.0)
         place = tl.load(index + batch * N + row, mask=is_row, other=0)
-        is_first = (found == before) & (where < place)  # of equal ones
-        is_nearer = is_some & ((found < before) | (before != before) | is_first)
-        tl.store(d + batch * N + row, tl.where(is_nearer, found, before), mask=is_row)
+        is_first = (nearest == before) & (where < place)  # of equal ones
+        is_nearer = is_some & ((nearest < before) | (before != before) | is_first)
+        tl.store(d + batch * N + row, tl.where(is_nearer, nearest, before), mask=is_row)
         tl.store(index + batch * N + row, tl.where(is_nearer, where.to(tl.int64), place), mask=is_row)
 
 

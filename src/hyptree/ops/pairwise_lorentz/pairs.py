@@ -161,10 +161,10 @@ def distance(square, UNIT: tl.constexpr, QUICK: tl.constexpr):
 def log2(x, QUICK: tl.constexpr):
     """Base-2 logarithm; by the special function unit where there is one."""
     if QUICK:
-        found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+        out = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
-        found = tl.log2(x)
-    return found
+        out = tl.log2(x)
+    return out
 
 
 @triton.jit
@@ -177,20 +177,20 @@ def log2_apart(x, QUICK: tl.constexpr):
     if QUICK:
         bits = x.to(tl.int32, bitcast=True)
         rest = ((bits & 0x007FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-        found = ((bits >> 23) - 127).to(tl.float32) + log2(rest, QUICK)
+        out = ((bits >> 23) - 127).to(tl.float32) + log2(rest, QUICK)
     else:
-        found = tl.log2(x)
-    return found
+        out = tl.log2(x)
+    return out
 
 
 @triton.jit
 def over_root(x, QUICK: tl.constexpr):
     """``1 / sqrt(x)`` for x of a normal size, without the steps that other sizes need; of 0 anything."""
     if QUICK:
-        found = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+        out = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
-        found = tl.rsqrt(tl.where(x == 0.0, 1.0, x))  # numpy warns of zeros
-    return found
+        out = tl.rsqrt(tl.where(x == 0.0, 1.0, x))  # numpy warns of zeros
+    return out
 
 
 @triton.jit

@@ -16,8 +16,8 @@ Mode = Literal["exact", "matmul"]
 
 def points(v: Tensor, c: Scalar, tangent: bool, space: ModuleType = lorentz) -> Tensor:
     """``v`` itself, or the points that tangent vectors at the origin lead to."""
-    found: Tensor = space.expmap0(v, c) if tangent else v
-    return found
+    points: Tensor = space.expmap0(v, c) if tangent else v
+    return points
 
 
 def pairwise_dist(
@@ -25,8 +25,8 @@ def pairwise_dist(
 ) -> Tensor:  # fmt: skip
     """(..., N, n), (..., M, n) -> (..., N, M)."""
     first = points(x, c, tangent, space)
-    found: Tensor = space.pairwise_dist(first, first if y is x else points(y, c, tangent, space), c, mode=mode)
-    return found
+    distances: Tensor = space.pairwise_dist(first, first if y is x else points(y, c, tangent, space), c, mode=mode)
+    return distances
 
 
 def distance_softmax(

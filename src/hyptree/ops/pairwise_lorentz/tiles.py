@@ -54,10 +54,10 @@ def columns(parts_y, start, first, M, P: tl.constexpr, EVEN: tl.constexpr, BN: t
     """Rows of a tile's columns, which begin with row ``start``; without masks where all of them exist."""
     if EVEN and P == BK:
         at = tl.arange(0, BN)[:, None] * P + tl.arange(0, BK)[None, :]
-        found = tl.load(parts_y + start * P + at)
+        tile = tl.load(parts_y + start * P + at)
     else:
-        found = load_rows(parts_y, start, first + tl.arange(0, BN) < M, 0, P, BN, BK)
-    return found
+        tile = load_rows(parts_y, start, first + tl.arange(0, BN) < M, 0, P, BN, BK)
+    return tile
 
 
 @triton.jit
@@ -89,13 +89,13 @@ def tile_stats(stats_y, first, M, RY, EVEN: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def store_tile(out, own, M, col, found, is_row, EVEN: tl.constexpr, BM: tl.constexpr):
+def store_tile(out, own, M, col, tile, is_row, EVEN: tl.constexpr, BM: tl.constexpr):
     """Results of the rows from ``own`` on and the columns ``col``."""
     at = out + own * M + (tl.arange(0, BM)[:, None] * M + col[None, :])
     if EVEN:
-        tl.store(at, found)
+        tl.store(at, tile)
     else:
-        tl.store(at, found, mask=is_row[:, None] & (col < M)[None, :])
+        tl.store(at, tile, mask=is_row[:, None] & (col < M)[None, :])
 
 
 def blur(n: int) -> float:

@@ -106,10 +106,10 @@ def _close_distance_kernel(x, y, stats_x, stats_y, close, out, RX, RY, N, M, n, 
     if tl.max(tl.load(close + place, mask=place < TILES, other=0), axis=0) > 0:
         across_m = tl.cdiv(M, BN)
         tiles = tl.cdiv(N, BM) * across_m
-        for found in range(begin, tl.minimum(begin + MARKS, TILES)):
-            if tl.load(close + found) > 0:
-                batch = (found // tiles).to(tl.int64)
-                tile = found % tiles
+        for number in range(begin, tl.minimum(begin + MARKS, TILES)):
+            if tl.load(close + number) > 0:
+                batch = (number // tiles).to(tl.int64)
+                tile = number % tiles
                 above, left = (tile // across_m) * BM, (tile % across_m) * BN
                 col = left + tl.arange(0, BN)
                 is_col = col < M

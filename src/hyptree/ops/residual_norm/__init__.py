@@ -109,8 +109,10 @@ def _plain_grad(
             (out, g) for out, g in ((point, grad_joined), (lifted, grad_lifted)) if out is not None and g is not None
         ]
         wanted = [leaf for leaf in leaves if leaf is not None]
-        found = iter(torch.autograd.grad([out for out, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
-    grads = [None if leaf is None else next(found) for leaf in leaves]
+        of_wanted = iter(
+            torch.autograd.grad([out for out, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        )
+    grads = [None if leaf is None else next(of_wanted) for leaf in leaves]
     assert grads[0] is not None
     return grads[0], grads[1], grads[2], grads[3], None if lifted is None else lifted.detach()
 

@@ -288,9 +288,9 @@ def forward(
     joined = torch.empty(R if y is not None else 0, n, dtype=x.dtype, device=x.device)
     lifted = torch.empty(R if gamma is not None else 0, width, dtype=dtype, device=x.device)
     if has_data(x) and R:
-        given = (x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma)
+        inputs = (x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma)
         settings = _settings(y, gamma, gain, eps, c, bias) | {"STEP": _step(width)} | _sizes(n)
-        launch(_residual_norm_kernel, (R,), (*given, joined, lifted), (n, width // _step(width)), settings)
+        launch(_residual_norm_kernel, (R,), (*inputs, joined, lifted), (n, width // _step(width)), settings)
     return joined, lifted
 
 
@@ -307,10 +307,10 @@ def backward(
     grad_x = torch.empty_like(x)
     grad_y = torch.empty(R if has_y else 0, n, dtype=x.dtype if y is None else y.dtype, device=x.device)
     lifted = torch.empty(R if has_norm else 0, width, dtype=dtype, device=x.device)
-    made = torch.empty if R else torch.zeros  # every program writes its own sums
-    parts = made(programs, n * has_norm + has_y, dtype=torch.float32, device=x.device)
+    new = torch.empty if R else torch.zeros  # every program writes its own sums
+    parts = new(programs, n * has_norm + has_y, dtype=torch.float32, device=x.device)
     if has_data(x) and R:
-        given = (
+        inputs = (
             x, x if y is None else y, x if raw is None else raw, x if gamma is None else gamma,
             x if grad_joined is None else grad_joined, x if grad_lifted is None else grad_lifted,
         )  # fmt: skip
@@ -318,5 +318,5 @@ def backward(
         settings |= {"STEP": _step(width)} | sizes
         written = (grad_x, grad_y, lifted, parts)
         numbers = (R, n, width // _step(width))
-        launch(_residual_norm_grad_kernel, (programs,), (*given, *written), numbers, settings)
+        launch(_residual_norm_grad_kernel, (programs,), (*inputs, *written), numbers, settings)
     return grad_x, grad_y, parts, lifted

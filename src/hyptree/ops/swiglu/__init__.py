@@ -70,13 +70,13 @@ def swiglu_grad(
         with torch.enable_grad():
             leaves = [leaf.detach().requires_grad_() for leaf in (both, a) if leaf is not None]
             lifted = reference.swiglu_lift(leaves[0], hidden, c, bias, *leaves[1:])
-            found, *to_factor = torch.autograd.grad(lifted, leaves, grad)
-        return found, lifted.detach(), *to_factor
+            grad_both, *to_factor = torch.autograd.grad(lifted, leaves, grad)
+        return grad_both, lifted.detach(), *to_factor
     run = _backward_operator if needs_operator(both) else _backward
     count = both.numel() // both.shape[-1]
     rows, grads = both.reshape(count, both.shape[-1]), grad.reshape(count, grad.shape[-1]).contiguous()
-    found, lifted, to_factors = run(rows, None if a is None else a.reshape(-1), grads, hidden, c, bias)
-    pair = found.view(both.shape), lifted.view(grad.shape)
+    grad_both, lifted, to_factors = run(rows, None if a is None else a.reshape(-1), grads, hidden, c, bias)
+    pair = grad_both.view(both.shape), lifted.view(grad.shape)
     return pair if a is None else (*pair, to_factors.view(a.shape))
 
 

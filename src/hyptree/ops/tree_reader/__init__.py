@@ -62,8 +62,8 @@ def read_tree(
         return reference.read_tree(queries, key_value, matrices, vectors, bias, sizes, heads, scale, cosine)
     run = _read_operator if needs_operator(key_value) else _read
     tensors = (queries.contiguous(), key_value.contiguous(), matrices, vectors, bias)
-    nodes, made = run(*tensors, list(sizes), heads, scale, cosine)
-    return nodes, made
+    nodes, level_key_value = run(*tensors, list(sizes), heads, scale, cosine)
+    return nodes, level_key_value
 
 
 def encode_tree(
@@ -80,8 +80,8 @@ def encode_tree(
     if not fits(x, matrices.dtype, x.shape[-1], heads, key_value.shape[1], backend):
         return reference.encode_tree(x, key_value, matrices, vectors, sizes, heads)
     run = _encode_operator if needs_operator(x) else _encode
-    found: Tensor = run(x.contiguous(), key_value.contiguous(), matrices, vectors, list(sizes), heads)
-    return found
+    out: Tensor = run(x.contiguous(), key_value.contiguous(), matrices, vectors, list(sizes), heads)
+    return out
 
 
 def _read(

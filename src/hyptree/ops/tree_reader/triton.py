@@ -205,9 +205,9 @@ def _read_tree_kernel(queries, key_value, matrices, vectors, bias, nodes, out, M
             x = _norm(x, out_norm, W, EPS)
             tl.store(nodes, x, mask=is_node[:, None])
             h = x.to(dtype)
-        made = _linear(h, level_key_value + step * W * W, level_shift + step * W, W, W, PRECISION)
+        value = _linear(h, level_key_value + step * W * W, level_shift + step * W, W, W, PRECISION)
         is_own = (row >= start) & (row < start + size)
-        tl.store(out + step % 2 * W, made.to(dtype), mask=is_own[:, None])
+        tl.store(out + step % 2 * W, value.to(dtype), mask=is_own[:, None])
         if step % 2 == 1:
             start += size
             size = size // 2
@@ -259,13 +259,13 @@ def _encode_tree_kernel(feature, key_value, matrices, vectors, out, B, NODES: tl
             out_shift = tl.load(level_vectors + tl.where(part > 0, 6 * W + HIDDEN, 3 * W) + column)
             h = (_standard(x, W, EPS) * gain[None, :] + norm_shift[None, :]).to(dtype)
             x += out_shift[None, :]
-        made = _dot(h, inner, None, PRECISION) + shift[None, :]
+        value = _dot(h, inner, None, PRECISION) + shift[None, :]
         if part == 0:
             is_node = node < size
             rows = key_value + (place // PLACES * NODES + start + node) * (2 * W)
             k = tl.load(rows[None, :] + column[:, None], mask=(is_node & is_read)[None, :], other=0.0).to(dtype)
             v = tl.load(rows[:, None] + W + column[None, :], mask=(is_node & is_read)[:, None], other=0.0).to(dtype)
-            q = tl.where(is_own, made * (1.0 / tl.sqrt(D * 1.0)), 0.0).to(dtype)
+            q = tl.where(is_own, value * (1.0 / tl.sqrt(D * 1.0)), 0.0).to(dtype)
             scores = tl.where(is_near & is_node[None, :], _dot(q, k, None, PRECISION), float("-inf"))
             weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
             read = _dot(weights.to(dtype), v, None, PRECISION) * (1.0 / tl.sum(weights, axis=1))[:, None]
@@ -274,7 +274,7 @@ def _encode_tree_kernel(feature, key_value, matrices, vectors, out, B, NODES: tl
             start += size
             size = size // 2
         else:
-            between = _gelu(made).to(dtype)
+            between = _gelu(value).to(dtype)
         x = _dot(between, outer, x, PRECISION)
     x = _norm(x, vectors + DEPTH * (7 * W + HIDDEN), W, EPS)
     tl.store(out + first * W + at, x.to(dtype), mask=(is_image & (row % OF_IMAGE == 0))[:, None])

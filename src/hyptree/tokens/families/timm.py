@@ -102,17 +102,17 @@ class TimmAdapter(FamilyAdapter):
         original = type(model).forward_intermediates
         call = inspect.signature(original).bind(model, x, *args, **kwargs)
         call.apply_defaults()
-        given = call.arguments
+        arguments = call.arguments
         if not self.handle.enabled:
             return original(*call.args, **call.kwargs)
-        grid = model.patch_embed.dynamic_feat_size(x.shape[-2:]) if given["output_fmt"] == "NCHW" else None
-        given["output_fmt"] = "NLC"
+        grid = model.patch_embed.dynamic_feat_size(x.shape[-2:]) if arguments["output_fmt"] == "NCHW" else None
+        arguments["output_fmt"] = "NLC"
         with self.handle.dense():
             result = original(*call.args, **call.kwargs)
 
             from timm.models._features import feature_take_indices
 
-            taken, _ = feature_take_indices(len(model.blocks), given["indices"])
+            taken, _ = feature_take_indices(len(model.blocks), arguments["indices"])
             sources = [self.handle.source_after(layer) for layer in sorted(taken)]
 
         def full(maps: list[Any]) -> list[Any]:

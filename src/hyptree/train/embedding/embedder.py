@@ -73,8 +73,8 @@ class Batches:
         row = torch.cat([row, torch.arange(len(nodes))])
         column = self._place[torch.cat([ancestor, nodes])]
         self._place[columns] = -1
-        found = column >= 0
-        return row[found], column[found]
+        is_related = column >= 0
+        return row[is_related], column[is_related]
 
     def _generator(self, epoch: int, step: int) -> torch.Generator:
         mixed = np.random.SeedSequence([self.seed, epoch, step + 1]).generate_state(1, np.uint64)[0]
@@ -226,10 +226,12 @@ class Embedder:
         """Go on from what :meth:`save` wrote; another hierarchy or other settings are refused."""
         tensors, state = load_tensors(path)
         mine = self._state()
-        given = state.get("settings", {})
+        settings = state.get("settings", {})
         for key, value in mine["settings"].items():
-            if given.get(key) != value:
-                raise UserError(f"cannot resume {path}: it was made with {key} = {given.get(key)}, now it is {value}")
+            if settings.get(key) != value:
+                raise UserError(
+                    f"cannot resume {path}: it was made with {key} = {settings.get(key)}, now it is {value}"
+                )
         if state["digest"] != mine["digest"]:
             raise UserError(f"cannot resume {path}: it was made from another hierarchy; use the same edges")
         with torch.no_grad():

@@ -122,8 +122,8 @@ def embed(
                 }
                 if eval_every and embedder.epoch % eval_every == 0:
                     began = time.perf_counter()
-                    found = measure_quickly(embedder.embedding())
-                    record |= found
+                    measured = measure_quickly(embedder.embedding())
+                    record |= measured
                     eval_seconds += time.perf_counter() - began
                 log.write(json.dumps(record) + "\n")
                 log.flush()
@@ -152,8 +152,8 @@ def measure_quickly(embedding: Embedding, num_samples: int = 2000) -> dict[str, 
     """MAP and mean rank, from a sample of nodes if there are many."""
     from hyptree.evaluate.hierarchy.reconstruction import reconstruction
 
-    found = reconstruction(embedding.points, embedding.pairs, embedding.manifold, num_samples=num_samples)
-    return {"map": found.map, "mean_rank": found.mean_rank}
+    scores = reconstruction(embedding.points, embedding.pairs, embedding.manifold, num_samples=num_samples)
+    return {"map": scores.map, "mean_rank": scores.mean_rank}
 
 
 def sample_size(num_nodes: int, asked: int | None) -> int | None:
@@ -165,8 +165,8 @@ def sample_size(num_nodes: int, asked: int | None) -> int | None:
 
 def measure_run(embedder: Embedder, num_samples: int | None = None) -> dict[str, Any]:
     """The numbers that go into metrics.json."""
-    found = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
-    return found | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
+    scores = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
+    return scores | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
 
 
 @contextmanager

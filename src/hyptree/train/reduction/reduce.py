@@ -86,15 +86,15 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
     stream = sys.stderr if settings.json else sys.stdout
     with progress_bar("reduce", len(wanted), stream=stream, every=0) as shown:
         for row in wanted:
-            found = results.find(*row)
-            if found is None:
+            measured = results.find(*row)
+            if measured is None:
                 x = subject.timed_input(settings.batch_size or 1, settings.seed) if x is None else x
-                found = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
-                results.rows.append(found)
+                measured = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
+                results.rows.append(measured)
                 results.write(path)
-            shown.advance(note=_said(found))
+            shown.advance(note=_said(measured))
     # In the order that was asked for; rows of earlier calls come last.
-    asked = [found for row in wanted if (found := results.find(*row)) is not None]
+    asked = [measured for row in wanted if (measured := results.find(*row)) is not None]
     results.rows = asked + [row for row in results.rows if row not in asked]
     results.write(path)
     return results

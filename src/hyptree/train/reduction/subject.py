@@ -52,8 +52,8 @@ class ReducedModel:
 
         if self.batches is None:
             return {}
-        found = evaluate(self.task, self.model, self.batches, self.processes, self.recipe)
-        return {name: found[name] for name in ("top1", "top5")}
+        scores = evaluate(self.task, self.model, self.batches, self.processes, self.recipe)
+        return {name: scores[name] for name in ("top1", "top5")}
 
     def timed_input(self, num: int, seed: int) -> Tensor:
         """(num, 3, S, S) pictures to be timed on: of the data, else of the built-in world, repeated as needed.

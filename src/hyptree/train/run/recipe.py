@@ -296,9 +296,9 @@ FREE_TO_CHANGE = {
 }
 
 
-def check_resumable(saved: Recipe, given: Recipe, where: Path) -> None:
+def check_resumable(saved: Recipe, recipe: Recipe, where: Path) -> None:
     """Refuse to go on with a recipe that would have given another run, naming the first key that differs."""
-    before, now = flatten(saved), flatten(given)
+    before, now = flatten(saved), flatten(recipe)
     for key in [*now, *(key for key in before if key not in now)]:
         if key not in FREE_TO_CHANGE and before.get(key) != now.get(key):
             raise UserError(

@@ -128,9 +128,9 @@ class ReduceSettings:
 
     def __post_init__(self) -> None:
         for name in ("keep", "method", "linkage"):
-            given = getattr(self, name)
-            if not given or len(set(given)) != len(given):
-                got = " ".join(map(str, given)) or "none"
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                got = " ".join(map(str, values)) or "none"
                 raise ValueError(f"--{name} must be different values, at least one, got {got}")
         for keep in self.keep:
             if not 0 < keep <= 1:

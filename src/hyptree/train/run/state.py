@@ -23,12 +23,12 @@ def full_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state by ``parameter/state``, e.g. ``head.weight/exp_avg``."""
-    found = {}
+    tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             assert isinstance(value, Tensor), f"state {key} of {name} is no tensor"
-            found[f"{name}{_SEPARATOR}{key}"] = _full(value)
-    return found
+            tensors[f"{name}{_SEPARATOR}{key}"] = _full(value)
+    return tensors
 
 
 @torch.no_grad()

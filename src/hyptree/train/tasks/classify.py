@@ -38,13 +38,13 @@ class Classify(Task):
         if not dataset.classes:
             raise UserError(f"data {self.recipe.data.name} has no classes of pictures to learn; choose another task")
         tree = getattr(dataset, "tree", None)
-        found = super().describe(dataset)
+        description = super().describe(dataset)
         if tree is not None:
-            found["tree"] = {
+            description["tree"] = {
                 "parent": tree.parent.tolist(),
                 "label": list(tree.label) if tree.label is not None else None,
             }
-        return found
+        return description
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:
         num_classes = self._num_classes = len(data["classes"])
@@ -109,11 +109,11 @@ class Classify(Task):
             labels.append(batch["label"])
         loss, guess, label = (gather(torch.cat(parts)).cpu() for parts in (losses, guesses, labels))
         right = guess == label[:, None]
-        found = {
+        scores = {
             "loss": loss.double().mean().item(),
             "top1": right[:, 0].double().mean().item(),
             "top5": right.any(1).double().mean().item(),
         }
         if self._tree is not None:
-            found |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
-        return found | plugin.means(gather)
+            scores |= hierarchy_scores(self._tree, guess.numpy(), label.numpy(), self._num_classes)
+        return scores | plugin.means(gather)

@@ -55,14 +55,14 @@ class ContrastSettings:
             raise UserError(f"model.head.curvature must be a positive number, got {self.curvature}")
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> ContrastSettings:
+    def of(cls, settings: dict[str, Any]) -> ContrastSettings:
         """From the dictionary of a recipe."""
         names = [field.name for field in dataclasses.fields(cls)]
-        for key in given:
+        for key in settings:
             if key not in names:
                 hint = suggest(key, names) or "expected one of " + ", ".join(names)
                 raise UserError(f"unknown key model.head.{key}; {hint}")
-        return cls(**given)
+        return cls(**settings)
 
 
 class Captioned:
@@ -190,14 +190,14 @@ class Contrast(Task):
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, settings = batch["tokens"], self.settings
-        found = model(batch["image"], tokens.flatten(0, 1))
-        image, c = found["image"], found.get("c")
-        levels = found["text"].unflatten(0, tokens.shape[:2])  # (B, j, d)
+        output = model(batch["image"], tokens.flatten(0, 1))
+        image, c = output["image"], output.get("c")
+        levels = output["text"].unflatten(0, tokens.shape[:2])  # (B, j, d)
         rows = torch.arange(len(levels), device=levels.device)[:, None]
         text = levels[rows, batch["level"]].flatten(0, 1)  # (B k, d)
         masks = {"captions": batch["captions"], "chosen": batch["chosen"].flatten()} if settings.mask else {}
-        loss = contrast = contrastive_loss(image, text, found["scale"], c=c, **masks)
-        numbers = {"contrast": contrast.detach(), "scale": found["scale"].detach()}
+        loss = contrast = contrastive_loss(image, text, output["scale"], c=c, **masks)
+        numbers = {"contrast": contrast.detach(), "scale": output["scale"].detach()}
         if c is not None:
             entail = entailment_loss(text, image.repeat_interleave(len(text) // len(image), 0), c)
             loss = loss + settings.entail * entail

@@ -45,10 +45,10 @@ class Detect(Task):
         """Class names, whether there are masks, and the dataset's own class numbers where it has some."""
         if not dataset.box_classes:
             raise UserError(f"data {self.recipe.data.name} has no boxes to detect; choose another task")
-        found = super().describe(dataset) | {"has_masks": _has_masks(dataset)}
+        description = super().describe(dataset) | {"has_masks": _has_masks(dataset)}
         if hasattr(dataset, "category_ids"):
-            found["category_ids"] = list(dataset.category_ids)
-        return found
+            description["category_ids"] = list(dataset.category_ids)
+        return description
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:
         from hyptree.models.detection import mask_rcnn
@@ -66,8 +66,8 @@ class Detect(Task):
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
         from hyptree.data.pictures.transforms import transform_of
 
-        made = transform_of(self.recipe.data, "detect", train)
-        return made if train else KeepBoxes(made)
+        transform = transform_of(self.recipe.data, "detect", train)
+        return transform if train else KeepBoxes(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
         """Lists, because pictures differ in shape: ``image`` (3, h, w), and ``target`` or what scoring needs."""
@@ -96,9 +96,11 @@ class Detect(Task):
 
         scorer = CocoScorer(self._classes, self._category_ids, image_ids=self._image_ids, has_masks=self._has_masks)
         for batch in batches:
-            found = model(batch["image"])
+            detections = model(batch["image"])
             for i, (id, size) in enumerate(zip(batch["id"], batch["full_size"], strict=True)):
-                scorer.add(id, size, batch["truth"][i], resize_detections(found[i], batch["image"][i].shape[-2:], size))
+                scorer.add(
+                    id, size, batch["truth"][i], resize_detections(detections[i], batch["image"][i].shape[-2:], size)
+                )
         scorer.gather()  # detections are no tensor of one shape, so not by the gather that was given
         self.scorer = scorer
         return scorer.scores()
@@ -142,8 +144,8 @@ def make_target(sample: Sample) -> dict[str, Tensor]:
 def _instances(sample: Sample) -> dict[str, Tensor]:
     if sample.boxes is None or sample.box_labels is None:
         raise BadSample(sample.id, "it has no boxes (none at all would be an empty list)")
-    found = {"boxes": sample.boxes, "labels": sample.box_labels}
-    return found if sample.masks is None else found | {"masks": sample.masks}
+    instances = {"boxes": sample.boxes, "labels": sample.box_labels}
+    return instances if sample.masks is None else instances | {"masks": sample.masks}
 
 
 def _has_masks(dataset: Any) -> bool:

@@ -86,9 +86,9 @@ class Language(Task):
         )
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        found = model(**batch, use_cache=False)
-        aux = getattr(found, "aux_loss", None)
-        return found.loss, {} if aux is None else {"aux_loss": aux.detach()}
+        output = model(**batch, use_cache=False)
+        aux = getattr(output, "aux_loss", None)
+        return output.loss, {} if aux is None else {"aux_loss": aux.detach()}
 
     def after_step(self, model: nn.Module) -> None:
         """Balance the experts: their gates' biases move by the counts of this step."""

@@ -48,10 +48,10 @@ class OpenVocab(Segment):
             from hyptree.vlm.encoders.encoder import load_encoder
 
             seed = self.recipe.run.seed
-            found = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)
-            if found.pixels is None:
-                raise UserError(f"{found.name} reads text alone; to segment pictures load a CLIP")
-            self._encoder = found
+            encoder = load_encoder(self.recipe.model.name, random_init=self.settings.random_init, seed=seed)
+            if encoder.pixels is None:
+                raise UserError(f"{encoder.name} reads text alone; to segment pictures load a CLIP")
+            self._encoder = encoder
         return self._encoder
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:
@@ -102,11 +102,11 @@ class OpenVocab(Segment):
             for confusion, scores in ((head, model.scores(images, text=text)), (cosine, model.zero_shot(images, text))):
                 for score, truth, extent in zip(scores, batch["truth"], batch["extent"], strict=True):
                     confusion.add(resize_scores(score, extent, truth.shape).argmax(0), truth)
-        found, alone = (
+        numbers, alone = (
             split_scores(gather(confusion.matrix[None]).sum(0), self._classes, self._unseen)
             for confusion in (head, cosine)
         )
-        return found | {
+        return numbers | {
             **{name.replace("miou", "cosine"): alone[name] for name in alone if name.startswith("miou")},
             "text_radius": radius_summary(text)["radius"]["mean"],
             "text_radius_before": self.radius_before["radius"]["mean"],

@@ -38,8 +38,8 @@ class Segment(Task):
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
         from hyptree.data.pictures.transforms import transform_of
 
-        made = transform_of(self.recipe.data, "segment", train)
-        return made if train else KeepLabelMap(made)
+        transform = transform_of(self.recipe.data, "segment", train)
+        return transform if train else KeepLabelMap(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
         """Training: ``image`` (B, 3, S, S) and ``semantic`` (B, S, S). Scoring: the truth of each picture in a list."""

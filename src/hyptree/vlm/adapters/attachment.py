@@ -72,8 +72,8 @@ def bare_model(model: Any) -> nn.Module:
 
 def carrier_of(module: nn.Module) -> Carrier | None:
     """What holds the adapters of a model; None where it has none."""
-    found = module._modules.get(CHILD)
-    return found if isinstance(found, Carrier) else None
+    child = module._modules.get(CHILD)
+    return child if isinstance(child, Carrier) else None
 
 
 def _refuse_while_merged(module: nn.Module, *args: Any) -> None:

@@ -121,10 +121,10 @@ class AdapterConfig(ABC):
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 
-def _check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if not given or len(set(given)) != len(given):
-        raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {given!r}")
-    for name in given:
+def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    if not names or len(set(names)) != len(names):
+        raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {names!r}")
+    for name in names:
         if name not in known:
             hint = suggest(name, known) or "known: " + ", ".join(known)
             raise UserError(f"unknown {what[:-1]} {name!r}; {hint}")

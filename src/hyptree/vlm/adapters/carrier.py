@@ -63,11 +63,11 @@ class AdapterSet(nn.Module):
 
     def weight(self, name: str) -> Tensor | None:
         """The adapted weight of this name; None where this adapter leaves it alone."""
-        found = self.group_of.get(name)
-        if found is None:
+        place = self.group_of.get(name)
+        if place is None:
             return None
-        group = self.groups[found[0]]
-        return group.weight(found[1])  # type: ignore[operator]
+        group = self.groups[place[0]]
+        return group.weight(place[1])  # type: ignore[operator]
 
 
 class WeightSource:
@@ -79,8 +79,8 @@ class WeightSource:
     def read(self) -> Tensor:
         """The weight to use now."""
         current = self.carrier.current()
-        found = None if current is None else current.weight(self.site.name)
-        return self.site.base if found is None else found
+        adapted = None if current is None else current.weight(self.site.name)
+        return self.site.base if adapted is None else adapted
 
 
 class EmbeddingOutput:
@@ -138,9 +138,9 @@ class Carrier(nn.Module):
         if name not in self.sets:
             hint = suggest(name, self.sets) or f"there is {', '.join(self.sets) or 'none'}"
             raise UserError(f"the model has no adapter {name!r}; {hint}")
-        found = self.sets[name]
-        assert isinstance(found, AdapterSet)
-        return found
+        adapter = self.sets[name]
+        assert isinstance(adapter, AdapterSet)
+        return adapter
 
     def current(self) -> AdapterSet | None:
         """The adapter that forward passes use."""

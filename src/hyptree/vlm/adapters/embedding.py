@@ -78,11 +78,11 @@ def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
         part = getattr(model, "visual" if tower == "image" else "text", None)
         if isinstance(part, nn.Module):
             name = "visual" if tower == "image" else "text"
-            found = _projection(part)
-            width = getattr(part, "output_dim", None) or (found and _width(found)) or _last_width(part)
-            yield EmbeddingPoint(tower, name, part, int(width), found)
-        elif tower == "text" and (found := _projection(model)):
-            yield EmbeddingPoint(tower, "", model, _width(found), found)
+            projected = _projection(part)
+            width = getattr(part, "output_dim", None) or (projected and _width(projected)) or _last_width(part)
+            yield EmbeddingPoint(tower, name, part, int(width), projected)
+        elif tower == "text" and (projected := _projection(model)):
+            yield EmbeddingPoint(tower, "", model, _width(projected), projected)
 
 
 def _projection(part: Any) -> tuple[nn.Module, str] | None:
@@ -156,7 +156,7 @@ class AdaptedEmbedding(nn.Module):
         module, attribute = self.point.projection
         if not self.point.is_by_rows:
             return {attribute: self(weight)}
-        found = {attribute: self(weight.mT).mT.contiguous()}
+        tensors = {attribute: self(weight.mT).mT.contiguous()}
         if (bias := module._parameters.get("bias")) is not None:
-            found["bias"] = self(bias)
-        return found
+            tensors["bias"] = self(bias)
+        return tensors

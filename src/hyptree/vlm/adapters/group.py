@@ -180,8 +180,8 @@ class _AdaptedWeights(torch.autograd.Function):
             values = [value.detach().requires_grad_(value.requires_grad) for value in ctx.values]
             stacked = group.stacked(values, ctx.arranged)
         trained = [value for value in values if value.requires_grad]
-        found = iter(torch.autograd.grad(stacked, trained, torch.stack(parts)))
-        return None, None, *(next(found) if value.requires_grad else None for value in values)
+        grads = iter(torch.autograd.grad(stacked, trained, torch.stack(parts)))
+        return None, None, *(next(grads) if value.requires_grad else None for value in values)
 
 
 def _joined(site: Site, adapted: Tensor, base: Tensor) -> Tensor:

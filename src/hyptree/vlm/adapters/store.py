@@ -49,9 +49,9 @@ def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> Ada
     """Attach a saved adapter to a model that has the weights it was made for."""
     about = read_about(folder)
     config = config_from(about["method"], about["config"])
-    given, expected = _shapes(model, config), [(weight, list(shape)) for weight, shape in about["adapted"]]
-    if fingerprint(given) != about["fingerprint"]:
-        raise UserError(f"the adapter in {folder} is for another model: {_difference(expected, given)}")
+    actual, expected = _shapes(model, config), [(weight, list(shape)) for weight, shape in about["adapted"]]
+    if fingerprint(actual) != about["fingerprint"]:
+        raise UserError(f"the adapter in {folder} is for another model: {_difference(expected, actual)}")
     tensors, state = load_tensors(Path(folder) / TENSORS)
     if state.get("fingerprint") != about["fingerprint"] or state.get("method") != about["method"]:
         raise UserError(f"{Path(folder) / TENSORS} and {ABOUT} beside it belong to different adapters; save it again")
@@ -103,8 +103,8 @@ def _shapes(model: Any, config: AdapterConfig) -> list[tuple[str, list[int]]]:
     return sorted((site.name, list(site.base.shape)) for site in sites)
 
 
-def _difference(expected: list[tuple[str, list[int]]], given: list[tuple[str, list[int]]]) -> str:
-    wanted, there = dict(expected), dict(given)
+def _difference(expected: list[tuple[str, list[int]]], actual: list[tuple[str, list[int]]]) -> str:
+    wanted, there = dict(expected), dict(actual)
     for name, shape in expected:
         if name not in there:
             return f"it adapts {name} {tuple(shape)}, and the model has no such weight"

@@ -193,19 +193,19 @@ def _chosen_layers(layers: str | Sequence[int], by_tower: dict[str, list[str]], 
 def _sites(
     model: nn.Module, name: str, attentions: dict[str, Any], tower: str, layer: int, targets: Sequence[str]
 ) -> Iterator[Site]:
-    found: dict[tuple[str, str], list[str]] = {}
+    parts_of: dict[tuple[str, str], list[str]] = {}
     for path, attribute, parts in attentions[name]:
-        found[_join(name, path), attribute] = parts
+        parts_of[_join(name, path), attribute] = parts
     out = _output(model, name, attentions)
     if out:
-        found[out, "weight"] = ["out"]
+        parts_of[out, "weight"] = ["out"]
     if "mlp" in targets:
         block = _block(model, name, attentions)
         for path, module in model.get_submodule(block).named_modules():
             full = _join(block, path)
-            if _is_linear(module) and (full, "weight") not in found and not full.startswith("hyptree_adapters"):
-                found[full, "weight"] = ["mlp"]
-    for (path, attribute), parts in found.items():
+            if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith("hyptree_adapters"):
+                parts_of[full, "weight"] = ["mlp"]
+    for (path, attribute), parts in parts_of.items():
         module = model.get_submodule(path)
         weight = module._parameters[attribute]
         assert weight is not None
@@ -226,8 +226,8 @@ def _output(model: nn.Module, name: str, attentions: dict[str, Any]) -> str | No
     if not others and "." in name:
         output = _join(name.rpartition(".")[0], "output")
         if any(path == output for path, _ in model.named_modules()):
-            found = [n for n, child in model.get_submodule(output).named_modules() if _is_linear(child)]
-            others = [_join(output, n) for n in found]
+            linear = [n for n, child in model.get_submodule(output).named_modules() if _is_linear(child)]
+            others = [_join(output, n) for n in linear]
     return others[0] if len(others) == 1 else None
 
 

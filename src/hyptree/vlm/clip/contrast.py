@@ -70,8 +70,8 @@ def contrastive_loss(
         true_images = _describes(gather_rows(captions), chosen).mT
     by_image = (scale * similarity(image, texts, c)).repeat_interleave(count, 0)
     by_text = scale * similarity(text, images, c)
-    found = info_nce(by_image, _rank() * len(text) + place, true_texts)
-    return (found + info_nce(by_text, _rank() * len(image) + place // count, true_images)) / 2
+    image_loss = info_nce(by_image, _rank() * len(text) + place, true_texts)
+    return (image_loss + info_nce(by_text, _rank() * len(image) + place // count, true_images)) / 2
 
 
 def entailment_loss(general: Tensor, specific: Tensor, c: Tensor | float) -> Tensor:
@@ -92,8 +92,8 @@ def gather_rows(x: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x
-    found: Tensor = _GatherRows.apply(x)
-    return found
+    gathered: Tensor = _GatherRows.apply(x)
+    return gathered
 
 
 class _GatherRows(torch.autograd.Function):

@@ -40,17 +40,17 @@ def score_embeddings(
     """
     levels = captions.shape[1] // 2
     used, number = captions.unique(return_inverse=True)  # (m,), (n, 2L): places in `used`
-    found = embed([texts[i] for i in used.tolist()])
+    embedded = embed([texts[i] for i in used.tolist()])
     scores: dict[str, float] = {}
-    for name, value in _retrieval(image, found, number[:, levels - 1], c).items():
+    for name, value in _retrieval(image, embedded, number[:, levels - 1], c).items():
         scores[name] = value
     scores["r1"] = (scores["i2t_r1"] + scores["t2i_r1"]) / 2
     scores |= _zero_shot(image, [texts[i] for i in captions[:, 2].tolist()], embed, c)
     for level in range(levels):
-        both = (_paired(image, found[number[:, level + part]], c) for part in (0, levels))
+        both = (_paired(image, embedded[number[:, level + part]], c) for part in (0, levels))
         true, wrong = both
         scores[f"truth{level + 1}"] = (true > wrong).double().mean().item()
-    radius = lorentz.dist0(found, c) if c is not None else radii(found, embed([""])[0])
+    radius = lorentz.dist0(embedded, c) if c is not None else radii(embedded, embed([""])[0])
     by_level = radius[number[:, :levels]].cpu()
     order = order_of_levels(by_level.double().numpy())
     words = torch.tensor([len(texts[i].split()) for i in used.tolist()])[number[:, :levels].cpu()]
@@ -59,10 +59,10 @@ def score_embeddings(
     return scores
 
 
-def _retrieval(image: Tensor, found: Tensor, specific: Tensor, c: float | None) -> dict[str, float]:
+def _retrieval(image: Tensor, embedded: Tensor, specific: Tensor, c: float | None) -> dict[str, float]:
     """Recall at 1 and 5 between pictures (n, d) and the distinct ones among their captions."""
     pool, own = specific.unique(return_inverse=True)
-    text, number = found[pool], torch.arange(len(pool), device=own.device)
+    text, number = embedded[pool], torch.arange(len(pool), device=own.device)
     by_image, by_text = recall_at(image, text, own, number, (1, 5), c), recall_at(text, image, number, own, (1, 5), c)
     return {f"{name}_r{k}": hits[k] for name, hits in (("i2t", by_image), ("t2i", by_text)) for k in (1, 5)}
 

@@ -140,8 +140,8 @@ class WorldClip(nn.Module):
             pixels: (n, 3, size, size) prepared pictures.
             tokens: (m, length) numbers of tokens, padded on the right: the towers look to the left only.
         """
-        found = {"image": self.embed_images(pixels), "text": self.embed_texts(tokens), "scale": self.scale}
-        return found if self.space is None else found | {"c": torch.as_tensor(self.space.c)}
+        output = {"image": self.embed_images(pixels), "text": self.embed_texts(tokens), "scale": self.scale}
+        return output if self.space is None else output | {"c": torch.as_tensor(self.space.c)}
 
     @property
     def scale(self) -> Tensor:

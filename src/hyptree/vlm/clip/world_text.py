@@ -82,7 +82,7 @@ def encode_table(tokenizer: Any, texts: Sequence[str], length: int) -> Tensor:
     """(texts, length) int64: tokens of many texts, cut to a length (the end stays) and padded on the right."""
     table = np.full((len(texts), length), tokenizer.pad_token_id, np.int64)
     if texts:
-        found = tokenizer(list(texts), truncation=True, max_length=length, return_attention_mask=False)["input_ids"]
-        for row, ids in zip(table, found, strict=True):
+        token_ids = tokenizer(list(texts), truncation=True, max_length=length, return_attention_mask=False)["input_ids"]
+        for row, ids in zip(table, token_ids, strict=True):
             row[: len(ids)] = ids
     return torch.from_numpy(table)

@@ -187,8 +187,8 @@ class Encoder(ABC):
         return pictures
 
     def _joined(self, parts: list[Tensor], normalize: bool) -> Tensor:
-        found = torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
-        return F.normalize(found, dim=-1) if normalize else found
+        joined = torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
+        return F.normalize(joined, dim=-1) if normalize else joined
 
 
 def load_encoder(spec: str, *, random_init: bool = False, seed: int = 0, device: str | torch.device = "cpu") -> Encoder:

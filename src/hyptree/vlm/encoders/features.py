@@ -143,10 +143,10 @@ def picture_features(
             tensors, state = load_tensors(path)
             parts.append((tensors, int(state["num_bad"])))
         else:
-            made, bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
+            features, bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
             if path is not None:
-                save_tensors(path, made, {"num_bad": bad})
-            parts.append((made, bad))
+                save_tensors(path, features, {"num_bad": bad})
+            parts.append((features, bad))
         if progress is not None:
             progress(stop)
     joined = {key: torch.cat([part[key] for part, _ in parts]) for key in ("features", "labels")}
@@ -201,10 +201,10 @@ def text_features(encoder: Encoder, texts: Sequence[str], cache: Path | None = N
     path = cache / f"{encoder_fingerprint(encoder)}-text-{words}.safetensors"
     if path.is_file():
         return load_tensors(path)[0]["features"].to(encoder.device)
-    made = encoder.encode_text(list(texts)).float()
+    features = encoder.encode_text(list(texts)).float()
     cache.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, {"features": made}, {"texts": list(texts), "encoder": encoder.name})
-    return made
+    save_tensors(path, {"features": features}, {"texts": list(texts), "encoder": encoder.name})
+    return features
 
 
 # --------------------------------------------------------------------------------------------------------------- shifts

@@ -50,12 +50,12 @@ class OpenClipEncoder(Encoder):
         return {"input_ids": self.tokenizer(texts).to(self.device)}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
-        found: Tensor = self.model.encode_text(tokens["input_ids"])
-        return found
+        embedding: Tensor = self.model.encode_text(tokens["input_ids"])
+        return embedding
 
     def encode_pixels(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.model.encode_image(pixels)
-        return found
+        embedding: Tensor = self.model.encode_image(pixels)
+        return embedding
 
     def _dense(self, pixels: Tensor) -> Tensor:
         visual: Any = self.model.visual
@@ -64,10 +64,10 @@ class OpenClipEncoder(Encoder):
         projection = getattr(visual, "proj", None)
         if projection is None or not hasattr(visual, "transformer") or getattr(visual, "attn_pool", None) is not None:
             raise UserError(f"{self.name} gives no embeddings of patches: its image tower is no plain ViT")
-        found = visual.forward_intermediates(
+        output = visual.forward_intermediates(
             pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NLC"
         )
-        return found["image_intermediates"][0] @ projection
+        return output["image_intermediates"][0] @ projection
 
     def _dense_timm(self, visual: Any, pixels: Tensor) -> Tensor:
         trunk = visual.trunk

@@ -55,9 +55,9 @@ class HfEncoder(Encoder):
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         # SigLIP reads its answer at the last place and was trained without a mask: always the full length.
         padding = "max_length" if self.siglip else "longest"
-        found = self.tokenizer(texts, padding=padding, truncation=True, max_length=self.length, return_tensors="pt")
+        tokens = self.tokenizer(texts, padding=padding, truncation=True, max_length=self.length, return_tensors="pt")
         names = ("input_ids",) if self.siglip else ("input_ids", "attention_mask")
-        return {name: found[name].to(self.device) for name in names}
+        return {name: tokens[name].to(self.device) for name in names}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
         return features_of(self.model.get_text_features(**tokens))
@@ -131,8 +131,8 @@ class SentenceEncoder(Encoder):
         return None
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
-        found = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
-        return {key: value.to(self.device) for key, value in found.items()}
+        tokens = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
+        return {key: value.to(self.device) for key, value in tokens.items()}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
         hidden: Tensor = self.model(**tokens, return_dict=True).last_hidden_state
@@ -225,20 +225,20 @@ def _tokenizer(spec: str, source: str) -> Any:
 def _pixel_format(source: str, config: Any) -> PixelFormat:
     """What preprocessor_config.json says, else what the kind of model is trained with."""
     siglip = str(config.model_type).startswith("siglip")
-    found = _settings(source, "preprocessor_config.json")
+    settings = _settings(source, "preprocessor_config.json")
     vision = config.vision_config
     size = getattr(vision, "image_size", 224)
     if config.model_type == "siglip2":  # the picture that fills all positions
         size = round(int(vision.num_patches) ** 0.5) * int(vision.patch_size)
-    mean = tuple(found.get("image_mean") or (_HALF if siglip else CLIP_MEAN))
-    std = tuple(found.get("image_std") or (_HALF if siglip else CLIP_STD))
-    return PixelFormat(int(size), mean, std, whole=not found.get("do_center_crop", not siglip))
+    mean = tuple(settings.get("image_mean") or (_HALF if siglip else CLIP_MEAN))
+    std = tuple(settings.get("image_std") or (_HALF if siglip else CLIP_STD))
+    return PixelFormat(int(size), mean, std, whole=not settings.get("do_center_crop", not siglip))
 
 
 def _pooling(spec: str, source: str) -> str:
-    found = _settings(source, "1_Pooling/config.json")
-    given = found.get("pooling_mode")
-    modes = [given] if given else [mode for key, mode in _POOLING.items() if found.get(key)]
+    settings = _settings(source, "1_Pooling/config.json")
+    stored = settings.get("pooling_mode")
+    modes = [stored] if stored else [mode for key, mode in _POOLING.items() if settings.get(key)]
     if len(modes) > 1 or (modes and modes[0] not in _POOLING.values()):
         raise UserError(f"{spec} is pooled by {' + '.join(modes)}; expected one of {', '.join(_POOLING.values())}")
     return str(modes[0]) if modes else "mean"
@@ -255,10 +255,10 @@ def _settings(source: str, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    return found
+    return settings
 
 
 def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:
@@ -270,9 +270,9 @@ def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:
     return folder
 
 
-def features_of(found: Any) -> Tensor:
+def features_of(output: Any) -> Tensor:
     """transformers 4 gives the features themselves, 5 an object that holds them."""
-    return found if isinstance(found, Tensor) else found.pooler_output
+    return output if isinstance(output, Tensor) else output.pooler_output
 
 
 def _why(error: Exception) -> str:

@@ -248,8 +248,8 @@ def evaluate(
         truth = targets[batch].to(device)
         with _hyp_weight(head, 0.0):
             by_cosine = head.classify(images, baked)
-        found = (head.classify(images, baked), by_cosine, plain.classify(images, plain.bake(text)))
-        right += torch.stack([(logits.argmax(1) == truth).sum() for logits in found]).cpu()
+        answers = (head.classify(images, baked), by_cosine, plain.classify(images, plain.bake(text)))
+        right += torch.stack([(logits.argmax(1) == truth).sum() for logits in answers]).cpu()
         slopes.append(head.slope_ratio(images, text) if head.hyp_weight else 0.0)
     top1, cosine, zero_shot = (right / len(index)).tolist()
     return Score(top1, cosine, zero_shot, sum(slopes) / len(slopes), len(index))

@@ -109,18 +109,18 @@ def prepare(job: FewShotJob) -> Bench:
 
 def _others(job: FewShotJob, names: Sequence[str]) -> dict[str, tuple[str, str, list[int]]]:
     """Other tests: the name of its column to the data, a shift of its pictures, and the classes tested on."""
-    found: dict[str, tuple[str, str, list[int]]] = {}
+    others: dict[str, tuple[str, str, list[int]]] = {}
     for data, short in short_names(job.transfer, "--transfer").items():
         classes = class_names(_dataset(job, data, "val").classes)
-        found[f"transfer {short}"] = (data, "", list(range(len(classes))))
+        others[f"transfer {short}"] = (data, "", list(range(len(classes))))
     for data, short in short_names(job.shift, "--shift").items():
         source, shift = (job.data, data) if data in SHIFTS else (data, "")
         classes = class_names(_dataset(job, source, "val").classes)
         shared = [i for i, name in enumerate(classes) if name in names]
         if not shared:
             raise UserError(f"--shift {data} has none of the {len(names)} classes of {job.data}; use --transfer")
-        found[f"shift {short}"] = (source, shift, shared)
-    return found
+        others[f"shift {short}"] = (source, shift, shared)
+    return others
 
 
 def _dataset(job: FewShotJob, data: str, split: str) -> PictureDataset:
@@ -140,10 +140,10 @@ def _pictures(job: FewShotJob, encoder: Encoder, data: str, split: str, shift: s
         return PixelSet(encoder, dataset, change)
     name = f"features of {_short(data)} {split} {shift}".strip()
     with progress_bar(name, len(dataset), quiet=job.quiet) as shown:
-        found = picture_features(encoder, dataset, job.cache, change=change, change_name=shift, progress=shown.reach)
-    if found.num_bad and not job.quiet:
-        print(f"{data}: {found.num_bad} pictures cannot be read and are left out", file=sys.stderr)
-    return found
+        features = picture_features(encoder, dataset, job.cache, change=change, change_name=shift, progress=shown.reach)
+    if features.num_bad and not job.quiet:
+        print(f"{data}: {features.num_bad} pictures cannot be read and are left out", file=sys.stderr)
+    return features
 
 
 def _short(data: str, parts: int = 1) -> str:

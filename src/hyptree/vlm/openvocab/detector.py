@@ -105,10 +105,10 @@ class OpenVocabDetector(nn.Module):
         inputs = [self.transform(Sample(picture, "")).image.to(device) for picture in pictures]
         with _shows_more(self.detector, self.min_score):
             answers = self.detector(inputs)
-        for picture, seen, found in zip(pictures, inputs, answers, strict=True):
-            keep = nms(found["boxes"], found["scores"], 0.7)
-            found = {name: value[keep] for name, value in found.items() if name != "labels"}
-            yield picture, resize_detections(found, seen.shape[-2:], picture.shape[-2:])
+        for picture, seen, answer in zip(pictures, inputs, answers, strict=True):
+            keep = nms(answer["boxes"], answer["scores"], 0.7)
+            answer = {name: value[keep] for name, value in answer.items() if name != "labels"}
+            yield picture, resize_detections(answer, seen.shape[-2:], picture.shape[-2:])
 
     def _name(self, picture: Tensor, regions: Found, text: Tensor) -> Found:
         from torchvision.ops import batched_nms
@@ -118,8 +118,8 @@ class OpenVocabDetector(nn.Module):
         best, place = scores.flatten().topk(min(4 * self.max_detections, scores.numel()))
         region, label = place // len(text), place % len(text)
         keep = batched_nms(regions["boxes"][region], best, label, 0.5)[: self.max_detections]
-        found = {name: value[region[keep]] for name, value in regions.items()}
-        return found | {"labels": label[keep] + 1, "scores": best[keep]}
+        detections = {name: value[region[keep]] for name, value in regions.items()}
+        return detections | {"labels": label[keep] + 1, "scores": best[keep]}
 
     @torch.no_grad()
     def class_probabilities(self, picture: Tensor, boxes: Tensor, text: Tensor) -> Tensor:

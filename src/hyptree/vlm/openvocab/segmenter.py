@@ -98,8 +98,8 @@ class OpenVocabSegmenter(nn.Module):
         return self._texts[key]
 
     def _encode(self, classes: Sequence[str]) -> Tensor:
-        found: Tensor = self.encoder.encode_text(self.settings.prompts(classes))
-        return found
+        embeddings: Tensor = self.encoder.encode_text(self.settings.prompts(classes))
+        return embeddings
 
     @torch.no_grad()
     def scores(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:

@@ -92,13 +92,13 @@ class OpenVocabSettings:
             UserError: no class, an empty name, a name twice, or two classes that one sentence stands for.
         """
         _check_classes(classes)
-        found = [self.template.replace("{}", self.rename.get(name, name).replace("_", " ")) for name in classes]
-        if (double := _double(found)) is not None:
-            same = [name for name, sentence in zip(classes, found, strict=True) if sentence == double]
+        sentences = [self.template.replace("{}", self.rename.get(name, name).replace("_", " ")) for name in classes]
+        if (double := _double(sentences)) is not None:
+            same = [name for name, sentence in zip(classes, sentences, strict=True) if sentence == double]
             raise UserError(
                 f"the classes {same[0]!r} and {same[1]!r} have one sentence, {double!r}; rename one of them"
             )
-        return found
+        return sentences
 
 
 def _check_classes(classes: Sequence[str]) -> None:

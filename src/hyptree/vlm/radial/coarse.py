@@ -137,17 +137,17 @@ def coarse_recall(
     chains = hierarchical_retrieval(images, pool_rows, pool, root, radius=away, c=c)
     name_index = torch.tensor([pool.index(name) for name in classes.coarse], device=images.device)
     top_pool = similarity(images, pool_rows, c).topk(min(max(ks), len(pool)), 1).indices == name_index[truth][:, None]
-    found: dict[str, dict[str, float]] = {"names": {}, "leaves": {}, "pool": {}, "radial": {}, "chance": {}}
+    recall: dict[str, dict[str, float]] = {"names": {}, "leaves": {}, "pool": {}, "radial": {}, "chance": {}}
     answers = [classes.coarse[i] for i in truth.tolist()]
     for k in ks:
         for way, scores in (("names", by_coarse), ("leaves", best_leaf)):
             top = scores.topk(min(k, len(coarse)), 1).indices
-            found[way][f"R@{k}"] = float((top == truth[:, None]).any(1).double().mean())
-        found["pool"][f"R@{k}"] = float(top_pool[:, :k].any(1).double().mean())
+            recall[way][f"R@{k}"] = float((top == truth[:, None]).any(1).double().mean())
+        recall["pool"][f"R@{k}"] = float(top_pool[:, :k].any(1).double().mean())
         hits = [answer in chain[:k] for answer, chain in zip(answers, chains, strict=True)]
-        found["radial"][f"R@{k}"] = float(np.mean(hits))
-        found["chance"][f"R@{k}"] = min(1.0, k / len(coarse))
-    return found
+        recall["radial"][f"R@{k}"] = float(np.mean(hits))
+        recall["chance"][f"R@{k}"] = min(1.0, k / len(coarse))
+    return recall
 
 
 def _lifted(rows: Tensor, c: float | None) -> Tensor:

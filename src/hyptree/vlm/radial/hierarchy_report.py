@@ -135,13 +135,13 @@ def check_request(
     return suite
 
 
-def _without_nan(found: Any) -> Any:
+def _without_nan(part: Any) -> Any:
     """The same with None for NaN, which JSON does not know."""
-    if isinstance(found, dict):
-        return {name: _without_nan(value) for name, value in found.items()}
-    if isinstance(found, list):
-        return [_without_nan(value) for value in found]
-    return None if isinstance(found, float) and math.isnan(found) else found
+    if isinstance(part, dict):
+        return {name: _without_nan(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_without_nan(value) for value in part]
+    return None if isinstance(part, float) and math.isnan(part) else part
 
 
 # ------------------------------------------------------------------------------------------------------------- suites
@@ -153,8 +153,8 @@ def _hierarcaps_text(texts: Texts, encoder: Any, data: Any, images: Any, limit: 
     # Chains of test pictures, one each: no training that drops the leaking rows has seen them.
     trainable = set(without_images_of(expanded, test))
     held_out = first_of_each_image(chain for chain in expanded if chain not in trainable)
-    found = chain_order(texts, [chain.captions for chain in test[:limit]])
-    return {**found, "angles": chain_angles(texts, held_out[:limit])}
+    order = chain_order(texts, [chain.captions for chain in test[:limit]])
+    return {**order, "angles": chain_angles(texts, held_out[:limit])}
 
 
 def _hyperlex(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:

@@ -53,37 +53,37 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         f"{report['encoder']}: width {report['width']}, geometry {report['geometry']}{curved}, "
         f"norm of the root {report['root_norm']:.3f}"
     ]
-    for name, found in report["suites"].items():
+    for name, suite in report["suites"].items():
         lines += ["", name]
-        for part in _tables(found):
+        for part in _tables(suite):
             lines += [f"  {line}" for line in part] + [""]
         lines.pop()
     return lines
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    if "levels" in found:
-        yield _show(found["levels"], LEVEL_COLUMNS)
-        orders = {"distance from root (tau_d)": found["tau_d"], "norm": found["by_norm"]}
-        orders |= {f"baseline: {name}": order for name, order in found["baselines"].items()}
+def _tables(suite: Mapping[str, Any]) -> Iterator[list[str]]:
+    if "levels" in suite:
+        yield _show(suite["levels"], LEVEL_COLUMNS)
+        orders = {"distance from root (tau_d)": suite["tau_d"], "norm": suite["by_norm"]}
+        orders |= {f"baseline: {name}": order for name, order in suite["baselines"].items()}
         yield _show([{"name": name, **row} for name, row in orders.items()], ORDER_COLUMNS)
-    if "angles" in found:
+    if "angles" in suite:
         rows = []
         for key, wrong in (("negative", "a contradiction"), ("other", "one of another chain")):
-            if numbers := found["angles"].get(key):
+            if numbers := suite["angles"].get(key):
                 for way, name in (("angle", f"{wrong}, by angle"), ("cosine", f"{wrong}, by cosine (baseline)")):
                     accuracy = numbers["accuracy" if way == "angle" else "cosine_accuracy"]
                     next_one, wrong_one = numbers[f"{way}_next"], numbers[f"{way}_wrong"]
                     rows.append({"name": name, "next": next_one, "wrong": wrong_one, "accuracy": accuracy})
         yield _show(rows, ANGLE_COLUMNS)
-    if "all" in found or "nouns" in found:
-        yield _show([{"name": name, **row} for name, row in found.items()], LEXICAL_COLUMNS)
-    if "retrieval" in found:
-        yield _show([{"name": name, **row} for name, row in found["retrieval"].items()], RETRIEVAL_COLUMNS)
+    if "all" in suite or "nouns" in suite:
+        yield _show([{"name": name, **row} for name, row in suite.items()], LEXICAL_COLUMNS)
+    if "retrieval" in suite:
+        yield _show([{"name": name, **row} for name, row in suite["retrieval"].items()], RETRIEVAL_COLUMNS)
     for key, heading in (("retention", "plain retrieval"), ("zero_shot", "zero-shot")):
-        if key in found:
-            yield _show([found[key]], {heading: "", **{name: f"{{{name}:.4f}}" for name in found[key]}})
-    for cut, ways in found.get("coarse", {}).items():
+        if key in suite:
+            yield _show([suite[key]], {heading: "", **{name: f"{{{name}:.4f}}" for name in suite[key]}})
+    for cut, ways in suite.get("coarse", {}).items():
         names = next(iter(ways.values()))
         columns = {f"coarse classes: {cut}": "{name}", **{k: f"{{{k}:.4f}}" for k in names}}
         yield _show([{"name": way, **numbers} for way, numbers in ways.items()], columns)

@@ -114,9 +114,9 @@ def score_chains(retrieved: Sequence[Sequence[str]], references: Sequence[Sequen
         if num_levels == 0 or not chain:
             raise ValueError("every picture needs a retrieved chain and a reference, one is empty")
         levels = [{truth[level] for truth in truths if level < len(truth)} for level in range(num_levels)]
-        found, true = set(chain), set().union(*levels)
-        precision += len(found & true) / len(found)
-        recall += sum(not level.isdisjoint(found) for level in levels) / num_levels
+        answer, true = set(chain), set().union(*levels)
+        precision += len(answer & true) / len(answer)
+        recall += sum(not level.isdisjoint(answer) for level in levels) / num_levels
         ordered += _longest_rise(chain, levels) / num_levels
         length += len(chain)
     n = len(retrieved)

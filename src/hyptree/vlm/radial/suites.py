@@ -125,7 +125,7 @@ def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
     a car is no motorcycle, but follows from "vehicle" as well.) ``other``: against the next caption of another chain,
     which is as long; the first chain behind that starts from another text. Left out where there is none.
     """
-    found: dict[str, Any] = {"num_chains": len(chains)}
+    angles: dict[str, Any] = {"num_chains": len(chains)}
     wrong_ones: dict[str, Callable[[int, int], str | None]] = {
         "negative": lambda i, level: chains[i].negatives[level] if chains[i].negatives else None,
         "other": lambda i, level: _caption_of_another(chains, i, level),
@@ -142,7 +142,7 @@ def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
         general, further, wrong_texts = (list(column) for column in zip(*triples, strict=True))
         P, N = texts.angle(general, further), texts.angle(general, wrong_texts)
         right, other = texts.cosine(general, further), texts.cosine(general, wrong_texts)
-        found[name] = {
+        angles[name] = {
             "num_pairs": len(triples),
             "angle_next": float(P.mean()),
             "angle_wrong": float(N.mean()),
@@ -151,7 +151,7 @@ def chain_angles(texts: Texts, chains: Sequence[Chain]) -> dict[str, Any]:
             "cosine_wrong": float(other.mean()),
             "cosine_accuracy": _share_below(-right, -other),
         }
-    return found
+    return angles
 
 
 def _caption_of_another(chains: Sequence[Chain], i: int, level: int) -> str | None:
@@ -177,12 +177,12 @@ def graded_entailment(texts: Texts, pairs: Sequence[WordPair]) -> dict[str, dict
     }
     scores = np.array([pair.score for pair in pairs])
     kinds = np.array([pair.pos for pair in pairs])
-    found: dict[str, dict[str, float]] = {}
+    correlations: dict[str, dict[str, float]] = {}
     for name, keep in (("all", kinds != ""), ("nouns", kinds == "N"), ("verbs", kinds == "V")):
         if keep.sum() >= 2:
             rho = {way: spearman(value[keep], scores[keep]) for way, value in values.items()}
-            found[name] = {"num_pairs": int(keep.sum()), **rho}
-    return found
+            correlations[name] = {"num_pairs": int(keep.sum()), **rho}
+    return correlations
 
 
 def picture_chains(
@@ -206,10 +206,10 @@ def picture_chains(
     images, points, c = texts.comparable(images.detach().float().cpu()), texts.comparable(rows), texts.own_c
     scores = {}
     for name, away in radius.items():
-        found = hierarchical_retrieval(
+        retrieved = hierarchical_retrieval(
             images, points, pool, texts.root, num_thresholds=num_thresholds, radius=away, c=c
         )
-        scores[name] = asdict(score_chains(found, [[tuple(chain)] for chain in chains]))
+        scores[name] = asdict(score_chains(retrieved, [[tuple(chain)] for chain in chains]))
     last = texts.comparable(texts.raw([chain[-1] for chain in chains]))
     return {"retrieval": scores, "retention": image_text_recall(images, last, c=c)}
 

@@ -213,9 +213,9 @@ class RadialTrainer:
         tensors, state = load_tensors(path)
         mine = self._state()
         for key, value in mine["settings"].items():
-            given = state.get("settings", {}).get(key)
-            if given != value:
-                raise UserError(f"cannot resume {path}: it was made with {key} = {given}, now it is {value}")
+            saved = state.get("settings", {}).get(key)
+            if saved != value:
+                raise UserError(f"cannot resume {path}: it was made with {key} = {saved}, now it is {value}")
         if state.get("digest") != mine["digest"]:
             raise UserError(f"cannot resume {path}: it was made from other chains; use the same data")
         for name, value in self.parameters.items():
