@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from hyptree.cli import main
 from hyptree.data.world import World
 from hyptree.errors import UserError
+from hyptree.train.model import checkpoint_activations
 from hyptree.vlm.encoders import features as features_module
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import (
@@ -96,6 +98,29 @@ def test_joint_prompts_reach_both_towers_and_leave_no_trace(kind: str, encoders:
     assert grad.abs().max() > 0
     torch.testing.assert_close(encoder.encode_pixels(pixels), plain_images)
     torch.testing.assert_close(encoder.encode_text(NAMES), plain_text)
+
+
+@pytest.mark.parametrize("kind", ["hf", "open_clip"])
+def test_checkpointed_towers_give_the_same_gradients_or_are_refused(kind: str, encoders: dict[str, Encoder]) -> None:
+    encoder = copy.deepcopy(encoders[kind])
+    host, pixels = JointHost(encoder, 2, depth=2), torch.randn(2, 3, 32, 32)
+    weights = torch.randn_like(encoder.encode_pixels(pixels))
+
+    def gradients() -> tuple[Tensor, ...]:
+        outputs = torch.stack([host.image_features(pixels), host.text_features(NAMES[:2])])
+        return torch.autograd.grad((outputs * weights).sum(), list(host.parameters()))
+
+    plain = gradients()
+    checkpoint_activations(encoder.model.train(), kind)
+    if hasattr(encoder.model, "activation_checkpointing_enable"):  # transformers from 5.23 on
+        for a, b in zip(plain, gradients(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        return
+    for call in (lambda: host.image_features(pixels), lambda: host.text_features(NAMES)):
+        with pytest.raises(UserError, match="prompts inside of the towers cannot be checkpointed"):
+            call()
+        with torch.no_grad():
+            assert call().isfinite().all()
 
 
 def test_a_shallow_joint_host_has_one_set_of_prompts(encoders: dict[str, Encoder]) -> None:

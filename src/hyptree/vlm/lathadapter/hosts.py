@@ -158,6 +158,7 @@ class JointHost(PromptHost):
 
     @contextmanager
     def _prompted_text(self) -> Iterator[None]:
+        _refuse_checkpointing(self.encoder)
         place = slice(self._start, self._start + self.num_context)
         with super()._prompted_text(), ExitStack() as hooks:
             for block, prompts in zip(self._text_blocks[1 : self.depth], self.deeper, strict=True):
@@ -166,6 +167,7 @@ class JointHost(PromptHost):
 
     @contextmanager
     def _prompted_images(self) -> Iterator[None]:
+        _refuse_checkpointing(self.encoder)
         text = torch.cat([self.context[None], self.deeper])  # (depth, n, text width)
         prompts = torch.einsum("lnw,lvw->lnv", text, self.to_image) + self.to_image_bias[:, None]
         count = self.num_context
@@ -206,6 +208,18 @@ def _before(block: nn.Module, change: Callable[[Tensor], Tensor]) -> Callable[[]
         return args, {**kwargs, name: change(kwargs[name])}
 
     return block.register_forward_pre_hook(put_in, with_kwargs=True).remove
+
+
+def _refuse_checkpointing(encoder: Encoder) -> None:
+    """Raise if blocks are computed again together with their hooks, which are gone by then: gradients would be wrong.
+
+    From 5.23 on, transformers leaves the hooks of a block outside.
+    """
+    is_outside = hasattr(encoder.model, "activation_checkpointing_enable")
+    for module in encoder.model.modules() if torch.is_grad_enabled() else ():
+        again = module.training and not is_outside and getattr(module, "gradient_checkpointing", False)
+        if again or getattr(module, "grad_checkpointing", False):
+            raise UserError(f"{encoder.name}: prompts inside of the towers cannot be checkpointed; switch that off")
 
 
 def _token_embedding(encoder: Encoder) -> nn.Embedding:
