@@ -46,11 +46,14 @@ SHRUNK = {
 }
 
 
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
 def commands(page: str) -> list[tuple[int, str, str]]:
     """Line number, language and text: Python blocks whole, of the others every command (with its continued lines)."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    found = []
-    for block in re.finditer(r"^```(console|bash|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    text, found = text_of(page), []
+    for block in re.finditer(r"^```(bash|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, block.start(2)) + 1
         if block[1] == "python":
             found.append((line, "python", block[2]))
@@ -65,7 +68,7 @@ def clone(folder: Path) -> dict[str, str]:
     for path in ROOT.iterdir():
         if path.name[0] != "." and path.name not in ("runs", "build", "dist"):
             (folder / path.name).symlink_to(path)
-    small = yaml.safe_load((ROOT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    small = yaml.safe_load(text_of("recipes/demo.yaml"))
     small["data"].update(num_train=64, num_val=64)
     small["schedule"].update(epochs=1, warmup=0)
     (folder / "demo_tiny.yaml").write_text(yaml.safe_dump(small), encoding="utf-8")
@@ -92,8 +95,7 @@ def run_page(page: str, folder: Path) -> list[str]:
     for line, language, command in commands(page):
         where = f"{page}:{line}: {command}"
         if command.startswith("git clone "):
-            urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
-            assert not urls or command.split()[2].removesuffix(".git") in urls.values(), where
+            assert command.split()[2] == tomllib.loads(text_of("pyproject.toml"))["project"]["urls"]["Homepage"], where
             continue
         if command == "cd hyptree":
             continue
@@ -124,13 +126,18 @@ def test_a_page_runs_as_pasted(page: str, tmp_path: Path) -> None:
     assert "demo" in made
 
 
-def test_targets_named_in_the_readme_exist() -> None:
-    named = set(re.findall(r"make (\w+)", (ROOT / README).read_text(encoding="utf-8")))
-    there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {"setup", "demo", "test"} <= named <= there
+def test_targets_and_settings_of_make_exist(tmp_path: Path) -> None:
+    env = clone(tmp_path)
+    named = set(re.findall(r"(?:^|`)(make [^`\n]+)", text_of(README) + text_of(QUICKSTART), re.MULTILINE))
+    assert {"make setup", "make demo", "make test", "make docs"} <= named
+    targets = set(re.findall(r"^([a-z]+):", text_of("Makefile"), re.MULTILINE))  # a folder would do for make
+    for command in named:
+        _, target, *values = command.split()
+        shown = "\n".join(dry_run(command, tmp_path, env))
+        assert target in targets and all(value.partition("=")[2] in shown for value in values), command
 
 
 def test_the_readme_fits_on_three_screens() -> None:
-    lines = (ROOT / README).read_text(encoding="utf-8").splitlines()
+    lines = text_of(README).splitlines()
     assert len(lines) <= 130
     assert [line for line in lines if len(line) > 100 and not line.startswith(("|", "!["))] == []
