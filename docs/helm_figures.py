@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from hyptree.explore.draw.curves import read_metrics
+from hyptree.runs import RunFolder
 from hyptree.tables import markdown_head, markdown_row, spread
 
 FOLDER = Path(__file__).parent / "img"
@@ -30,9 +30,7 @@ Run = list[dict[str, Any]]
 
 def read_runs(folder: Path) -> dict[str, list[Run]]:
     """Rows of the runs of each model, in the order of their seeds."""
-    return {
-        model: [read_metrics(run / "metrics.jsonl") for run in sorted(folder.glob(f"{model}-*"))] for model in MODELS
-    }
+    return {model: [RunFolder(run).read_metrics() for run in sorted(folder.glob(f"{model}-*"))] for model in MODELS}
 
 
 def curve(run: Run, split: str) -> tuple[np.ndarray, np.ndarray]:

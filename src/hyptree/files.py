@@ -137,21 +137,33 @@ def path_inside(folder: Path | str, name: str) -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:
-    """The lines of a log of JSON objects with ``key`` in them, up to one that a kill cut short; none without a file."""
+    """The lines of a log of JSON objects with ``key`` in them; none without a file.
+
+    A last line that a kill cut short is left out.
+
+    Raises:
+        UserError: any other line is damaged.
+    """
     lines: list[dict[str, Any]] = []
-    if path.is_file():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            if number == len(texts):
                 break
-            if not isinstance(line, dict) or key not in line:
-                break
-            lines.append(line)
+            raise UserError(f"{path}: line {number} is not JSON; mend the line or delete it") from error
+        if not isinstance(line, dict) or key not in line:
+            raise UserError(f"{path}: line {number} has no {key!r}; is this the log of another program?")
+        lines.append(line)
     return lines
 
 

@@ -14,14 +14,12 @@ import pytest
 import torch
 
 from hyptree.data.pictures.single import model_input
-from hyptree.errors import UserError
 from hyptree.explore.draw.curves import (
     Line,
     _short,
     _spread,
     _ticks,
     line_chart,
-    read_metrics,
     run_curves,
     svg_confusion,
 )
@@ -281,17 +279,6 @@ def test_values_at_the_end_of_lines_stay_off_the_numbers_below_the_axis(names: l
     assert max(lasts) <= axis + 4 < numbers - 12  # baselines of letters of 12 pixels
     if len(names) == 1:
         assert lasts[0] == pytest.approx(float(re.findall(r'<circle class="end [^>]*cy="([^"]*)"', svg)[0]) + 4, abs=1)
-
-
-def test_metrics_of_a_killed_run_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "split": "train"}\n{"step": 2, "sp')
-    assert read_metrics(path) == [{"step": 1, "split": "train"}]
-    path.write_text('{"step": 1}\nbroken\n{"step": 2}\n')
-    with pytest.raises(UserError, match="line 2 is not JSON"):
-        read_metrics(path)
-    with pytest.raises(UserError, match="no such file"):
-        read_metrics(tmp_path / "absent.jsonl")
 
 
 def test_confusion_shows_every_count_in_the_order_of_the_tree(seed: int) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hyptree.errors import UserError
 from hyptree.tree import Tree
 
-__all__ = ["Line", "line_chart", "read_metrics", "run_curves", "svg_confusion"]
+__all__ = ["Line", "line_chart", "run_curves", "svg_confusion"]
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
@@ -33,26 +30,6 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-
-
-def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl; a last line that a kill cut short is left out."""
-    path = Path(path)
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; is its folder a run that hyptree train wrote?") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise UserError(f"{path}: line {number} is not JSON") from error
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line], str]]:

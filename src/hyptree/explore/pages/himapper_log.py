@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore.draw.curves import Line, read_metrics
+from hyptree.explore.draw.curves import Line
 from hyptree.explore.draw.disk import INK, PALETTE
+from hyptree.files import read_log
+from hyptree.runs import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +74,7 @@ def plot_tree_stats(log: Sequence[Mapping[str, Any]] | Path | str) -> Figure:
 
     if isinstance(log, (str, Path)):
         path = Path(log)
-        log = read_metrics(path / "metrics.jsonl" if path.is_dir() else path)
+        log = RunFolder(path).read_metrics() if path.is_dir() else read_log(path, "step")
     charts = stat_curves(log)
     if not charts:
         raise ValueError(

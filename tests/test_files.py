@@ -1,0 +1,49 @@
+"""Files that are whole or not there, names that stay inside their folder, logs that a kill cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hyptree.errors import UserError
+from hyptree.files import new_folder, path_inside, read_log
+
+
+def test_the_log_of_a_killed_run_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_log(path, "step") == []
+    path.write_text('{"step": 1, "split": "train"}\n{"step": 2, "sp')
+    assert read_log(path, "step") == [{"step": 1, "split": "train"}]
+    path.write_text('{"step": 1}\nbroken\n{"step": 2}\n')
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        read_log(path, "step")
+    path.write_text('{"step": 1}\n{"epoch": 1}\n')
+    with pytest.raises(UserError, match="line 2 has no 'step'"):
+        read_log(path, "step")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../out", "a/../../out", "/etc/passwd", "C:out", "C:\\out", "..\\out", "a//b", "", ".", "..", "a\0b", "a/", "./a"],
+)
+def test_a_name_from_a_file_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="is not the name of a file inside a folder"):
+        path_inside(tmp_path, name)
+
+
+def test_a_plain_name_is_taken(tmp_path: Path) -> None:
+    assert path_inside(tmp_path, "tokenizer.json") == tmp_path / "tokenizer.json"
+    assert path_inside(tmp_path, "sub/vocab..txt") == tmp_path / "sub" / "vocab..txt"
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "made"
+    with pytest.raises(FileNotFoundError), new_folder(place) as work:
+        (work / "half").write_text((tmp_path / "absent").read_text())
+    assert not place.exists() and list(place.parent.iterdir()) == []
+    with new_folder(place) as work:
+        (work / "whole").write_text("first")
+        with new_folder(place) as other:  # a faster process
+            (other / "whole").write_text("second")
+    assert (place / "whole").read_text() == "second" and list(place.parent.iterdir()) == [place]
