@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from hyptree.errors import UserError
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.heads.checkpoint import find_head
-from hyptree.lab.heads.overlap import overlap
+from hyptree.lab.lm_heads.checkpoint import find_lm_head
+from hyptree.lab.lm_heads.overlap import overlap
 from hyptree.lab.sample import Sampler
 from hyptree.lab.shared_exponent import fit_shared
 from hyptree.lab.theory import finite_exponent
-from tests.lab.heads.test_gguf import write
+from tests.lab.lm_heads.test_gguf import write
 from tests.lab.test_fits import WIDTHS, llm_points, rows
 
 
@@ -99,7 +99,7 @@ def test_an_allowed_pickle_runs_no_code(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     torch.save({"lm_head.weight": torch.ones(4, 2), "trap": _Trap(trap)}, tmp_path / "model.bin")
     with pytest.raises(UserError, match=r"cannot read .*model\.bin"):
-        find_head(tmp_path / "model.bin", allow_pickle=True)
+        find_lm_head(tmp_path / "model.bin", allow_pickle=True)
     assert not trap.exists()
     pickle.loads(pickle.dumps(_Trap(trap)))
     assert trap.exists()  # the trap works
@@ -108,7 +108,7 @@ def test_an_allowed_pickle_runs_no_code(tmp_path: Path) -> None:
 def test_an_embedding_beside_a_head_is_not_tied(seed: int, tmp_path: Path) -> None:
     W = np.random.default_rng(seed).normal(size=(6, 8)).astype(np.float32).tobytes()
     path = write(tmp_path / "m.gguf", dict.fromkeys(("token_embd.weight", "output.weight"), ((6, 8), 0, W)))
-    assert find_head(path, "token_embd.weight").tied == "input embedding"
+    assert find_lm_head(path, "token_embd.weight").tied == "input embedding"
 
 
 def test_represented_rows_are_those_above_half_the_mean_norm(seed: int, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from hyptree.models.decoders import pyramid_backbone
 from hyptree.models.detection import DetectionPyramid, PadOnly, mask_rcnn
-from hyptree.models.heads import pyramid_backbone
 from tests.models.toy import ToyBackbone, num_parameters
 
 SMALL: dict[str, Any] = {"pyramid_channels": 32, "head_channels": 64, "num_proposals": 50, "anchor_scale": 4}

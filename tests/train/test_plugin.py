@@ -18,7 +18,7 @@ from hyptree.cli import main
 from hyptree.config import load
 from hyptree.errors import UserError
 from hyptree.models import HiMapper
-from hyptree.models.heads import Segmenter, pyramid_backbone
+from hyptree.models.decoders import Segmenter, pyramid_backbone
 from hyptree.models.himapper.dense import HiMapperFeatures
 from hyptree.runs import RunFolder
 from hyptree.train import load_model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hyptree.lab.figures.drawing import plot
     from hyptree.lab.fits import fit, fit_power
     from hyptree.lab.frequencies import frequencies
-    from hyptree.lab.heads.overlap import overlap
+    from hyptree.lab.lm_heads.overlap import overlap
     from hyptree.lab.metrics import measure
     from hyptree.lab.shared_exponent import fit_shared
     from hyptree.lab.sweeps.grid import Grid, Model
@@ -34,7 +34,7 @@ _HOMES = {
     "fit_shared": "shared_exponent",
     "frequencies": "frequencies",
     "measure": "metrics",
-    "overlap": "heads.overlap",
+    "overlap": "lm_heads.overlap",
     "plot": "figures.drawing",
     "preset": "sweeps.presets",
     "read_runs": "sweeps.run_table",

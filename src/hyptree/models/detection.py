@@ -19,7 +19,7 @@ from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
-from hyptree.models.heads.pyramid import Pyramid
+from hyptree.models.decoders.pyramid import Pyramid
 
 BOX_CELLS, MASK_CELLS = 7, 14
 """Edge of the grid a region is sampled on, for its class and box and for its mask."""
@@ -133,7 +133,7 @@ def mask_rcnn(
     dict of losses; in eval mode it takes images and gives boxes, labels, scores and masks (N, 1, H, W) in [0, 1].
 
     Args:
-        backbone: gives features of several strides, see ``hyptree.models.heads.pyramid_backbone``.
+        backbone: gives features of several strides, see ``hyptree.models.decoders.pyramid_backbone``.
         num_classes: kinds of objects, the background not counted.
         has_masks: whether to predict a mask for every box.
         pyramid_channels: width of the pyramid and of the mask head.

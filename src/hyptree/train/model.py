@@ -112,7 +112,7 @@ def load_weights(model: nn.Module, source: Path) -> list[str]:
         UserError: no such file, or nothing in it fits.
     """
     from hyptree.files import load_tensors
-    from hyptree.models.heads import adopt_backbone
+    from hyptree.models.decoders import adopt_backbone
     from hyptree.runs import best_weights
 
     tensors = best_weights(source) if source.is_dir() else load_tensors(source)[0]

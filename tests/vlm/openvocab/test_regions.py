@@ -100,8 +100,8 @@ def test_boxes_come_back_in_the_pixels_of_the_picture(clip_folder: Path) -> None
 
 
 def test_detectors_show_what_they_are_unsure_of_and_are_left_as_they_were(clip_folder: Path) -> None:
+    from hyptree.models.decoders import pyramid_backbone
     from hyptree.models.detection import mask_rcnn
-    from hyptree.models.heads import pyramid_backbone
 
     detector = mask_rcnn(
         pyramid_backbone("hcformer_pico"), 3, pyramid_channels=16, head_channels=16, num_proposals=20, min_score=0.9

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hyptree.cli.lab.heads import llm_fit, overlap
+from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.sweeps.grid import Grid

@@ -19,11 +19,11 @@ class HiMapperFeatures(HiMapper):
     costs nothing per place. The layer that makes the vector starts at zero, so that fresh maps are the backbone's own.
     Finer maps learn of it through the pyramid that stands on them.
 
-    The heads that take the maps hand back their own answers, so the plug-in's losses wait here until they are taken:
+    The decoders that take the maps hand back their own answers, so the plug-in's losses wait here until they are taken:
     :meth:`take_losses`. Places that pad a batch to a common size (detection) are read like all others.
 
     Args:
-        backbone: with ``feature_info``, as ``hyptree.models.heads.pyramid_backbone`` makes it.
+        backbone: with ``feature_info``, as ``hyptree.models.decoders.pyramid_backbone`` makes it.
         options: of :class:`HiMapper`.
 
     Shape:
@@ -35,7 +35,7 @@ class HiMapperFeatures(HiMapper):
         if not hasattr(info, "channels"):  # a whole timm model has feature_info too, but as a plain list
             raise ValueError(
                 f"backbone must give features, got {type(backbone).__name__}; "
-                "create it with hyptree.models.heads.pyramid_backbone(name) or timm's features_only=True"
+                "create it with hyptree.models.decoders.pyramid_backbone(name) or timm's features_only=True"
             )
         channels = int(info.channels()[-1])
         super().__init__(backbone, feature_fn=read_last_map, channels=channels, pooled_channels=channels, **options)

@@ -1,4 +1,4 @@
-"""What segmentation and detection share: a head on a backbone, and truth that stays as the dataset gave it."""
+"""What segmentation and detection share: a decoder on a backbone, and truth that stays as the dataset gave it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class ScoredSample(Sample):
 
 
 def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **options: Any) -> nn.Module:
-    """A backbone of the recipe's name and arguments with a head that ``make(backbone, num_classes, ...)`` puts on it.
+    """A backbone of the recipe's name and arguments with the decoder that ``make(backbone, num_classes, ...)`` adds.
 
     A plug-in of the recipe goes between them.
 
     Args:
-        options: of the head; the recipe's ``model.head`` wins over them.
+        options: of the decoder; the recipe's ``model.head`` wins over them.
 
     Raises:
-        UserError: no such model, or options that backbone or head do not take.
+        UserError: no such model, or options that backbone or decoder do not take.
     """
-    from hyptree.models.heads import pyramid_backbone
+    from hyptree.models.decoders import pyramid_backbone
 
     settings = recipe.model
     choices = [

@@ -30,7 +30,7 @@ class Segment(Task):
         return super().describe(dataset)
 
     def build_model(self, data: dict[str, Any]) -> nn.Module:
-        from hyptree.models.heads import Segmenter
+        from hyptree.models.decoders import Segmenter
 
         self._classes = tuple(data["semantic_classes"])
         return build_dense(Segmenter, self.recipe, len(self._classes))

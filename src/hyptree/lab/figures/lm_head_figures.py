@@ -14,14 +14,14 @@ from hyptree.lab.figures.panels import Panel, Series
 
 if TYPE_CHECKING:
     from hyptree.lab.fits import PowerFit
-    from hyptree.lab.heads.overlap import HeadOverlap
+    from hyptree.lab.lm_heads.overlap import LMHeadOverlap
     from hyptree.lab.shared_exponent import SharedFit
 
 _ENOUGH = 400
 """Rows that fill the bins of a histogram."""
 
 
-def heads(overlaps: Sequence[HeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
+def lm_heads(overlaps: Sequence[LMHeadOverlap], names: Sequence[str], fits: Mapping[str, PowerFit]) -> list[Panel]:
     """Mean squared overlap against 1/m, raw and centred, beside what random directions have; norms of the rows.
 
     Args:

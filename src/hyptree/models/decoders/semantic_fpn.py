@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.models.heads.pyramid import Pyramid
+from hyptree.models.decoders.pyramid import Pyramid
 
 NORM_GROUPS = 32
 

@@ -22,7 +22,7 @@ def is_repo(text: str) -> bool:
     return _REPO.fullmatch(text) is not None and not text.endswith((".safetensors", ".gguf"))
 
 
-def require_head(path: Path | str) -> bool:
+def require_lm_head(path: Path | str) -> bool:
     """Whether a head is on this machine; False where the text can only be the name of a model on the Hub.
 
     Raises:

@@ -4,8 +4,8 @@ Exact means over all pairs come from a ``width x width`` matrix in one pass over
 the memory of one block. A direction that all rows share inflates the raw numbers (real heads have one), so everything
 is given again after the mean row is taken away.
 
-Heads on the hyperboloid have a number beside each row (:attr:`hyptree.lab.heads.checkpoint.Head.time`). Their rows are
-measured as any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
+Heads on the hyperboloid have a number beside each row (:attr:`~hyptree.lab.lm_heads.checkpoint.LMHead.time`). Their
+rows are measured as any others, and again as what they are: vectors ``(t, s)`` under Lorentz's product ``s s' - t t'``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.lab.fits import PowerFit, fit_power
-from hyptree.lab.heads.checkpoint import Head, find_head
+from hyptree.lab.lm_heads.checkpoint import LMHead, find_lm_head
 from hyptree.lab.theory import welch_bound
 
 
 @dataclass(frozen=True)
-class HeadOverlap:
+class LMHeadOverlap:
     """The numbers of one head. ``mso`` is the mean squared overlap over all pairs; random directions have ``1 / m``."""
 
     path: str
@@ -94,7 +94,7 @@ class _Sums:
 
 
 def overlap(
-    path: Path | str | Head,
+    path: Path | str | LMHead,
     *,
     tensor: str | None = None,
     remove_pcs: int = 0,
@@ -104,11 +104,11 @@ def overlap(
     seed: int = 0,
     allow_pickle: bool = False,
     curvature: float = 1.0,
-) -> HeadOverlap:
+) -> LMHeadOverlap:
     """Measure the head of a checkpoint.
 
     Args:
-        path: what :func:`hyptree.lab.heads.checkpoint.find_head` reads, or a head.
+        path: what :func:`hyptree.lab.lm_heads.checkpoint.find_lm_head` reads, or a head.
         remove_pcs: main directions of the centred rows to take away before the centred numbers.
         pairs_sample: about so many pairs for the largest overlap and the quantiles.
         exact: also the largest overlap of all pairs; costs rows squared.
@@ -122,7 +122,7 @@ def overlap(
         )
     if not 0 < curvature < math.inf:
         raise UserError(f"curvature must be positive and finite, got {curvature}")
-    head = path if isinstance(path, Head) else find_head(path, tensor, allow_pickle)
+    head = path if isinstance(path, LMHead) else find_lm_head(path, tensor, allow_pickle)
     if remove_pcs >= head.width:
         raise UserError(f"remove_pcs must be below the width {head.width}, got {remove_pcs}")
     norms, mean, raw = _first_pass(head, block)
@@ -144,7 +144,7 @@ def overlap(
     counts, edges = torch.histogram(used, 40)
     spectrum = torch.linalg.eigvalsh(raw.gram).clamp_min(0) / num
     entropy = -torch.special.xlogy(spectrum, spectrum).sum().item()
-    return HeadOverlap(
+    return LMHeadOverlap(
         path=str(head.path),
         tensor=head.name,
         tied=head.tied,
@@ -179,7 +179,7 @@ def overlap(
     )
 
 
-def _first_pass(head: Head, block: int) -> tuple[Tensor, Tensor, _Sums]:
+def _first_pass(head: LMHead, block: int) -> tuple[Tensor, Tensor, _Sums]:
     """Norms (rows), the mean row (width) over rows that are not zero, and the sums of unit rows."""
     # Kept in one piece: small tensors that stay between large ones that go leave holes which the allocator cannot fill.
     norms = torch.empty(head.num_rows, dtype=torch.float64)
@@ -202,7 +202,7 @@ def _add(sums: _Sums, x: Tensor) -> None:
     sums.gram.addmm_(x.T, x)
 
 
-def _unit_sums(head: Head, block: int, kept: Tensor, mean: Tensor, basis: Tensor) -> _Sums:
+def _unit_sums(head: LMHead, block: int, kept: Tensor, mean: Tensor, basis: Tensor) -> _Sums:
     """Sums of the directions that are left when the mean and the span of ``basis`` (width, k) are taken away."""
     sums = _Sums(0, torch.zeros_like(mean), torch.zeros(head.width, head.width, dtype=torch.float64))
     for rows, use in zip(head.rows(block), kept.split(block), strict=True):
@@ -220,7 +220,7 @@ class _Lorentz:
     time_share: float = math.nan
 
 
-def _lorentz(head: Head, block: int, c: float) -> _Lorentz:
+def _lorentz(head: LMHead, block: int, c: float) -> _Lorentz:
     """Overlaps under Lorentz's product, by the same trick: their squares add up to ``sum of J_a J_b G_ab^2``.
 
     ``G`` adds up the outer products of ``(t, s)``, each divided by the root of ``|s|^2 - t^2``; ``J`` is -1 for the
@@ -250,7 +250,7 @@ def _lorentz(head: Head, block: int, c: float) -> _Lorentz:
     return overlap
 
 
-def _main_directions(head: Head, block: int, mean: Tensor, count: int) -> Tensor:
+def _main_directions(head: LMHead, block: int, mean: Tensor, count: int) -> Tensor:
     """(width, count) the directions in which the centred rows vary most."""
     if count == 0:
         return torch.zeros(head.width, 0, dtype=torch.float64)
@@ -262,7 +262,7 @@ def _main_directions(head: Head, block: int, mean: Tensor, count: int) -> Tensor
     return torch.linalg.eigh(scatter).eigenvectors[:, -count:]
 
 
-def _sample(head: Head, block: int, kept: Tensor, pairs: int, seed: int) -> Tensor:
+def _sample(head: LMHead, block: int, kept: Tensor, pairs: int, seed: int) -> Tensor:
     """Unit rows, drawn without replacement, that have about so many pairs."""
     places = kept.nonzero().squeeze(1)
     count = min(len(places), max(2, round(0.5 + math.sqrt(0.25 + 2 * pairs))))
@@ -288,7 +288,7 @@ def _sizes(sample: Tensor) -> Tensor:
     return sizes.abs_()
 
 
-def _exact_max(head: Head, block: int) -> float:
+def _exact_max(head: LMHead, block: int) -> float:
     """Largest size of an overlap over all pairs, block against block."""
     largest = 0.0
     for i, left in enumerate(head.rows(block)):
@@ -303,7 +303,7 @@ def _exact_max(head: Head, block: int) -> float:
     return largest
 
 
-def compare(overlaps: Sequence[HeadOverlap], centred: bool = False) -> PowerFit:
+def compare(overlaps: Sequence[LMHeadOverlap], centred: bool = False) -> PowerFit:
     """How the mean squared overlap falls with width over several heads: exponent 1 is that of random directions.
 
     Raises:
@@ -313,6 +313,6 @@ def compare(overlaps: Sequence[HeadOverlap], centred: bool = False) -> PowerFit:
     return fit_power([one.m for one in overlaps], [getattr(one, name) for one in overlaps])
 
 
-def to_dict(overlap: HeadOverlap) -> dict[str, Any]:
+def to_dict(overlap: LMHeadOverlap) -> dict[str, Any]:
     """In JSON's types; what was not asked for is None."""
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(overlap).items()}

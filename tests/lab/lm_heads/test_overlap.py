@@ -20,9 +20,9 @@ from torch import Tensor
 
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.lab.heads.checkpoint import Head, find_head
-from hyptree.lab.heads.overlap import compare, overlap
-from hyptree.lab.heads.rows import DTYPES, read_safetensors
+from hyptree.lab.lm_heads.checkpoint import LMHead, find_lm_head
+from hyptree.lab.lm_heads.overlap import compare, overlap
+from hyptree.lab.lm_heads.rows import DTYPES, read_safetensors
 from hyptree.lab.metrics import overlap as overlap_in_memory
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,14 +82,14 @@ def test_main_directions_can_be_taken_away(tmp_path: Path, seed: int) -> None:
 def test_only_a_block_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"lm_head.weight": torch.randn(500, 6)}, tmp_path / "a.safetensors")
     sizes = []
-    rows = Head.rows
+    rows = LMHead.rows
 
-    def counting(self: Head, block: int):  # type: ignore[no-untyped-def]
+    def counting(self: LMHead, block: int):  # type: ignore[no-untyped-def]
         for part in rows(self, block):
             sizes.append(len(part))
             yield part
 
-    monkeypatch.setattr(Head, "rows", counting)
+    monkeypatch.setattr(LMHead, "rows", counting)
     overlap(tmp_path, block=64, exact=True, remove_pcs=2, pairs_sample=100)
     assert max(sizes) == 64 and len(sizes) > 8
 
@@ -124,9 +124,9 @@ def test_the_right_tensor_is_chosen(
     save_file({name: torch.randn(5, 3) for name in names}, tmp_path / "model.safetensors")
     if tied is not None:
         (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
-    head = find_head(tmp_path)
+    head = find_lm_head(tmp_path)
     assert head.name == expected and head.tied.startswith(said)
-    assert find_head(tmp_path, names[0]).name == names[0]
+    assert find_lm_head(tmp_path, names[0]).name == names[0]
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ def test_clip_projections_are_read_on_request(tmp_path: Path, seed: int, capsys:
     assert overlap(tmp_path).mso == pytest.approx(overlap_in_memory(words).mean_square, rel=1e-9)
     found = overlap(tmp_path, tensor="text_projection.weight")
     assert found.mso == pytest.approx(overlap_in_memory(projection).mean_square, rel=1e-9)
-    assert found.tied == "named" and find_head(tmp_path, "token_embedding.weight").name == name
+    assert found.tied == "named" and find_lm_head(tmp_path, "token_embedding.weight").name == name
     save_file({"a.proj.weight": words, "b.proj.weight": words.clone()}, tmp_path / "model.safetensors")
     assert main(["lab", "overlap", str(tmp_path), "--tensor", "proj.weight"]) == 2
     message = "several tensors 'proj.weight'; give the whole name: a.proj.weight, b.proj.weight"
@@ -369,7 +369,7 @@ def test_a_figure_of_heads(tmp_path: Path, seed: int) -> None:
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from hyptree.lab.heads.overlap import overlap
+from hyptree.lab.lm_heads.overlap import overlap
 overlap(sys.argv[1], block=int(sys.argv[3]), pairs_sample=20000)  # what torch needs for itself
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = overlap(sys.argv[2], block=int(sys.argv[3]), pairs_sample=20000, remove_pcs=1)
@@ -423,8 +423,8 @@ class FakeHub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     found = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("hyptree.lab.heads.hub.find_spec", lambda name: name)
-    monkeypatch.setattr("hyptree.lab.heads.hub.import_module", lambda name: found)
+    monkeypatch.setattr("hyptree.lab.lm_heads.hub.find_spec", lambda name: name)
+    monkeypatch.setattr("hyptree.lab.lm_heads.hub.import_module", lambda name: found)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -460,7 +460,7 @@ def test_what_looks_like_a_path_is_not_asked_of_the_hub(
     for path in ("runs/misspelt", "org/head.safetensors", "nowhere", "/a/b"):
         with pytest.raises(UserError, match=f"cannot read {path}: no such file or folder"):
             overlap(path)
-    monkeypatch.setattr("hyptree.lab.heads.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("hyptree.lab.lm_heads.hub.find_spec", lambda name: None)
     with pytest.raises(UserError, match="models of the Hub need huggingface_hub: pip install huggingface_hub"):
         overlap("org/name")
     assert hub.fetched == []

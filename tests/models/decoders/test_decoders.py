@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.models.heads import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
-from hyptree.models.heads.semantic_fpn import NORM_GROUPS
+from hyptree.models.decoders import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
+from hyptree.models.decoders.semantic_fpn import NORM_GROUPS
 from tests.models.toy import ToyBackbone, num_parameters
 
 # --------------------------------------------------------------------------------------------- the decoder's definition
@@ -53,18 +53,18 @@ def naive_layer(x: Tensor, layer: nn.Sequential) -> Tensor:
     return out.clamp_min(0)
 
 
-def naive_decoder(head: SemanticFPN, levels: list[Tensor]) -> Tensor:
+def naive_decoder(decoder: SemanticFPN, levels: list[Tensor]) -> Tensor:
     """The decoder on one picture's (C, h, w) maps."""
     sizes = [tuple(level.shape[1:]) for level in levels]
-    total = torch.zeros(head.classifier.in_channels, *sizes[0], dtype=levels[0].dtype)
+    total = torch.zeros(decoder.classifier.in_channels, *sizes[0], dtype=levels[0].dtype)
     for i, level in enumerate(levels):
         x, at = level, i
-        for layer in head.chains[i]:
+        for layer in decoder.chains[i]:
             x = naive_layer(x, layer)
             at = max(at - 1, 0)
             x = naive_resize(x, sizes[at])
         total = total + x
-    classify = head.classifier
+    classify = decoder.classifier
     return torch.einsum("oc,chw->ohw", classify.weight[:, :, 0, 0], total) + classify.bias[:, None, None]
 
 
@@ -72,28 +72,28 @@ def naive_decoder(head: SemanticFPN, levels: list[Tensor]) -> Tensor:
     "sizes", [[(8, 12), (4, 6), (2, 3), (1, 2)], [(7, 9), (4, 5), (2, 3), (1, 2)], [(5, 5), (3, 2)]]
 )
 def test_decoder_equals_its_definition(sizes: list[tuple[int, int]]) -> None:
-    head = SemanticFPN(len(sizes), in_channels=6, num_classes=5, channels=NORM_GROUPS).double().eval()
-    for parameter in head.parameters():
+    decoder = SemanticFPN(len(sizes), in_channels=6, num_classes=5, channels=NORM_GROUPS).double().eval()
+    for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.3)
     fast_levels = [torch.randn(2, 6, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
     slow_levels = [level.detach().clone().requires_grad_() for level in fast_levels]
 
-    fast = head(fast_levels)
-    slow = torch.stack([naive_decoder(head, [level[b] for level in slow_levels]) for b in range(2)])
+    fast = decoder(fast_levels)
+    slow = torch.stack([naive_decoder(decoder, [level[b] for level in slow_levels]) for b in range(2)])
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
     weight = torch.randn_like(fast)
-    fast_grads = torch.autograd.grad((fast * weight).sum(), [*fast_levels, *head.parameters()])
-    slow_grads = torch.autograd.grad((slow * weight).sum(), [*slow_levels, *head.parameters()])
+    fast_grads = torch.autograd.grad((fast * weight).sum(), [*fast_levels, *decoder.parameters()])
+    slow_grads = torch.autograd.grad((slow * weight).sum(), [*slow_levels, *decoder.parameters()])
     for a, b in zip(fast_grads, slow_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
 def test_chains_have_one_step_per_halving() -> None:
-    head = SemanticFPN(4, in_channels=256, num_classes=150)
-    assert [len(chain) for chain in head.chains] == [1, 1, 2, 3]
+    decoder = SemanticFPN(4, in_channels=256, num_classes=150)
+    assert [len(chain) for chain in decoder.chains] == [1, 1, 2, 3]
     convolutions = 4 * 256 * 128 * 9 + 3 * 128 * 128 * 9
-    assert num_parameters(head) == convolutions + 7 * 2 * 128 + 128 * 150 + 150
+    assert num_parameters(decoder) == convolutions + 7 * 2 * 128 + 128 * 150 + 150
 
 
 # ------------------------------------------------------------------------------------------------- the whole segmenter

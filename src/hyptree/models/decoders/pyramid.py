@@ -12,7 +12,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from hyptree.errors import UserError, suggest
 
 FINEST_STRIDE = 4
-"""Levels finer than this cost more than they give; the heads of the literature start here too."""
+"""Levels finer than this cost more than they give; the decoders of the literature start here too."""
 
 
 def pyramid_backbone(name: str, **options: Any) -> nn.Module:
@@ -43,8 +43,8 @@ def pyramid_backbone(name: str, **options: Any) -> nn.Module:
 def adopt_backbone(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
     """Weights of a classifier (or of another dense model) under the names that their backbone has in a dense model.
 
-    timm renames what it cuts into features (``layers.0`` becomes ``layers_0``, or goes below ``model``), and the heads
-    here put it below ``backbone``. Weights that no name asks for, such as a classifier's, are left out.
+    timm renames what it cuts into features (``layers.0`` becomes ``layers_0``, or goes below ``model``), and what is
+    here puts it below ``backbone``. Weights that no name asks for, such as a classifier's, are left out.
 
     Args:
         tensors: by the names they were saved with. names: of the dense model, its ``state_dict()``.
@@ -73,7 +73,7 @@ class Pyramid(nn.Module):
         if not hasattr(info, "reduction"):  # a whole timm model has feature_info too, but as a plain list
             raise ValueError(
                 f"backbone must give features, got {type(backbone).__name__}; "
-                "create it with hyptree.models.heads.pyramid_backbone(name) or timm's features_only=True"
+                "create it with hyptree.models.decoders.pyramid_backbone(name) or timm's features_only=True"
             )
         strides: list[int] = info.reduction()
         self.taken = [i for i, s in enumerate(strides) if s >= FINEST_STRIDE and s not in strides[i + 1 :]]

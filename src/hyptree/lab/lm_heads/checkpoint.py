@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
-from hyptree.lab.heads.gguf import read_gguf
-from hyptree.lab.heads.hub import HubModel, require_head
-from hyptree.lab.heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
+from hyptree.lab.lm_heads.gguf import read_gguf
+from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
+from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
 
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Ends of the names of output heads."""
@@ -47,7 +47,7 @@ _RUN_FILES = ("best/model", "last/ema", "last/model", "previous/ema", "previous/
 
 
 @dataclass(frozen=True)
-class Head:
+class LMHead:
     """A matrix on disk, one row per word or class."""
 
     path: Path
@@ -69,7 +69,7 @@ class Head:
             yield self.source.rows(start, min(start + block, self.num_rows))
 
 
-def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = False) -> Head:
+def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = False) -> LMHead:
     """The head in a checkpoint.
 
     Args:
@@ -83,14 +83,14 @@ def find_head(path: Path | str, tensor: str | None = None, allow_pickle: bool = 
         UserError: nothing to read, a pickle, a damaged file, or no such tensor.
     """
     text, path = str(path), Path(path)
-    if not require_head(path):
-        return _hub_head(HubModel(text), tensor)
+    if not require_lm_head(path):
+        return _hub_lm_head(HubModel(text), tensor)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         path = _of_run(path)
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
         path = files[0]
     if path.is_file() and path.suffix == ".gguf":
-        return _gguf_head(path, tensor)
+        return _gguf_lm_head(path, tensor)
     if path.is_file() and path.suffix in _PICKLES:
         tensors = {name: LoadedRows(value) for name, value in _unpickle(path, allow_pickle).items()}
         return _head(dict.fromkeys(tensors, path), tensor, path, lambda _: tensors, path.parent)
@@ -103,14 +103,14 @@ def _head(
     path: Path | str,
     read: Callable[[Path], Mapping[str, Rows]],
     settings: Path,
-) -> Head:
+) -> LMHead:
     """The chosen tensor with what lies beside it."""
     name = _choose(where, tensor, path)
     sources = read(where[name])
     if name not in sources:
         raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
     rows, width = _checked(sources[name].shape, name, path)
-    head = Head(where[name], name, rows, width, _tied(name, settings), sources[name])
+    head = LMHead(where[name], name, rows, width, _tied(name, settings), sources[name])
     for kind, end in (("weight", "weight_time"), ("offset", "offset")):
         beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
         if beside in where:
@@ -127,7 +127,7 @@ def _head(
     return _split_time(head) if is_wider else head
 
 
-def _split_time(head: Head, block: int = 8192) -> Head:
+def _split_time(head: LMHead, block: int = 8192) -> LMHead:
     """A head one wider than the embedding of its model: HELM's, whose last column multiplies the time of points."""
     time = torch.empty(head.num_rows)
     for place, rows in zip(time.split(block), head.rows(block), strict=True):
@@ -137,7 +137,7 @@ def _split_time(head: Head, block: int = 8192) -> Head:
     )
 
 
-def _gguf_head(path: Path, tensor: str | None) -> Head:
+def _gguf_lm_head(path: Path, tensor: str | None) -> LMHead:
     tensors = read_gguf(path)
     name = _choose(dict.fromkeys(tensors, path), tensor, path, GGUF_CANDIDATES)
     rows, width = _checked(tensors[name].shape, name, path)
@@ -145,10 +145,10 @@ def _gguf_head(path: Path, tensor: str | None) -> Head:
     tied = kinds.get(name, "named")
     if name == "token_embd.weight" and "output.weight" not in tensors:
         tied = "input embedding, tied"
-    return Head(path, name, rows, width, tied, tensors[name])
+    return LMHead(path, name, rows, width, tied, tensors[name])
 
 
-def _hub_head(model: HubModel, tensor: str | None) -> Head:
+def _hub_lm_head(model: HubModel, tensor: str | None) -> LMHead:
     """Of a sharded model only the index and the shard with the head are fetched."""
     files = model.files()
     config = model.fetch("config.json").parent if "config.json" in files else Path()

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.lab.heads.checkpoint import find_head
-from hyptree.lab.heads.gguf import read_gguf
-from hyptree.lab.heads.overlap import overlap
+from hyptree.lab.lm_heads.checkpoint import find_lm_head
+from hyptree.lab.lm_heads.gguf import read_gguf
+from hyptree.lab.lm_heads.overlap import overlap
 
 gguf = pytest.importorskip("gguf")
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
@@ -111,22 +111,22 @@ def test_heads_of_gguf_files(seed: int, tmp_path: Path) -> None:
     W, other = (rng.normal(size=(90, 8)).astype(np.float32) for _ in range(2))
     both = {"token_embd.weight": ((90, 8), 0, other.tobytes()), "output.weight": ((90, 8), 0, W.tobytes())}
     path = write(tmp_path / "m.gguf", both, alignment=64)
-    head = find_head(path)
+    head = find_lm_head(path)
     assert (head.name, head.num_rows, head.width, head.tied) == ("output.weight", 90, 8, "head of its own")
     U = W.astype(float) / np.linalg.norm(W, axis=1, keepdims=True)
     expected = (U @ U.T)[np.triu_indices(90, 1)] ** 2
     assert overlap(path, block=16).mso == pytest.approx(expected.mean(), rel=1e-6)
     tied = write(tmp_path / "tied.gguf", {"token_embd.weight": both["token_embd.weight"]})
-    assert find_head(tied).tied == "input embedding, tied"
-    assert find_head(path, "token_embd.weight").name == "token_embd.weight"
+    assert find_lm_head(tied).tied == "input embedding, tied"
+    assert find_lm_head(path, "token_embd.weight").name == "token_embd.weight"
 
 
 def test_a_folder_with_one_gguf_file(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", {"output.weight": ((4, 32), 8, b"\1" * 34 * 4)})
-    assert find_head(tmp_path).path == path
+    assert find_lm_head(tmp_path).path == path
     write(tmp_path / "n.gguf", {"output.weight": ((4, 32), 8, b"\1" * 34 * 4)})
     with pytest.raises(UserError, match=r"holds no \.safetensors file"):
-        find_head(tmp_path)
+        find_lm_head(tmp_path)
 
 
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is damaged or no GGUF file: .*Q8_0"):
         overlap(write(tmp_path / "odd.gguf", {"output.weight": ((4, 33), 8, b"\0" * 400)}))
     with pytest.raises(UserError, match=r"no head found in .*; name one with --tensor: blk"):
-        find_head(write(tmp_path / "none.gguf", {"blk.weight": ((4, 32), 8, b"\1" * 34 * 4)}))
+        find_lm_head(write(tmp_path / "none.gguf", {"blk.weight": ((4, 32), 8, b"\1" * 34 * 4)}))
 
 
 @pytest.mark.slow

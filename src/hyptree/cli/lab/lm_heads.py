@@ -96,12 +96,12 @@ def overlap(config: OverlapConfig) -> None:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
     if config.plot is not None:
         require("matplotlib", "plot", asked_by="--plot")
-    from hyptree.lab.heads.hub import require_head
+    from hyptree.lab.lm_heads.hub import require_lm_head
 
     for path in config.paths:
-        require_head(path)
+        require_lm_head(path)
     from hyptree.lab.figures.drawing import figure_files, require_apart
-    from hyptree.lab.heads import overlap as head_overlap
+    from hyptree.lab.lm_heads import overlap as head_overlap
     from hyptree.tables import show, to_csv
 
     drawn = figure_files(config.plot) if config.plot is not None else []
@@ -124,9 +124,9 @@ def overlap(config: OverlapConfig) -> None:
         written.append(_write_text(config.csv, to_csv(plain)))
     if config.plot is not None:
         from hyptree.lab.figures.drawing import write_figure
-        from hyptree.lab.figures.head_figures import heads
+        from hyptree.lab.figures.lm_head_figures import lm_heads
 
-        written += write_figure(config.plot, heads(overlaps, [_short(path) for path in config.paths], fits))
+        written += write_figure(config.plot, lm_heads(overlaps, [_short(path) for path in config.paths], fits))
     if config.json:
         plain_fits = {name: _plain(vars(fit)) for name, fit in fits.items()}
         exponents = {name: fit.exponent for name, fit in fits.items()}
@@ -165,7 +165,7 @@ def llm_fit(config: LlmFitConfig) -> None:
     written: list[Path] = []
     if config.plot is not None:
         from hyptree.lab.figures.drawing import write_figure
-        from hyptree.lab.figures.head_figures import model_losses
+        from hyptree.lab.figures.lm_head_figures import model_losses
 
         written = write_figure(config.plot, model_losses(points, fit))
     offsets = {" ".join(map(str, name)) if isinstance(name, tuple) else str(name): b for name, b in fit.offsets.items()}
