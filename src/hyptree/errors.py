@@ -1,7 +1,9 @@
-"""Messages for people: the error that becomes one line, spelling suggestions, missing extras."""
+"""Messages for people: the error that becomes one line, spelling suggestions, missing extras, commands to paste."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -47,6 +49,32 @@ def require(module: str, extra: str | None = None, asked_by: str = "this") -> Mo
         package = module.split(".")[0]
         target = f"hyptree[{extra}]" if extra else "hyptree"
         raise UserError(f"{asked_by} needs {package}: pip install {target}") from error
+
+
+def as_called(*words: str | os.PathLike[str]) -> str:
+    """``hyptree`` with these words as a line to paste: by the path, module or launcher that started this process.
+
+    Plain ``hyptree`` where it is on the PATH, and in a program that uses the library.
+    """
+    import shlex
+    from shutil import which
+
+    def runnable(path: str) -> str:
+        """The bare name of a program where a shell finds this one by it, else its path, short below this folder."""
+        name, here = os.path.basename(path), os.path.relpath(path)
+        if os.path.abspath(which(name) or "") == os.path.abspath(path):
+            return name
+        return os.path.abspath(path) if here.startswith("..") else os.path.join(".", here) if name == here else here
+
+    script, started = sys.argv[0], ["hyptree"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        launcher = ["torchrun"] if which("torchrun") else [runnable(sys.executable), "-m", "torch.distributed.run"]
+        started = [*launcher, "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "hyptree"]
+    elif script.endswith(os.path.join("hyptree", "__main__.py")):
+        started = [runnable(sys.executable), "-m", "hyptree"]
+    elif os.path.basename(script) == "hyptree":
+        started = [runnable(script)]
+    return shlex.join([*started, *(str(word) for word in words)])
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyptree.config import load, read_yaml, to_yaml
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_called
 from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync, write_text
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def best_weights(run: Path | str) -> dict[str, Tensor]:
             return tensors
     if problems:
         raise UserError("; ".join(problems))
-    raise UserError(f"{run} has no checkpoint yet; train it first, or go on with --resume")
+    raise UserError(f"{run} has no checkpoint yet; train it first: {as_called('train', run, '--resume')}")
 
 
 def damage(folder: Path) -> str | None:

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after a checkpoint was written: the same command with ``--resume`` goes on."""
+
+
 @contextmanager
 def stop_signals(quiet: bool = False) -> Iterator[Callable[[], bool]]:
     """Within it, the first Ctrl-C or SIGTERM only sets a flag, which the yielded function reads; the second raises.

@@ -102,7 +102,9 @@ def test_finished_run_stays_as_it_is(tmp_path, capsys):
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     recipe = tiny.recipe("schedule.epochs=1")
     fit(recipe, tmp_path, quiet=True)
-    with pytest.raises(UserError, match=r"already holds a run; go on with it by --resume, or choose another --out"):
+    with pytest.raises(
+        UserError, match=r"already holds a run; choose another --out, or go on with: hyptree train .* --resume$"
+    ):
         fit(recipe, tmp_path, quiet=True)
     with pytest.raises(UserError, match=r"made with optim.lr = 0.01, now it is 0.02; give the same recipe"):
         fit(tiny.recipe("schedule.epochs=1", "optim.lr=0.02"), tmp_path, resume=True, quiet=True)
@@ -198,7 +200,7 @@ def test_a_signal_writes_a_checkpoint_after_the_step(tmp_path, capfd, number):
         with pytest.raises(KeyboardInterrupt):
             fit(recipe, tmp_path / "run")
     shown = capfd.readouterr()
-    assert "stopped at step 5 of 12; go on with --resume" in shown.out
+    assert f"stopped at step 5 of 12; go on with: hyptree train {tmp_path / 'run'} --resume\n" in shown.out
     assert "once more to stop at once" in shown.err
     assert json.loads((tmp_path / "run/checkpoints/last/manifest.json").read_text())["step"] == 5
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -44,7 +44,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, as_called, suggest
+from hyptree.signals import Stopped
 
 # Kept here, not read from the modules, so that `hyptree --help` imports none of them. A verb whose file is not there is
 # not offered.
@@ -104,8 +105,8 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str], bool, str 
         # `hyptree ... | head`: the reader has what it wanted. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
-        _report("interrupted", show_traceback)
+    except KeyboardInterrupt as stop:
+        _report(f"interrupted{stop}", show_traceback)
         return 130
     except UserError as error:
         _report(f"error: {error}", show_traceback)
@@ -206,7 +207,13 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
     if print_config:
         print(configs.to_yaml(config.settings if from_args else config), end="")
         return 0
-    return int(command(config) or 0)
+    try:
+        return int(command(config) or 0)
+    except Stopped as stop:
+        again = [*prog.split()[1:], *args, *([] if yaml_path is None else ["--config", yaml_path])]
+        again += [] if "--resume" in args else ["--resume"]
+        stop.args = (f"; go on with: {as_called(*again)}",)
+        raise
 
 
 def _own_part(args: list[str]) -> int:

@@ -120,6 +120,7 @@ def embed(config: EmbedConfig) -> None:
         raise UserError(f"--out {out} is a file, expected a folder")
     hierarchy = read_hierarchy(config.edges, closure=config.closure, header=config.header)
 
+    from hyptree.evaluate.hierarchy.embedding import resume_command
     from hyptree.files import write_text
     from hyptree.train.embedding.job import embed as train
     from hyptree.train.embedding.job import measure_run
@@ -154,7 +155,7 @@ def embed(config: EmbedConfig) -> None:
         _draw(embedder.embedding(), out / "disk.png", 24, required=False)
     _report(metrics, config.json)
     if not embedder.is_done:
-        _say(f"stopped after {embedder.epoch} of {settings.epochs} epochs; --resume goes on")
+        _say(f"stopped after {embedder.epoch} of {settings.epochs} epochs; go on with: {resume_command(out)}")
     _say(f"run in {out}")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, require
+from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
 from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
@@ -92,7 +92,7 @@ class Trainer:
         self.recipe, self.folder, self.processes = recipe, folder, processes
         self.notes: list[str] = []
         if folder.holds_run and not resume:
-            raise UserError(f"{folder.path} already holds a run; go on with it by --resume, or choose another --out")
+            raise UserError(f"{folder.path} already holds a run; choose another --out, or {self._go_on()}")
         if folder.holds_run:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
         elif resume:
@@ -181,7 +181,7 @@ class Trainer:
                     self.save()
                 if stops:
                     message = f"stopped at step {progress.step} of {schedule.num_steps}"
-                    self._stop(f"{message}; go on with --resume: hyptree train {self.folder.path} --resume")
+                    self._stop(f"{message}; {self._go_on()}")
             return self._result()
         finally:
             self.train_loader.close()
@@ -397,6 +397,9 @@ class Trainer:
         if self.processes.is_main:
             raise KeyboardInterrupt
         raise SystemExit(130)
+
+    def _go_on(self) -> str:
+        return f"go on with: {as_called('train', self.folder.path, '--resume')}"
 
     def _seconds(self) -> float:
         return self.progress.seconds + time.perf_counter() - self._clock

@@ -118,7 +118,7 @@ def test_a_kill_in_the_second_part_keeps_the_first(tmp_path: Path, monkeypatch: 
     with pytest.raises(Killed):
         sweep(both, tmp_path / "cut")
     assert (tmp_path / "cut" / "parts" / "a.safetensors").is_file()
-    with pytest.raises(UserError, match="the sweep is not finished: go on with --resume"):
+    with pytest.raises(UserError, match="the sweep is not finished; go on with: hyptree lab sweep --resume --out "):
         read_runs(tmp_path / "cut")
     assert to_csv(sweep(both, tmp_path / "cut", resume=True)) == to_csv(whole)
 
@@ -142,7 +142,7 @@ def test_a_stopped_sweep_is_fitted_and_drawn_as_far_as_it_is_complete(
     assert "checkpoints/b.safetensors" in before
     line = (
         f"the sweep in {cut} is not finished: shown is a (12 models), missing is b; "
-        f"go on with hyptree lab sweep --resume --out {cut}"
+        f"go on with: hyptree lab sweep --resume --out {cut}"
     )
     assert main(["lab", "fit", str(cut), "--json"]) == 0
     captured = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_a_sweep_without_a_complete_part_is_refused_in_one_line(
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.count("\n") == 1
         assert (
-            "is not finished, and no part of it is complete (a); go on with hyptree lab sweep --resume" in captured.err
+            "is not finished, and no part of it is complete (a); go on with: hyptree lab sweep --resume" in captured.err
         )
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_called
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
 
@@ -39,6 +39,11 @@ def make_manifold(name: str, curvature: float) -> Manifold:
     raise ValueError(f"manifold must be lorentz, poincare or euclidean, got {name!r}")
 
 
+def resume_command(folder: Path) -> str:
+    """What goes on with an embedding that is not finished; its settings lie in its folder."""
+    return as_called("tree", "embed", "--config", folder / "config.yaml", "--resume")
+
+
 def load_embedding(folder: Path | str) -> Embedding:
     """The embedding that ``hyptree tree embed`` left in a run folder."""
     from hyptree.files import load_tensors
@@ -47,9 +52,8 @@ def load_embedding(folder: Path | str) -> Embedding:
     if not folder.is_dir():
         raise UserError(f"no run in {folder}: no such folder; expected what `hyptree tree embed --out {folder}` writes")
     if not (folder / POINTS).is_file():
-        hint = (
-            "finish it with --resume" if (folder / "checkpoint.safetensors").is_file() else "is it a run of tree embed?"
-        )
+        unfinished = (folder / "checkpoint.safetensors").is_file()
+        hint = f"go on with: {resume_command(folder)}" if unfinished else "is it a run of tree embed?"
         raise UserError(f"{folder} has no {POINTS}; {hint}")
     tensors, state = load_tensors(folder / POINTS)
     pairs = load_tensors(folder / CLOSURE)[0]["pairs"].long()

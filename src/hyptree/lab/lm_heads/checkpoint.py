@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, as_called, suggest
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
 from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
@@ -171,7 +171,7 @@ def _of_run(path: Path) -> Path:
     for name in _RUN_FILES:
         if (weights := path / "checkpoints" / f"{name}.safetensors").is_file():
             return weights
-    raise UserError(f"{path} has no checkpoint yet; train it first, or go on with --resume")
+    raise UserError(f"{path} has no checkpoint yet; train it first: {as_called('train', path, '--resume')}")
 
 
 def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_called
 from hyptree.files import full_disk_is_one_line, load_tensors, write_text
 from hyptree.lab.sweeps.grid import Grid
 
@@ -91,7 +91,7 @@ def read_complete_parts(out: Path) -> tuple[list[dict[str, Any]], str]:
     parts = {grid.name: read_part(out, grid.name, len(grid.models())) for grid in stored_parts(out)}
     rows = {name: part[1]["rows"] for name, part in parts.items() if part is not None}
     missing = ", ".join(name for name, part in parts.items() if part is None)
-    go_on = f"go on with hyptree lab sweep --resume --out {out}"
+    go_on = f"go on with: {as_called('lab', 'sweep', '--resume', '--out', out)}"
     if not rows:
         raise UserError(f"the sweep in {out} is not finished, and no part of it is complete ({missing}); {go_on}")
     shown = ", ".join(f"{name} ({len(part)} models)" for name, part in rows.items())

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_called
 from hyptree.files import write_atomic, write_text
 from hyptree.lab.sweeps.folder import read_complete_parts, stored_warmups
 from hyptree.tables import to_csv
@@ -100,7 +100,8 @@ def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, 
                 parts, line = read_complete_parts(path)
                 say(line)
                 return [completed(row) for row in parts]
-            hint = "the sweep is not finished: go on with --resume" if unfinished else "hyptree lab sweep writes one"
+            go_on = f"the sweep is not finished; go on with: {as_called('lab', 'sweep', '--resume', '--out', path)}"
+            hint = go_on if unfinished else "hyptree lab sweep writes one"
             raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
         path = files[0]
     if path.suffix == ".parquet":

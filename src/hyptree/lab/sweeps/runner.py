@@ -35,7 +35,7 @@ from hyptree.lab.sweeps.presets import preset
 from hyptree.lab.sweeps.ranks import processes
 from hyptree.lab.sweeps.run_table import COLUMNS, completed, write_runs
 from hyptree.lab.theory import unlearned_loss
-from hyptree.signals import stop_signals
+from hyptree.signals import Stopped, stop_signals
 from hyptree.tables import to_csv
 
 LOOK_EVERY = 2.0
@@ -187,7 +187,7 @@ class _Part:
                 self.show(self._progress(first_step, time.monotonic() - begin, loss))
             if is_asked_to_stop():
                 self.save()
-                raise KeyboardInterrupt
+                raise Stopped
             if now - saved >= self.checkpoint_seconds:
                 self.save()
                 saved = time.monotonic()

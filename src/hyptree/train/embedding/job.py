@@ -16,7 +16,7 @@ import torch
 from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, save_tensors, write_text
-from hyptree.signals import stop_signals
+from hyptree.signals import Stopped, stop_signals
 from hyptree.train.embedding.embedder import Batches, Embedder
 from hyptree.train.run.settings import EmbedSettings
 
@@ -132,7 +132,7 @@ def embed(
                 embedder.save(out / CHECKPOINT)
                 saved_at = time.perf_counter()
             if stopped():
-                raise KeyboardInterrupt
+                raise Stopped
             if out_of_time:
                 break
         if embedder.is_done:

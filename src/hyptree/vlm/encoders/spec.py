@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hyptree.config import recipe_folder
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, as_called, suggest
 
 KINDS = {"open_clip": "hyptree.vlm.encoders.open_clip:load", "hf": "hyptree.vlm.encoders.transformers:load"}
 """First word of a spec to the function that loads the rest: ``load(rest, random_init, seed)``."""
@@ -49,6 +49,6 @@ def hf_source(rest: str) -> str:
     if is_beside or rest.startswith((".", "/", "~", "runs/")) or rest.count("/") > 1:
         then, own = "give a run of the task contrast, or a folder of save_pretrained", recipe_folder()
         if own is not None and (own / f"{path.name}.yaml").is_file():  # recipes name runs of others, which come first
-            then = f"train it first: hyptree train {path.name} --out {path}"
+            then = f"train it first: {as_called('train', path.name, '--out', path)}"
         raise UserError(f"hf:{rest}: no such folder; {then}")
     return rest

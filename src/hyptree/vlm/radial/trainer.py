@@ -27,7 +27,7 @@ from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
 from hyptree.geometry import lorentz
-from hyptree.signals import stop_signals
+from hyptree.signals import Stopped, stop_signals
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, RadialTerms
 from hyptree.vlm.radial.settings import TOWER_LR, RadialSettings
 
@@ -299,7 +299,7 @@ def _loop(
                 trainer.save(out / CHECKPOINT)
                 saved_at = time.perf_counter()
             if stopped():
-                raise KeyboardInterrupt
+                raise Stopped
     trainer.save(out / CHECKPOINT)
     save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step})
     return last
