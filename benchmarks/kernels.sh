@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every kernel beside its definition, its rival and its bytes; HCFormer beside Swin and ConvNeXt (docs/BENCHMARKS.md).
 source "$(dirname "$0")/common.sh"
-quick=() tiny=()
-[ -n "$QUICK" ] && quick=(--quick) tiny=(--models hcformer_pico --batch 1 --size 64 --repeats 2)
+quick=()
+[ -n "$QUICK" ] && quick=(--quick)
 
 measure() { # BENCHMARK FLAGS...
     "${HYPTREE[@]}" bench "$1" --device "$DEVICE" --out "$OUT/$1.jsonl" "${@:2}"
 }
 
 step kernels measure kernels --time-limit 200 "${quick[@]}"
-step hcformer measure hcformer --tables throughput --time-limit 240 "${tiny[@]}"
+step hcformer measure hcformer --tables throughput --time-limit 240 "${quick[@]}"
 step pairwise measure geometry --ops pairwise "${quick[@]}"
 finish

@@ -2,12 +2,14 @@
 # Everything that is timed against a target, in one go: what compiles for minutes gets ready at the same time, and each is timed alone.
 source "$(dirname "$0")/common.sh"
 turns=$(mktemp -d)/turns
+quick=()
+[ -n "$QUICK" ] && quick=(--quick)
 parallel=(one_billion small small_head experts decode deit resnet adapters)
 
 timed() { # NAME BENCHMARK FLAGS...
     local name=$1 benchmark=$2
     shift 2
-    HYPTREE_TURNS=$turns:${#parallel[@]} "${HYPTREE[@]}" bench "$benchmark" --device "$DEVICE" --out "$OUT/$name.jsonl" "$@" > "$OUT/$name.txt" 2>&1
+    HYPTREE_TURNS=$turns:${#parallel[@]} "${HYPTREE[@]}" bench "$benchmark" --device "$DEVICE" --out "$OUT/$name.jsonl" "$@" "${quick[@]}" > "$OUT/$name.txt" 2>&1
 }
 
 one_billion() { timed one_billion helm --sections step --presets helm-d-1b-aligned --vocab 128256 --modes compiled --profile; }
@@ -19,15 +21,6 @@ himapper() { timed "$1" himapper --models "$2" --mode reduce-overhead --no-eager
 deit() { himapper deit deit_small_patch16_224; }
 resnet() { himapper resnet resnet50; }
 adapters() { timed adapters vlm; }
-if [ -n "$QUICK" ]; then
-    one_billion() { timed one_billion helm --sections step --presets helm-d-pico --modes eager --repeats 2 --length 16; }
-    small() { timed small helm --sections step --presets helm-d-pico --modes eager --repeats 2 --length 8; }
-    small_head() { timed small_head helm --sections step --presets helm-d-pico --modes eager --repeats 2 --length 8; }
-    experts() { timed experts helm --sections step --presets helm-mice-pico --modes eager --repeats 2 --length 16; }
-    decode() { timed decode helm --sections decode --presets helm-mice-pico --modes eager --repeats 2 --context 16; }
-    himapper() { timed "$1" himapper --models "$2" --no-compile --passes inference --tables speed --batch 1 --repeats 2; }
-    adapters() { timed adapters vlm --size tiny --repeats 2; }
-fi
 
 together() {
     local pids=() name code=0

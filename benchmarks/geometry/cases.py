@@ -55,6 +55,7 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "poincare.expmap0": points.poincare_expmap0,
     "poincare.logmap0": points.poincare_logmap0,
     "poincare.dist": points.poincare_dist,
+    "poincare.logmap": points.poincare_logmap,
     "poincare.pairwise_matmul": points.poincare_pairwise_matmul,
     "poincare.pairwise_exact": points.poincare_pairwise_exact,
     "poincare.softmax": points.poincare_distance_softmax,

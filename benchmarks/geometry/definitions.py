@@ -103,6 +103,10 @@ def poincare_dist(x: Tensor, y: Tensor, c: float) -> Tensor:
     return 2 / c**0.5 * torch.asinh(ratio.sqrt())
 
 
+def poincare_logmap(x: Tensor, y: Tensor, c: float) -> Tensor:
+    return gap(x, c) * poincare_logmap0(mobius_add(-x, y, c), c)
+
+
 def poincare_pairwise(x: Tensor, y: Tensor, c: float) -> Tensor:
     square = (x * x).sum(-1, keepdim=True) + (y * y).sum(-1, keepdim=True).mT - 2 * x @ y.mT
     return 2 / c**0.5 * torch.asinh((c * square / (gap(x, c) * gap(y, c).mT)).sqrt())

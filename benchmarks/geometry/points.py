@@ -126,6 +126,11 @@ def poincare_dist(make: Maker) -> Iterator[Case]:
     return _poincare_rows(make, "dist", _two_balls(make), exact.poincare_dist, _DISTANCE, hypll)
 
 
+def poincare_logmap(make: Maker) -> Iterator[Case]:
+    hypll = functools.partial(rivals.hypll_method, name="logmap")
+    return _poincare_rows(make, "logmap", _two_balls(make), exact.poincare_logmap, ("x - y", torch.sub), hypll)
+
+
 def poincare_mobius_add(make: Maker) -> Iterator[Case]:
     hypll = functools.partial(rivals.hypll_method, name="mobius_add")
     return _poincare_rows(make, "mobius_add", _two_balls(make), exact.mobius_add, ("x + y", torch.add), hypll)

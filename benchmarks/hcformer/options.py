@@ -26,7 +26,7 @@ RIVAL_WAYS = {"kernels": "eager", "kernels+mlp": "eager", "graphs+mlp": "graphs"
 class HCFormerOptions(ClockOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
         "models": ("hcformer_pico", "resnet10t"), "ways": ("eager",), "size": 64, "batch": 2, "repeats": 2,
-        "growth_model": "hcformer_pico", "sizes": (64, 128), "patches": 1024,
+        "growth_model": "hcformer_pico", "sizes": (64, 128), "patches": 1024, "clock": "wall",
     }  # fmt: skip
 
     tables: tuple[str, ...] = ("growth", "throughput")

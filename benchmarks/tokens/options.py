@@ -64,12 +64,9 @@ TARGETS = (
 @dataclass
 class TokensOptions(ClockOptions):
     QUICK: ClassVar[Mapping[str, Any]] = {
-        "batches": (1, 2),
-        "tokens": (16,),
-        "keeps": (0.5,),
-        "model": "test_vit",
-        "repeats": 2,
-    }
+        "batches": (1, 2), "tokens": (16,), "keeps": (0.5,), "model": "test_vit", "precision": "autocast",
+        "compile": False, "limit": 0.0, "repeats": 2, "clock": "wall",
+    }  # fmt: skip
 
     tables: tuple[Table, ...] = TABLES
     """clustering: from distances or features to labels. models: images per second of whole models."""

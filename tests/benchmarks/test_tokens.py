@@ -203,11 +203,14 @@ def test_cuda_must_be_there(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_command_can_be_given_again():
-    flags = ["--batches", "1", "8", "--keeps", "0.5", "--compile", "--seed", "7", "--limit", "3", "--quick"]
+    flags = ["--batches", "1", "8", "--keeps", "0.5", "--compile", "--seed", "7", "--limit", "3"]
     options = options_of(["hyptree", "bench", "tokens", *flags])
-    assert options.batches == (1, 2) and options.model == "test_vit" and options.compile
-    assert options.command() == "hyptree bench tokens --compile --limit 3.0 --seed 7 --quick"
+    assert options.command() == "hyptree bench tokens --batches 1 8 --keeps 0.5 --compile --limit 3.0 --seed 7"
     assert options_of(options.command().split()) == options
+    quick = options_of(["hyptree", "bench", "tokens", *flags, "--quick"])
+    assert quick.batches == (1, 2) and quick.model == "test_vit" and not quick.compile
+    assert quick.command() == "hyptree bench tokens --seed 7 --quick"
+    assert options_of(quick.command().split()) == quick
     assert options.longest("models") == 30 and math.isclose(TokensOptions(device="cuda").longest("clustering"), 0.5)
 
 

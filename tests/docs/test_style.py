@@ -1,4 +1,7 @@
-"""What our pages name is there: names, files, commands. And how they are written: lines, places, the old name."""
+"""What pages, recipes and comments name is there: names, files, commands. And how pages are written.
+
+Links and the commands of the pages are checked by test_site.py, their code by test_examples.py and test_readme.py.
+"""
 
 from __future__ import annotations
 
@@ -129,17 +132,17 @@ def wrong(words: list[str]) -> list[str]:
     return [flag for flag in flags if not flag.startswith(free) and not re.search(rf"{flag}(?![\w.-])", known)]
 
 
-def test_commands_in_pages_exist() -> None:
-    """Every ``hyptree VERB --flag`` of a page, a recipe, a script or a docstring is one that the command knows."""
+def test_commands_in_recipes_and_code_exist() -> None:
+    """Every ``hyptree VERB --flag`` of a recipe, a script or a docstring is one that the command knows."""
     mistakes, count = [], 0
-    for path, text in texts("docs", "benchmarks", "results", "recipes", "examples", "src").items():
+    for path, text in texts("benchmarks", "results", "recipes", "examples", "src").items():
         if path.endswith(("cli/__init__.py", "cli/config.py")):
             continue  # how to write a verb
         for words in commands(text):
             count += 1
             mistakes += [f"{path}: hyptree {' '.join(words)}: {what}" for what in wrong(words)]
     assert not mistakes, "\n".join(mistakes)
-    assert count > 150
+    assert count > 40, count
 
 
 def test_a_wrong_command_is_seen() -> None:
@@ -174,11 +177,10 @@ def test_a_long_line_is_seen() -> None:
     assert long_lines(f"{word}y\n| {word} |\n    {word}\n```text\n{word}y\n```\n[a]({word}) b\n") == [1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_no_page_names_a_place_of_one_machine_or_a_registry(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert re.findall(r"(?<![\w.:/])/(?:work|tmp|root|home|opt|mnt|Users|data|var)/[^\s)`]*", text) == []
-    assert re.findall(r"[\w.]*(?:pypi\.|pythonhosted|anaconda\.org|npmjs|artifactory|index-url)\S*", text) == []
+def test_no_page_names_a_registry() -> None:
+    hosts = r"[\w.]*(?:pypi\.|pythonhosted|anaconda\.org|npmjs|artifactory)\S*"
+    found = {ids(page): re.findall(hosts, page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: names for page, names in found.items() if names} == {}
 
 
 def test_the_old_name_is_in_one_line_of_the_changelog() -> None:
