@@ -37,7 +37,7 @@ class Built:
     error: float | None
 
 
-class NotTakingPart(Exception):
+class Skipped(Exception):
     """Raised while a contender is built: it is not installed, has no such operation, or would need too much memory."""
 
     def __init__(self, status: Status, note: str):
@@ -127,7 +127,7 @@ def compare(
                 for _ in range(WARMUP - 2):
                     built.run()
                 once = min(sample(built.run, 1) for _ in range(2))
-        except NotTakingPart as reason:
+        except Skipped as reason:
             result.status, result.note = reason.status, reason.note
         except Exception as error:  # a rival that breaks must not end the run; ours shows up as failed
             lines = str(error).strip().splitlines()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.geometry import definitions as exact
 from benchmarks.geometry.rivals import Rival
-from benchmarks.harness import Built, Contender, NotTakingPart, relative_error
+from benchmarks.harness import Built, Contender, Skipped, relative_error
 
 C = 0.8
 """Curvature of all cases; not 1, so that a mistaken convention is seen."""
@@ -154,7 +154,7 @@ class Maker:
 
     def _build(self, way: Rival | None, inputs: Sequence[Tensor], check: _Check, name: str, compiled: bool) -> Built:
         if way is None:
-            raise NotTakingPart("absent", "has no such operation")
+            raise Skipped("absent", "has no such operation")
         _require_memory(self.device, way.peak_elements * self.dtype.itemsize, check.cotangent is not None)
         run = way.make()
         if compiled:
@@ -212,4 +212,4 @@ def _require_memory(device: str, largest: int, backward: bool) -> None:
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > 0.6 * free:
-        raise NotTakingPart("skipped", f"needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free")
+        raise Skipped("skipped", f"needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import NotTakingPart
+from benchmarks.harness import Skipped
 
 Prepare = Callable[..., Sequence[Tensor]]
 
@@ -54,7 +54,7 @@ def library(name: str) -> ModuleType:
             warnings.simplefilter("ignore")  # its own deprecations
             return import_module(name)
     except ImportError as error:
-        raise NotTakingPart("absent", f"{name} is not installed") from error
+        raise Skipped("absent", f"{name} is not installed") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- geoopt

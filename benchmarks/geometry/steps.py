@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.geometry import definitions as exact
 from benchmarks.geometry import rivals
 from benchmarks.geometry.maker import COMPILED, GEOOPT, HYPLL, OURS, TWIN, TWIN_COMPILED, TWIN_FUSED, C, Case, Maker
-from benchmarks.harness import Built, Contender, NotTakingPart, relative_error
+from benchmarks.harness import Built, Contender, Skipped, relative_error
 from hyptree.geometry import Lorentz, Poincare, mark_manifold
 
 _CHECK_LR, _TIMED_LR = 0.1, 1e-4
@@ -49,7 +49,7 @@ def _adam(make: Maker, model: str) -> Iterator[Case]:
 
 def _build_adam(way: Any, points: list[Tensor], grads: list[Tensor], truth: list[Tensor], name: str) -> Built:
     if way is None:
-        raise NotTakingPart("absent", "has no such operation")
+        raise Skipped("absent", "has no such operation")
     optimizer, params, read = way(points, grads)
     if name.startswith(TWIN):
         return Built(optimizer if callable(optimizer) else optimizer.step, None)

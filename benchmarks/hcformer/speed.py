@@ -188,7 +188,7 @@ def _builder(
         begin = time.monotonic()
         rounds = (0.15 if options.device == "cpu" else 0.03) * options.time_limit  # what timing takes when all is ready
         if end is not None and begin > end - rounds:
-            raise harness.NotTakingPart("skipped", "no time left")
+            raise harness.Skipped("skipped", "no time left")
         module: Any = runner.model
         if runner.way.startswith("compiled"):
             torch.compiler.reset()

@@ -251,8 +251,8 @@ class Kernel:
 
 
 _GROUPS = {
-    "kernels of hyptree": r"^_(residual_norm|(wide_)?swiglu|lift_heads|centroid|merge_points|dispatch_rows|join|split|"
-    r"latent)_",
+    "kernels of hyptree": r"^_(residual_norm|(wide_)?swiglu|lift_heads|centroid|merge_points|dispatch_rows|"
+    r"(un)?pack_weight|latent)_",
     "fused by the compiler": r"^triton_",
     "attention": r"flash|fmha|attention|sdpa|mha",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|::mm$|::bmm$|::addmm|splitk|grouped_mm|mkl|linear",

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Built, Contender, NotTakingPart, Run
+from benchmarks.harness import Built, Contender, Run, Skipped
 from benchmarks.kernels.cases import Outputs, Work
 from hyptree.ops.backend import interpreted
 
@@ -186,7 +186,7 @@ class Trial:
     def _way(self, name: str) -> Callable[..., Any]:
         if name == KERNEL:
             if self.device == "cpu" and not interpreted():
-                raise NotTakingPart("absent", "kernels need CUDA, or TRITON_INTERPRET=1 to be checked on a CPU")
+                raise Skipped("absent", "kernels need CUDA, or TRITON_INTERPRET=1 to be checked on a CPU")
             return self.work.kernel
         if name == RIVAL:
             assert self.work.rival is not None

@@ -35,13 +35,13 @@ from benchmarks.kernels.trees import tree_readers
 from hyptree.ops import (
     agglomerate,
     centroid,
-    columns,
     cosine,
     cross_entropy,
     dispatch_rows,
     heads,
     merge,
     merge_points,
+    pack_weight,
     residual_norm,
     swiglu,
 )
@@ -191,19 +191,19 @@ def _centroid_work(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> Wo
 
 def matrices(draw: Draw) -> Iterator[Job]:
     layouts = {
-        "1B gate and up": (columns.Layout(2, 5624, 5632, 1, 1544), 1536, True),
-        "1B queries, keys, values": (columns.Layout(72, 63, 64, 1, 1544), 1536, True),
-        "1B output of heads": (columns.Layout(1, 1536, 1536, 24, 64), 63, False),
+        "1B gate and up": (pack_weight.Layout(2, 5624, 5632, 1, 1544), 1536, True),
+        "1B queries, keys, values": (pack_weight.Layout(72, 63, 64, 1, 1544), 1536, True),
+        "1B output of heads": (pack_weight.Layout(1, 1536, 1536, 24, 64), 63, False),
     }
     if draw.quick:
-        layouts = {"tiny": (columns.Layout(3, 7, 8, 1, 16), 13, True)}
+        layouts = {"tiny": (pack_weight.Layout(3, 7, 8, 1, 16), 13, True)}
     for name, (layout, size, has_bias) in layouts.items():
         shape = f"({layout.groups * layout.rows},{layout.points * size})"
-        make = functools.partial(_columns_work, draw, layout, size, has_bias)
-        yield Job("columns", name, shape, BF16, make)  # float32 weights as autocast has them, joined in bfloat16
+        make = functools.partial(_pack_weight_work, draw, layout, size, has_bias)
+        yield Job("pack_weight", name, shape, BF16, make)  # float32 weights as autocast has them, packed in bfloat16
 
 
-def _columns_work(draw: Draw, layout: columns.Layout, size: int, has_bias: bool) -> Work:
+def _pack_weight_work(draw: Draw, layout: pack_weight.Layout, size: int, has_bias: bool) -> Work:
     m = layout.groups * layout.rows
     inputs = (
         draw.normal(m, layout.points * size),
@@ -216,8 +216,8 @@ def _columns_work(draw: Draw, layout: columns.Layout, size: int, has_bias: bool)
 
     return Work(
         inputs,
-        lambda weight, time, bias: (columns.reference.join(weight, time, bias, layout, to(weight)),),
-        lambda weight, time, bias: (columns.join(weight, time, bias, layout, BF16, backend="triton"),),
+        lambda weight, time, bias: (pack_weight.reference.pack_weight(weight, time, bias, layout, to(weight)),),
+        lambda weight, time, bias: (pack_weight.pack_weight(weight, time, bias, layout, BF16, backend="triton"),),
         leaves=(0, 1, 2),
         rival=("cast", lambda weight, time, bias: weight.to(BF16)),
     )
@@ -423,7 +423,7 @@ JOBS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "residual_norm": residual_norms,
     "heads": attention_heads,
     "centroid": centroids,
-    "columns": matrices,
+    "pack_weight": matrices,
     "swiglu": gates,
     "dispatch_rows": dispatched_rows,
     "merge_points": merged_points,

@@ -11,7 +11,7 @@ from hyptree.errors import UserError, suggest
 
 OPS = (
     "map_norm", "gelu_grad", "cluster_patch", "cluster_window", "pairwise_lorentz", "pairwise_poincare",
-    "lorentz_mlr", "residual_norm", "heads", "centroid", "columns", "swiglu", "dispatch_rows", "merge_points",
+    "lorentz_mlr", "residual_norm", "heads", "centroid", "pack_weight", "swiglu", "dispatch_rows", "merge_points",
     "cross_entropy", "cosine", "merge", "agglomerate", "tree_reader", "latent_decode",
 )  # fmt: skip
 

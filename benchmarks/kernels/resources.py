@@ -101,9 +101,9 @@ def _no(x: Tensor) -> bool:
     return False
 
 
-def _always(backend: str, x: Tensor, misfit: str | None) -> str:
-    if misfit is not None:
-        raise ValueError(f"the kernel cannot run: {misfit}")
+def _always(backend: str, x: Tensor, unsupported: str | None) -> str:
+    if unsupported is not None:
+        raise ValueError(f"the kernel cannot run: {unsupported}")
     return "triton"
 
 

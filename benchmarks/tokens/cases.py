@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Built, Contender, NotTakingPart, Run, cpu_sample, wall_sample
+from benchmarks.harness import Built, Contender, Run, Skipped, cpu_sample, wall_sample
 from benchmarks.tokens.options import Table, TokensOptions
 from hyptree.errors import UserError
 
@@ -75,14 +75,14 @@ class WholeCall:
 
 
 def too_slow(run_one: Run, batch: int, options: TokensOptions, longest: float) -> None:
-    """Raises ``NotTakingPart`` when one image, times the batch, takes longer than may be."""
+    """Raises ``Skipped`` when one image, times the batch, takes longer than may be."""
     if batch == 1:
         return
     sample = cpu_sample if options.clock == "cpu" else wall_sample
     run_one()
     about = min(sample(run_one, 1) for _ in range(3)) * batch
     if about > longest:
-        raise NotTakingPart("skipped", f"about {about:.3g} s a call, judged by one image")
+        raise Skipped("skipped", f"about {about:.3g} s a call, judged by one image")
 
 
 # ---------------------------------------------------------------------------------------------------------- clustering
@@ -133,7 +133,7 @@ def _ours(
 
     def build() -> Built:
         if backend == "triton" and not features.is_cuda:
-            raise NotTakingPart("absent", "needs CUDA")
+            raise Skipped("absent", "needs CUDA")
         if not features.is_cuda:  # a GPU takes about as long for many images as for one
             too_slow(lambda: labels(features[:1], distance[:1]), len(features), options, options.longest("clustering"))
         # Distances of another product may differ in their last bits, so each is held against its own.
@@ -155,7 +155,7 @@ def _library(
 
     def build() -> Built:
         if find_spec(RIVALS[library]) is None:
-            raise NotTakingPart("absent", f"{library} is not installed")
+            raise Skipped("absent", f"{library} is not installed")
         too_slow(lambda: labels(distance[:1]), len(distance), options, options.longest("clustering"))
         share = differing(labels(distance), agglomerated(distance, k, linkage, "torch"))
         by_ties = max(TIES, 1 / len(distance)) if len(distance) > 8 else 0.0
@@ -334,7 +334,7 @@ def _reduced(
 def _compiled(options: TokensOptions, models: dict[str, nn.Module], name: str, pictures: Tensor) -> Callable[[], Built]:
     def build() -> Built:
         if name not in models:
-            raise NotTakingPart("absent", "there is no eager one")
+            raise Skipped("absent", "there is no eager one")
         return _finite(inference(torch.compile(models[name]), pictures, options), whole=True)
 
     return build
@@ -345,7 +345,7 @@ def _graphed(options: TokensOptions, models: dict[str, nn.Module], name: str, pi
 
     def build() -> Built:
         if name not in models:
-            raise NotTakingPart("absent", "there is no eager one")
+            raise Skipped("absent", "there is no eager one")
         call = inference(models[name], pictures, options)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -131,7 +131,7 @@ def test_a_contender_that_breaks_ends_nothing(clock: Clock):
         raise RuntimeError("no kernel\nlong story")
 
     def absent() -> harness.Built:
-        raise harness.NotTakingPart("absent", "x is not installed")
+        raise harness.Skipped("absent", "x is not installed")
 
     ways = [harness.Contender("b", broken), harness.Contender("a", absent), contender("c", lambda: clock.work(1e-3))]
     results = harness.compare(ways, harness.wall_sample, 2, 1.0)
@@ -177,7 +177,7 @@ def test_every_operation_is_right(name: str):
                 continue
             try:
                 built = way.build()
-            except harness.NotTakingPart:
+            except harness.Skipped:
                 continue
             assert built.error is not None and built.error < 1e-9, (case.op, case.kind, way.name)
             found[way.name] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import NotTakingPart, Result
+from benchmarks.harness import Result, Skipped
 from benchmarks.session import session
 from benchmarks.tokens import cases
 from benchmarks.tokens import run as bench
@@ -132,7 +132,7 @@ def test_what_takes_too_long_is_skipped_and_said(monkeypatch: pytest.MonkeyPatch
     assert code == 0 and {line["batch"] for line in lines if line["kind"] == "clustering"} == {1}
     (skipped,) = [line for line in lines if line["kind"] == "skipped"]
     assert skipped["batch"] == 3 and "too many for a CPU" in skipped["why"]
-    with pytest.raises(NotTakingPart, match=r"about .* s a call, judged by one image"):
+    with pytest.raises(Skipped, match=r"about .* s a call, judged by one image"):
         cases.too_slow(lambda: None, 1000, TokensOptions(), 1e-9)
     note = Result("x", "skipped", "about 12.5 s a call, judged by one image")
     assert bench._milliseconds(note) == "~12.5 s"

@@ -113,7 +113,7 @@ def test_float64_distances(method: str, seed: int) -> None:
 def test_rounds_and_greedy_steps_have_the_same_heights_to_the_bit(method: str, seed: int) -> None:
     """Sums are exact and divided once, so each height is the correctly rounded value of the exact one."""
     D = distances("smooth", 2, 24, seed)
-    forest = reference.grow(D, method)
+    forest = reference.build_forest(D, method)
     for image, heights in zip(D.tolist(), forest.height, strict=True):
         assert heights.sort().values[:-1].tolist() == [float(height) for height, _, _ in naive.greedy(image, method)]
 
@@ -245,19 +245,19 @@ def test_images_do_not_depend_on_their_batch(method: str, seed: int) -> None:
     D = torch.cat([smooth, noise, torch.full((1, 36, 36), 0.5)])
     together = agglomerate(D, 10, linkage=method, backend="torch")
     assert torch.equal(together, torch.cat([agglomerate(d[None], 10, linkage=method, backend="torch") for d in D]))
-    forest = reference.grow(D, method, 26)
+    forest = reference.build_forest(D, method, 26)
     for i in (0, 20, 32):
-        alone = reference.grow(D[i : i + 1], method, 26)
+        alone = reference.build_forest(D[i : i + 1], method, 26)
         assert all(a is None or torch.equal(a[0], b[i]) for a, b in zip(alone, forest, strict=True))
 
 
 def test_large_images_go_in_slices(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     D = distances("noise", 5, 30, seed)
     for method in LINKAGES:
-        expected = reference.grow(D, method)
+        expected = reference.build_forest(D, method)
         with monkeypatch.context() as patch:
             patch.setattr(reference, "_SLICE_BYTES", 1)
-            sliced = reference.grow(D, method)
+            sliced = reference.build_forest(D, method)
         assert all(a is b or torch.equal(a, b) for a, b in zip(sliced, expected, strict=True))
 
 

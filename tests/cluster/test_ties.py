@@ -88,11 +88,11 @@ def test_libraries_give_exactly_k_clusters_too(kind: str, linkage: str, backend:
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_an_early_stop_changes_nothing(linkage: str, seed: int) -> None:
     D = tied("coarse", 8, 30, seed)
-    whole = reference.grow(D, linkage)
+    whole = reference.build_forest(D, linkage)
     for k in range(1, 31):
-        assert torch.equal(reference.cut(reference.grow(D, linkage, 30 - k), k), reference.cut(whole, k))
+        assert torch.equal(reference.cut(reference.build_forest(D, linkage, 30 - k), k), reference.cut(whole, k))
     for threshold in (0.0, 0.25, 0.75, 1.0, 1.125):
-        early = reference.cut_at(reference.grow(D, linkage, threshold=threshold), threshold)
+        early = reference.cut_at(reference.build_forest(D, linkage, threshold=threshold), threshold)
         late = reference.cut_at(whole, threshold)
         assert torch.equal(early[0], late[0]) and torch.equal(early[1], late[1])
 
@@ -126,8 +126,8 @@ def test_paths_of_single_linkage_are_followed_to_their_ends(seed: int) -> None:
 @pytest.mark.parametrize("kind", TIES)
 def test_the_same_forest_on_the_gpu(kind: str, linkage: str, seed: int) -> None:
     D = tied(kind, 8, 60, seed)
-    on_gpu = reference.grow(D.cuda(), linkage)
-    for here, there in zip(reference.grow(D, linkage), on_gpu, strict=True):
+    on_gpu = reference.build_forest(D.cuda(), linkage)
+    for here, there in zip(reference.build_forest(D, linkage), on_gpu, strict=True):
         assert here is there or torch.equal(here, there.cpu())
     for k in (48, 30, 7):
         assert torch.equal(reference.cut(on_gpu, k).cpu(), agglomerate(D, k, linkage=linkage, backend="torch"))

@@ -48,7 +48,7 @@ def test_labels_are_those_of_the_definition(kind: str, linkage: str, device: str
     # The interpreter takes seconds for what a GPU does in microseconds.
     for num_tokens in (2, 9) if device == "cpu" else (1, 2, 7, 63, 196, 256, 577, 1000):
         D = distances(1 if device == "cpu" else 3, num_tokens, kind, device)
-        forest = reference.grow(D.cpu(), linkage)
+        forest = reference.build_forest(D.cpu(), linkage)
         counts = {1, num_tokens, *(max(1, int(num_tokens * keep)) for keep in (0.9, 0.5, 0.25))}
         for k in sorted(counts if device == "cuda" else {max(1, num_tokens // 3)}):
             found = labels(D, k, linkage, backend="triton")
@@ -207,7 +207,7 @@ def test_compiled_and_repeated_runs_give_the_same_bits() -> None:
 @pytest.mark.gpu
 def test_more_tokens_than_the_kernel_takes_go_through_torch() -> None:
     D = distances(1, 1100, "smooth", "cuda")
-    assert torch.equal(labels(D, 550).cpu(), reference.cut(reference.grow(D.cpu(), "average", 550), 550))
+    assert torch.equal(labels(D, 550).cpu(), reference.cut(reference.build_forest(D.cpu(), "average", 550), 550))
 
 
 def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +220,8 @@ def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
         (196, torch.float64, "average", "torch"),
         (196, torch.float32, "ward", "torch"),
     ):
-        misfit = _misfit(torch.empty(1, num_tokens, num_tokens, dtype=dtype, device="meta"), linkage)
-        assert backends.choose("auto", on_gpu, misfit) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
+        unsupported = _misfit(torch.empty(1, num_tokens, num_tokens, dtype=dtype, device="meta"), linkage)
+        assert backends.choose("auto", on_gpu, unsupported) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
     assert backends.choose("auto", torch.empty(1), None) == "torch"
     monkeypatch.setattr(backends, "_HAS_TRITON", False)
     assert backends.choose("auto", on_gpu, None) == "torch"  # type: ignore[arg-type]

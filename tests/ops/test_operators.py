@@ -52,7 +52,7 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
     found = outcome(torch.compile(block, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    kernels = ["residual_norm", "residual_norm_grad", "swiglu_lift", "swiglu_grad", "join_columns", "split_columns"]
+    kernels = ["residual_norm", "residual_norm_grad", "swiglu_lift", "swiglu_grad", "pack_weight", "unpack_weight"]
     assert names(graphs) == {f"hyptree.{name}.default" for name in kernels}
 
 

@@ -111,7 +111,7 @@ def test_reading_with_trees_of_all_sizes(
     width: int, heads: int, sizes: tuple[int, ...], tokens: int, dtype: torch.dtype, device: str
 ) -> None:
     if device == "cuda" and dtype == torch.float32 and width == 128:
-        pytest.skip("what a step multiplies by has no room in shared memory, and misfit says no to float32")
+        pytest.skip("what a step multiplies by has no room in shared memory, and unsupported says no to float32")
     inputs = reading(2, tokens, dtype, device, width, heads, sizes)
     inputs[2] *= 2.5 * width**-0.5  # sums of so many stay near one
     found = kernels.read_tree(*inputs, list(sizes), heads, 0.8, True)
@@ -186,7 +186,7 @@ def test_encoding_trees_of_all_sizes(
     width: int, heads: int, sizes: tuple[int, ...], batch: int, dtype: torch.dtype, device: str
 ) -> None:
     if device == "cuda" and dtype == torch.float32 and width == 128:
-        pytest.skip("what a step multiplies by has no room in shared memory, and misfit says no to float32")
+        pytest.skip("what a step multiplies by has no room in shared memory, and unsupported says no to float32")
     inputs = encoding(batch, dtype, device, width, sizes)
     inputs[2] *= 2.5 * width**-0.5  # sums of so many stay near one
     found = kernels.encode_tree(*inputs, list(sizes), heads)
@@ -242,7 +242,7 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way(device: str) -> None:
     )
     with pytest.raises(ValueError, match=r"cannot run here: torch.float32, the kernel takes bfloat16 and float16"):
         tree_reader.read_tree(*inputs, SIZES, HEADS, backend="triton")
-    assert "3 heads in a width of 48" in str(tree_reader.misfit(torch.float16, 48, 3, 14))
-    assert "4 heads in a width of 32" in str(tree_reader.misfit(torch.float16, 32, 4, 14))
-    assert "65 nodes" in str(tree_reader.misfit(torch.float16, 32, 2, 65))
-    assert tree_reader.misfit(torch.bfloat16, 128, 4, 60) is None
+    assert "3 heads in a width of 48" in str(tree_reader.unsupported(torch.float16, 48, 3, 14))
+    assert "4 heads in a width of 32" in str(tree_reader.unsupported(torch.float16, 32, 4, 14))
+    assert "65 nodes" in str(tree_reader.unsupported(torch.float16, 32, 2, 65))
+    assert tree_reader.unsupported(torch.bfloat16, 128, 4, 60) is None

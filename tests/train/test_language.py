@@ -298,14 +298,14 @@ def test_recipes_say_what_they_should():
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
 def test_inside_is_what_the_model_does(tmp_path, cache, name):
-    from hyptree.evaluate.text.stream import look_inside
+    from hyptree.evaluate.text.stream import stream_statistics
     from hyptree.train.tasks import build_task
 
     task = build_task(recipe(cache, name))
     text = task.build_dataset("train")
     model: Any = task.build_model(task.describe(text)).eval()
     batch = text.batch([0, 1, 2])
-    found = look_inside(model, batch)
+    found = stream_statistics(model, batch)
     with torch.no_grad():
         states = model.model(batch["input_ids"], output_hidden_states=True).hidden_states
     # Between the two layers; what transformers gives for the last one is normed in some models.
@@ -322,7 +322,7 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
 
 
 def test_bounds_are_counted():
-    from hyptree.evaluate.text.stream import look_inside
+    from hyptree.evaluate.text.stream import stream_statistics
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -339,6 +339,6 @@ def test_bounds_are_counted():
     model = Model()
     object.__setattr__(model, "base_model", model)
     x = torch.tensor([[[-3.0, 4.0], [0.0, 5.0]]])
-    found = look_inside(model, {"input_ids": x, "labels": x})
+    found = stream_statistics(model, {"input_ids": x, "labels": x})
     assert found["clamped"] == 0.25
     assert found["stream/00"] == pytest.approx((math.hypot(-3, 8) + 10) / 2)

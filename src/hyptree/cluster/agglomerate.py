@@ -12,7 +12,7 @@ from hyptree.cluster import libraries
 from hyptree.cluster.labels import clip_k
 from hyptree.errors import UserError, suggest
 from hyptree.ops import agglomerate as ops
-from hyptree.ops.agglomerate.reference import LINKAGES, Forest, cut, cut_at, grow
+from hyptree.ops.agglomerate.reference import LINKAGES, Forest, build_forest, cut, cut_at
 
 BACKENDS = ("auto", "torch", "triton", *libraries.LIBRARIES)
 # Measured on one core, keeping 1/2 and 1/4 of the tokens, torch / fastcluster and torch / scipy:
@@ -62,22 +62,22 @@ def agglomerate(
     chosen = choose_backend(batch, linkage, backend, deterministic, needs_forest=threshold is not None)
     if threshold is not None:
         threshold = as_threshold(threshold, D.dtype)
-        labels, num_clusters = cut_at(grown(batch, linkage, chosen, threshold), threshold)
+        labels, num_clusters = cut_at(linkage_forest(batch, linkage, chosen, threshold), threshold)
         return (labels, num_clusters) if D.ndim == 3 else (labels[0], num_clusters[0])
     assert k is not None
     k = clip_k(k, num_tokens, "agglomerate")
     if chosen in libraries.LIBRARIES:
-        labels = cut(libraries.grow(batch, linkage, chosen), k)
+        labels = cut(libraries.build_forest(batch, linkage, chosen), k)
     else:
         labels = ops.labels(batch, k, linkage, backend=chosen)
     return labels if D.ndim == 3 else labels[0]
 
 
-def grown(batch: Tensor, linkage: str, backend: str, threshold: float | None = None) -> Forest:
+def linkage_forest(batch: Tensor, linkage: str, backend: str, threshold: float | None = None) -> Forest:
     """The merges of every image up to the threshold, or all: by a library, else in torch."""
     if backend in libraries.LIBRARIES:
-        return libraries.grow(batch, linkage, backend)
-    return grow(batch, linkage, threshold=threshold)
+        return libraries.build_forest(batch, linkage, backend)
+    return build_forest(batch, linkage, threshold=threshold)
 
 
 def choose_backend(batch: Tensor, linkage: str, backend: str, deterministic: bool, needs_forest: bool) -> str:

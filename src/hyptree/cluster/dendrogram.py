@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.cluster.agglomerate import as_batch, as_threshold, choose_backend, grown
+from hyptree.cluster.agglomerate import as_batch, as_threshold, choose_backend, linkage_forest
 from hyptree.cluster.labels import clip_k
 from hyptree.errors import UserError
 from hyptree.ops.agglomerate.reference import Forest, cut, cut_at
@@ -33,7 +33,7 @@ def dendrogram(
     """
     batch = as_batch(D, linkage, check)
     chosen = choose_backend(batch, linkage, backend, deterministic, needs_forest=True)
-    return Dendrogram(grown(batch, linkage, chosen), D.dtype, has_batch=D.ndim == 3)
+    return Dendrogram(linkage_forest(batch, linkage, chosen), D.dtype, has_batch=D.ndim == 3)
 
 
 class Dendrogram:

@@ -29,7 +29,7 @@ def installed() -> str | None:
     return next((name for name in LIBRARIES if find_spec(name) is not None), None)
 
 
-def grow(D: Tensor, linkage: str, library: str) -> Forest:
+def build_forest(D: Tensor, linkage: str, library: str) -> Forest:
     """All N - 1 merges of each image as the library makes them, slots in the order of the merges, on D's device.
 
     Args:

@@ -80,12 +80,12 @@ def build_loader(
     plan.check()
     loader: Loader
     if resident is not None:
-        from hyptree.data.pictures.resident import ResidentLoader, hold, require_simple
+        from hyptree.data.pictures.resident import ResidentLoader, load_resident, require_simple
 
         if pack is None or not isinstance(transform, Transform):
             raise UserError("data.resident is for tasks with one label per picture; leave it out")
         require_simple(transform)  # before anything is read
-        loader = ResidentLoader(plan, hold(dataset, resident, strict), transform, pack, channels_last)
+        loader = ResidentLoader(plan, load_resident(dataset, resident, strict), transform, pack, channels_last)
         if skipped is not None:
             loader.skipped = skipped
         loader.set_epoch(epoch, start_batch)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm
 from hyptree.nn.common import gemm_dtype, like, wide
-from hyptree.ops import columns
+from hyptree.ops import pack_weight
 from hyptree.ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
 from hyptree.ops.residual_norm.reference import rms_norm as rms_norm
 from hyptree.ops.rounding import rounded
@@ -248,14 +248,14 @@ class AmbientLinear(nn.Module):
         """The whole map as one matrix (rows, width) in ``dtype``, columns in the order of the lifted input."""
         bias = self.bias if self.points == 1 else None
         dtype = self.weight.dtype if dtype is None else dtype
-        full = columns.join(self.weight, self.weight_time, bias, self.layout, dtype)
+        full = pack_weight.pack_weight(self.weight, self.weight_time, bias, self.layout, dtype)
         return full if self.row_groups is not None else self._pad_rows(full)
 
     @property
-    def layout(self) -> columns.Layout:
+    def layout(self) -> pack_weight.Layout:
         """Where rows and columns of the matrix lie."""
         groups, rows, padded_rows = self.row_groups or (1, self.out_features, self.out_features)
-        return columns.Layout(groups, rows, padded_rows, self.points, self.point_width)
+        return pack_weight.Layout(groups, rows, padded_rows, self.points, self.point_width)
 
     def _pad_rows(self, full: Tensor) -> Tensor:
         if self.row_groups is None:

@@ -32,13 +32,13 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def choose(backend: str, x: Tensor, misfit: str | None) -> str:
+def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     """Give "torch" or "triton".
 
     Args:
         backend: "auto" (or None in ``HYPTREE_BACKEND``), "torch" or "triton".
         x: the input; kernels need a CUDA tensor.
-        misfit: why the kernel cannot take this input, or None.
+        unsupported: why the kernel cannot take this input, or None.
 
     Raises:
         ValueError: The kernel was asked for and cannot run.
@@ -52,14 +52,14 @@ def choose(backend: str, x: Tensor, misfit: str | None) -> str:
             raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return "torch"
-    if misfit is None and not has_triton():
-        misfit = "Triton is not installed"
-    if misfit is None and not x.is_cuda and not (backend == "triton" and interpreted()):
-        misfit = f"the input is on {x.device.type}, the kernel needs CUDA"
-    if misfit is None:
+    if unsupported is None and not has_triton():
+        unsupported = "Triton is not installed"
+    if unsupported is None and not x.is_cuda and not (backend == "triton" and interpreted()):
+        unsupported = f"the input is on {x.device.type}, the kernel needs CUDA"
+    if unsupported is None:
         return "triton"
     if backend == "triton":
-        raise ValueError(f"backend 'triton' cannot run here: {misfit}; use backend='auto' or 'torch'")
+        raise ValueError(f"backend 'triton' cannot run here: {unsupported}; use backend='auto' or 'torch'")
     return "torch"
 
 
@@ -143,9 +143,9 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def rows_fit(backend: str, rows: Tensor, width: int, most: int) -> bool:
     """Whether a kernel that holds rows of ``width``, at most ``most``, runs on ``rows``."""
-    misfit = None
+    unsupported = None
     if rows.dtype not in KERNEL_DTYPES:
-        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
+        unsupported = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif width > most:
-        misfit = f"rows of {width}, the kernel takes up to {most}"
-    return choose(backend, rows, misfit) == "triton"
+        unsupported = f"rows of {width}, the kernel takes up to {most}"
+    return choose(backend, rows, unsupported) == "triton"

@@ -16,6 +16,7 @@ from hyptree.cluster import Dendrogram, dendrogram, pairwise_distance
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError
 from hyptree.tokens.families.base import FamilyAdapter, Override
+from hyptree.tokens.finite_check import FiniteCheck
 from hyptree.tokens.flow import Flow, Record
 from hyptree.tokens.hooks import BlockHooks, Work
 from hyptree.tokens.methods import find_method
@@ -30,7 +31,6 @@ from hyptree.tokens.schedule import (
     default_layers,
     removed_per_layer,
 )
-from hyptree.tokens.watch import FiniteWatch
 
 MODEL_ATTRIBUTE = "_hyptree_tokens"
 _NOTHING = "nothing was there"  # a string, because copies of it are equal and even the same
@@ -73,7 +73,7 @@ class Handle:
         self.options = options
         self.method = find_method(options.method)
         self.enabled = True
-        self.watch = FiniteWatch()
+        self.finite_check = FiniteCheck()
         self.attention_way: str | None = "mask" if options.prop_attn is True else options.prop_attn or None
         self.merge_backend = options.backend if options.backend in ("torch", "triton") else "auto"
         self.schedule: Schedule = KeepRate((), 1.0)
@@ -214,7 +214,7 @@ class Handle:
 
         Not needed on the CPU, where the forward pass itself raises. On CUDA the next forward pass raises otherwise.
         """
-        self.watch.report()
+        self.finite_check.report()
 
     def _last(self) -> list[Record]:
         return [self._records[layer] for layer in sorted(self._records)]
@@ -242,7 +242,7 @@ class Handle:
                         "a block with fewer tokens is computed again for its gradient from a copy of its tokens, whose "
                         "sizes are not known: checkpoint without moving what is saved elsewhere (save_on_cpu)"
                     )
-                self.watch.report(wait=False)
+                self.finite_check.report(wait=False)
                 self._step += 1
             step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
             flow = Flow(x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])

@@ -166,7 +166,7 @@ class BlockHooks:
             x = work.reduced + work.branch
         self.handle.pass_on(x, work.flow)
         if not torch.compiler.is_compiling() and self.index == self.handle.layers[-1]:
-            self.handle.watch.send(x.device)
+            self.handle.finite_check.submit(x.device)
         if work.branch is None:
             return None
         return x if isinstance(output, Tensor) else (x, *output[1:])
@@ -184,7 +184,7 @@ class BlockHooks:
             else:
                 features = x[:, adapter.num_prefix :].detach().to(wide)  # (B, N, C)
             if options.check:
-                handle.watch.look(features, x, self.index, adapter.blocks[self.index].name)
+                handle.finite_check.record(features, x, self.index, adapter.blocks[self.index].name)
             scores = None
             if work.query is not None:
                 scores = self._scores(adapter.heads(self.index, work.query), keys, work.flow.size)

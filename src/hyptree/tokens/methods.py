@@ -28,7 +28,7 @@ from hyptree.cluster.agglomerate import as_threshold
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError, suggest
 from hyptree.geometry import Euclidean, Manifold
-from hyptree.ops.agglomerate.reference import Forest, cut_at, grow
+from hyptree.ops.agglomerate.reference import Forest, build_forest, cut_at
 from hyptree.tokens.schedule import Threshold
 
 
@@ -180,7 +180,7 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
         num_real = is_token.sum(1)
     fewest, most = schedule.bounds(num_patches)
     is_bounded = fewest > 1 or most < num_tokens
-    forest = grow(distance, site.linkage, threshold=None if is_bounded else threshold)
+    forest = build_forest(distance, site.linkage, threshold=None if is_bounded else threshold)
     num = num_real - (forest.height <= threshold).sum(1)
     if is_bounded:
         num = num.clamp(fewest, most).minimum(num_real)

@@ -15,7 +15,7 @@ from hyptree.config import load
 from hyptree.data import DataSettings, build_dataset, build_loader
 from hyptree.data.pictures import resident
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
-from hyptree.data.pictures.resident import Held, ResidentLoader, centre_window, draw_windows, hold
+from hyptree.data.pictures.resident import ResidentLoader, ResidentPictures, centre_window, draw_windows, load_resident
 from hyptree.data.pictures.transforms import eval_transform, train_transform
 from hyptree.data.sample import Sample
 from hyptree.data.seeding import uniforms
@@ -312,9 +312,9 @@ def test_bad_pictures_are_skipped_as_by_the_plain_loader():
             torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
         assert ours.skipped == plain.skipped and len(ours.skipped) == 4
     with pytest.raises(UserError, match="cannot read picture picture-1: truncated; repair it"):
-        hold(dataset, CPU, strict=True)
+        load_resident(dataset, CPU, strict=True)
     with pytest.raises(UserError, match="9 of 16 pictures cannot be read"):
-        hold(InMemory(16, bad=frozenset(range(9))), CPU)
+        load_resident(InMemory(16, bad=frozenset(range(9))), CPU)
 
 
 def test_pictures_of_several_sizes_are_refused(tmp_path):
@@ -323,13 +323,13 @@ def test_pictures_of_several_sizes_are_refused(tmp_path):
         write_picture(tmp_path / "train" / "a" / f"{i}.png", pixels(rng, 20, width))
     dataset = build_dataset(DataSettings(name="folder", root=tmp_path), "train")
     with pytest.raises(UserError, match=r"one size: train/a/2\.png has 24x20 pixels, train/a/0\.png 20x20; leave"):
-        hold(dataset, CPU)
+        load_resident(dataset, CPU)
 
 
 def test_pictures_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(resident, "free_bytes", lambda device: 1000)
     with pytest.raises(UserError, match="10 pictures of 8x8 pixels need 1,920 bytes, cpu has 1,000 free"):
-        hold(InMemory(10), CPU)
+        load_resident(InMemory(10), CPU)
     monkeypatch.undo()
     assert resident.free_bytes(CPU) > 2**20
 
@@ -348,7 +348,7 @@ def test_other_augmentation_is_refused_by_name(key):
 def test_other_tasks_are_refused():
     with pytest.raises(UserError, match=r"data\.resident is for the task classify, the task is segment"):
         load(Recipe, None, ["task=segment", "data.resident=true"])
-    held = Held(torch.zeros(16, 8, 3, 8, dtype=torch.uint8), torch.zeros(16).long(), {})
+    held = ResidentPictures(torch.zeros(16, 8, 3, 8, dtype=torch.uint8), torch.zeros(16).long(), {})
     plan = loader_of(InMemory(16), eval_transform(8)).plan
     with pytest.raises(UserError, match="not to detect"):
         ResidentLoader(plan, held, eval_transform(8, "detect"), pack)
@@ -401,15 +401,15 @@ def test_the_next_run_of_a_process_finds_the_pictures(tmp_path, monkeypatch):
     path = tmp_path / "set.npz"
     arrays = {"train_images": rng.integers(0, 256, (12, 8, 8, 3), np.uint8), "train_labels": np.arange(12) % 3}
     np.savez(path, **arrays)
-    monkeypatch.setattr(resident, "_held", {})
+    monkeypatch.setattr(resident, "_cache", {})
     settings = DataSettings(name="arrays", root=path, size=8)
-    first = hold(build_dataset(settings, "train"), CPU)
-    assert hold(build_dataset(settings, "train"), CPU) is first
-    fewer = hold(build_dataset(DataSettings(name="arrays", root=path, size=8, num_train=4), "train"), CPU)
-    assert len(fewer.images) == 4 and len(resident._held) == 2
+    first = load_resident(build_dataset(settings, "train"), CPU)
+    assert load_resident(build_dataset(settings, "train"), CPU) is first
+    fewer = load_resident(build_dataset(DataSettings(name="arrays", root=path, size=8, num_train=4), "train"), CPU)
+    assert len(fewer.images) == 4 and len(resident._cache) == 2
     np.savez(path, **arrays | {"train_images": 255 - arrays["train_images"]}, more=np.zeros(3))
-    changed = hold(build_dataset(settings, "train"), CPU)
-    assert torch.equal(changed.images, 255 - first.images) and len(resident._held) == 2
+    changed = load_resident(build_dataset(settings, "train"), CPU)
+    assert torch.equal(changed.images, 255 - first.images) and len(resident._cache) == 2
 
 
 @pytest.mark.parametrize(

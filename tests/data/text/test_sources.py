@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hyptree.data.text import TextSettings, TextSource, source_of
 from hyptree.data.text.readers import read_documents
-from hyptree.data.text.sources import builtin_documents, keep_aside
+from hyptree.data.text.sources import builtin_documents, hold_out
 from hyptree.errors import UserError
 
 ARTICLES = """= Anarchism =
@@ -188,8 +188,8 @@ def test_fingerprint_follows_content_and_reading(tmp_path: Path) -> None:
         TextSource((file,), documents="lines").fingerprint(),
         TextSource((file,), field="body").fingerprint(),
         TextSource((file,), num_documents=1).fingerprint(),
-        TextSource((file,), kept_aside=0.1).fingerprint(),
-        TextSource((file,), kept_aside=0.1, is_val=True).fingerprint(),
+        TextSource((file,), held_out=0.1).fingerprint(),
+        TextSource((file,), held_out=0.1, is_val=True).fingerprint(),
         TextSource((file, file)).fingerprint(),
         TextSource().fingerprint(),
     ]
@@ -211,7 +211,7 @@ def test_split_of_the_built_in_text_is_by_document() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.floats(0.01, 0.99))
 def test_kept_share_is_right_to_one_document(lengths: list[int], share: float) -> None:
     documents = ["x" * length for length in lengths]
-    found = list(keep_aside(documents, share))
+    found = list(hold_out(documents, share))
     assert [text for text, _ in found] == documents
     aside, total = sum(len(text) for text, is_val in found if is_val), sum(lengths)
     assert abs(aside - share * total) <= max(lengths)

@@ -10,7 +10,7 @@ from hyptree.explore.draw.latent_tree import (
     GOOD,
     LatentTree,
     branches,
-    dendrogram_says,
+    dendrogram_caption,
     disk_of,
     names_on,
     svg_dendrogram,
@@ -60,7 +60,7 @@ def test_rows_of_a_tree_made_by_hand() -> None:
         (1, 5, []),
     ]
     assert [latent.is_right(i) for i in range(3)] == [True, False, False] and latent.right == (1, 3)
-    said = dendrogram_says(latent)
+    said = dendrogram_caption(latent)
     assert "3 classes, 3 learned attributes, 3 pictures" in said
     assert "1 of 3 pictures hang under their own class (green frame); 2 could" in said
     assert "1 attributes have no picture" in said and "Nothing hangs under ship." in said
@@ -77,7 +77,7 @@ def test_every_picture_and_attribute_is_in_one_row(seed: int) -> None:
     reader = read(svg)
     assert svg.count("<image ") == 9 and svg.count("data:image/") == 9
     assert "image 8" in reader.text
-    assert latent.right == (0, 0) and "own class" not in dendrogram_says(latent)
+    assert latent.right == (0, 0) and "own class" not in dendrogram_caption(latent)
 
 
 def test_without_attributes_pictures_hang_under_classes(seed: int) -> None:
@@ -86,7 +86,7 @@ def test_without_attributes_pictures_hang_under_classes(seed: int) -> None:
     assert {row.attribute for row in rows} == {None}
     assert sorted(picture for row in rows for picture in row.pictures) == list(range(9))
     assert svg_dendrogram(latent).count("<image ") == 9
-    assert "0 learned attributes" in dendrogram_says(latent)
+    assert "0 learned attributes" in dendrogram_caption(latent)
 
 
 @pytest.mark.parametrize("lift_scale", [0.2, 8.0])  # so close that the picture is enlarged, and far enough

@@ -83,7 +83,7 @@ def test_lines_go_from_general_to_specific_and_count_what_falls(seed: int) -> No
     assert (picture.num_inward, picture.num_chains, picture.num_shown) == (1, 4, 3)
     assert picture.tau == pytest.approx((3 * 1 + 1 / 3) / 4) and picture.tau_words == 1.0
     assert picture.title == f"tau_d {10 / 12:.3f} · word count alone 1.000"
-    assert "1 of 6 lead inwards" in picture.says and "3 of 4 chains" in picture.says
+    assert "1 of 6 lead inwards" in picture.caption and "3 of 4 chains" in picture.caption
 
 
 def test_svg_shows_every_caption_where_it_is(seed: int) -> None:
@@ -164,7 +164,7 @@ def test_captions_at_the_root_and_markup_do_no_harm() -> None:
     assert math.isnan(picture.agreement) and np.isfinite(picture.angle).all()
     svg = svg_radial(picture)
     assert "<b>" not in svg and "&lt;b&gt; &amp; more" in svg
-    assert "rho" not in picture.says
+    assert "rho" not in picture.caption
 
 
 def test_a_colour_for_each_level() -> None:

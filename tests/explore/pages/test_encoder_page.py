@@ -16,7 +16,7 @@ from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.explore.pages import encoder_page as vlm_page
 from hyptree.explore.pages import encoder_subject as vlm_subject
-from hyptree.explore.pages.encoder_page import Looked
+from hyptree.explore.pages.encoder_page import EncodedPicture
 from tests.explore.html import read
 from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
@@ -108,7 +108,7 @@ def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
     encoder = load_encoder(f"hf:{clip}")
     chains = vlm_subject.read_texts(CHAINS)
     shown = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    looked = Looked(shown, "mine", frozenset(chains[0].captions))
+    looked = EncodedPicture(shown, "mine", frozenset(chains[0].captions))
     html = vlm_page.write(encoder, tmp_path / "p.html", chains=chains, pictures=[looked]).read_text(encoding="utf-8")
     part = html.partition("From a picture to a chain")[2].partition("</section>")[0]
     texts = Texts(encoder.encode_text)
@@ -182,7 +182,7 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
     assert len(latent.classes) == 30 and len(latent.pictures) == 6 and latent.right[1] == 6
     again = vlm_subject.world_latent(encoder, shots=1, count=6)
     assert np.array_equal(latent.tree.parent, again.tree.parent)
-    looked = vlm_subject.world_looked(2)
+    looked = vlm_subject.world_pictures(2)
     sample = World("val", num_images=2, size=128)[1]
     assert np.array_equal(looked[1].picture, sample.image.permute(1, 2, 0).numpy())
     assert looked[1].true == set(sample.captions) and looked[1].name == sample.captions[2]
@@ -227,7 +227,7 @@ def test_a_head_for_another_encoder_is_told(tmp_path: Path, clip: Path) -> None:
     from hyptree.vlm import LatentHierarchyHead, load_encoder
     from hyptree.vlm.lathadapter.head_file import save_head
 
-    encoder, looked = load_encoder(f"hf:{clip}"), [Looked(np.zeros((8, 8, 3), np.uint8), "x")]
+    encoder, looked = load_encoder(f"hf:{clip}"), [EncodedPicture(np.zeros((8, 8, 3), np.uint8), "x")]
     save_head(LatentHierarchyHead(16, 2), tmp_path / "a.safetensors", about={"classes": ["car", "truck"]})
     with pytest.raises(UserError, match=r"for features of 16 numbers, .* gives 24"):
         vlm_subject.head_latent(encoder, tmp_path / "a.safetensors", looked)

@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from hyptree.explore.draw.dendrogram import LayerTree, leaf_order, svg_dendrogram
 from hyptree.explore.draw.reduced_pictures import Drawing, Shown, strip
-from hyptree.explore.pages.reduction import front, table_rows, text_table, to_csv, write_page, write_plot
+from hyptree.explore.pages.reduction import pareto_front, table_rows, text_table, to_csv, write_page, write_plot
 from hyptree.train.reduction.reduce import Results, Row
 from tests.explore.html import read
 
@@ -53,10 +53,10 @@ def test_csv_reads_back() -> None:
 
 
 def test_front_holds_what_nothing_beats() -> None:
-    assert [(row.name, row.keep) for row in front(ROWS)] == [
+    assert [(row.name, row.keep) for row in pareto_front(ROWS)] == [
         ("random", 0.25), ("atc average", 0.25), ("atc average", 0.5), ("none", 1.0)
     ]  # fmt: skip
-    assert front([Row("none", "", 1.0, [16], 2.0, 1000.0, 1.0)]) == []
+    assert pareto_front([Row("none", "", 1.0, [16], 2.0, 1000.0, 1.0)]) == []
 
 
 def merges(seed: int, num: int, k: int) -> LayerTree:

@@ -39,7 +39,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True)
-class Held:
+class ResidentPictures:
     """All pictures of a split on a device."""
 
     images: Tensor
@@ -50,10 +50,10 @@ class Held:
     """Pictures that cannot be read, their names and why; their pixels are 0."""
 
 
-_held: dict[tuple[Any, ...], Held] = {}
+_cache: dict[tuple[Any, ...], ResidentPictures] = {}
 
 
-def hold(dataset: PictureDataset, device: torch.device, strict: bool = False) -> Held:
+def load_resident(dataset: PictureDataset, device: torch.device, strict: bool = False) -> ResidentPictures:
     """The pictures of a dataset on the device, read now, or kept since an earlier run that read the same file.
 
     Raises:
@@ -61,22 +61,22 @@ def hold(dataset: PictureDataset, device: torch.device, strict: bool = False) ->
     """
     origin = getattr(dataset, "origin", None)
     key = (origin, device)
-    held = _held.pop(key, None) if origin is not None else None
-    if held is None:
-        held = _load(dataset, device)
+    pictures = _cache.pop(key, None) if origin is not None else None
+    if pictures is None:
+        pictures = _load(dataset, device)
     if origin is not None:
-        _held[key] = held  # the newest last
-        for old in list(_held)[:-_MAX_HELD]:
-            del _held[old]
-    if held.bad:
-        name, why = next(iter(held.bad.values()))
+        _cache[key] = pictures  # the newest last
+        for old in list(_cache)[:-_MAX_HELD]:
+            del _cache[old]
+    if pictures.bad:
+        name, why = next(iter(pictures.bad.values()))
         if strict:
             raise UserError(f"cannot read picture {name}: {why}; repair it or switch strict off")
-        if len(held.bad) * 2 > len(dataset):
+        if len(pictures.bad) * 2 > len(dataset):
             raise UserError(
-                f"{len(held.bad)} of {len(dataset)} pictures cannot be read, e.g. {name}: {why}; check the data"
+                f"{len(pictures.bad)} of {len(dataset)} pictures cannot be read, e.g. {name}: {why}; check the data"
             )
-    return held
+    return pictures
 
 
 class ResidentLoader(Loader):
@@ -90,16 +90,16 @@ class ResidentLoader(Loader):
     def __init__(
         self,
         plan: Plan,
-        held: Held,
+        pictures: ResidentPictures,
         transform: Transform,
         pack: Callable[[Tensor, Tensor], Any],
         channels_last: bool = False,
     ):
         super().__init__(plan)
         require_simple(transform)
-        self.held, self.transform, self.pack = held, transform, pack
+        self.pictures, self.transform, self.pack = pictures, transform, pack
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        device = held.images.device
+        device = pictures.images.device
         self._scale, self._shift = (value[:, :, 0].to(device) for value in (transform.scale, transform.shift))  # (3, 1)
         self._fill = torch.tensor(transform.fill, dtype=torch.float32, device=device)[:, None]  # (3, 1)
         self._pixels = torch.arange(transform.size, device=device)
@@ -116,7 +116,7 @@ class ResidentLoader(Loader):
     @property
     def shape(self) -> tuple[int, int]:
         """Height and width of the pictures as they are held."""
-        return self.held.images.shape[1], self.held.images.shape[3]
+        return self.pictures.images.shape[1], self.pictures.images.shape[3]
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
@@ -132,7 +132,7 @@ class ResidentLoader(Loader):
         if augment is None:
             assert self._centre is not None
             index = self._send(indices)
-            images = resample(self.held.images[index], *self._centre)
+            images = resample(self.pictures.images[index], *self._centre)
         else:
             chance = uniforms(self.plan.seed, epoch, indices, 4 + 2 * _TRIES + 2)
             windows = draw_windows(augment, self.shape, size, chance[:, 4:])
@@ -142,11 +142,11 @@ class ResidentLoader(Loader):
             if self._tables:
                 down, across = self._tables
                 shares = down(where[:, 0], where[:, 1]), across(where[:, 4], where[:, 5], flipped)
-                images = resample(self.held.images[index], *shares)
+                images = resample(self.pictures.images[index], *shares)
             else:
                 images = self._move(index, where, flipped, moved)
         images = images.mul_(self._scale).add_(self._shift).transpose(1, 2)  # (B, 3, S, S)
-        return images.contiguous(memory_format=self.memory_format), self.held.labels[index]
+        return images.contiguous(memory_format=self.memory_format), self.pictures.labels[index]
 
     def _move(self, index: Tensor, windows: Tensor, flipped: Tensor, moved: Tensor) -> Tensor:
         """(B, S, 3, S) pictures: each its part, resized, then flipped, then shifted."""
@@ -155,7 +155,7 @@ class ResidentLoader(Loader):
         across = self._pixels - moved[:, 1:]
         mirrored = torch.where(flipped[:, None] > 0, size - 1 - across, across)
         images = resample(
-            self.held.images[index],
+            self.pictures.images[index],
             self._shares(0, down.clamp(0, size - 1), windows),
             self._shares(1, mirrored.clamp(0, size - 1), windows),
         )
@@ -167,14 +167,14 @@ class ResidentLoader(Loader):
         return resize_shares(self.shape[axis], place + first[:, None], start, length, resized)
 
     def _send(self, numbers: np.ndarray) -> Tensor:
-        there, device = torch.from_numpy(numbers), self.held.images.device
+        there, device = torch.from_numpy(numbers), self.pictures.images.device
         if device.type == "cuda":  # from ordinary memory the copy would wait for the step before it
             there = there.pin_memory()
         return there.to(device, non_blocking=True)
 
     def _readable(self, indices: np.ndarray, epoch: int) -> np.ndarray:
         """The batch without bad pictures: training puts others in their place, by the rule of ``SampleLoader``."""
-        bad = self.held.bad
+        bad = self.pictures.bad
         if not bad:
             return indices
         kept = []
@@ -271,10 +271,10 @@ def require_simple(transform: Transform) -> None:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _load(dataset: PictureDataset, device: torch.device) -> Held:
+def _load(dataset: PictureDataset, device: torch.device) -> ResidentPictures:
     images, labels, bad = _read_all(dataset, device)
     there = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)  # (n, H, 3, W)
-    return Held(there, torch.from_numpy(labels).to(device), bad)
+    return ResidentPictures(there, torch.from_numpy(labels).to(device), bad)
 
 
 def _read_all(
@@ -307,7 +307,7 @@ def _read_all(
                     continue
                 if images is None:
                     first = sample.id
-                    require_room((count, *sample.image.shape), device)
+                    require_memory((count, *sample.image.shape), device)
                     images = np.zeros((count, *sample.image.shape), np.uint8)
                 if sample.image.shape != images.shape[1:]:
                     raise UserError(
@@ -329,11 +329,11 @@ def _stored(dataset: Any, device: torch.device) -> tuple[np.ndarray, np.ndarray]
         return None
     if images is None:
         return None
-    require_room(images.shape, device)
+    require_memory(images.shape, device)
     return np.asarray(images), np.asarray(dataset.labels()).astype(np.int64)
 
 
-def require_room(shape: tuple[int, ...], device: torch.device) -> None:
+def require_memory(shape: tuple[int, ...], device: torch.device) -> None:
     """``UserError`` when uint8 pictures of this shape are more than the device has room for."""
     needed, free = int(np.prod(shape, dtype=np.int64)), free_bytes(device)
     if free is not None and needed > free:

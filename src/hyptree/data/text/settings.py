@@ -21,7 +21,7 @@ class TextSettings:
     path: tuple[Path, ...] = ()
     """Files or folders (.txt, .md, .jsonl, .parquet; also .gz and .xz). Empty: the English text inside CPython."""
     val_path: tuple[Path, ...] = ()
-    """Validation text; by default some documents of path are kept aside for it (val_share)."""
+    """Validation text; by default some documents of path are held out for it (val_share)."""
     val_share: float = 0.1
     """Share of the text, in whole documents spread over it, that is validation where no val_path is given."""
     documents: Documents = "auto"
@@ -30,7 +30,7 @@ class TextSettings:
     field: str = "text"
     """Field of a JSON record or column of a parquet file that holds the text."""
     num_documents: int | None = None
-    """Use only the first so many documents (before any are kept aside); by default all."""
+    """Use only the first so many documents (before any are held out); by default all."""
     tokenizer: Path | None = None
     """Folder of a Hugging Face tokenizer; by default one is trained on the training text and kept in the cache."""
     vocab_size: int = 4096

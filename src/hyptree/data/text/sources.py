@@ -13,7 +13,7 @@ from hyptree.data.text.settings import Documents, TextSettings
 from hyptree.errors import UserError
 
 VERSION = 1
-"""Of how documents are read and kept aside; caches are named by it, so raise it when that changes."""
+"""Of how documents are read and held out; caches are named by it, so raise it when that changes."""
 SPLITS = ("train", "val", "test")
 _WHOLE = 1 << 30
 """Files up to so many bytes are known by their whole content, larger ones by size, date and both ends."""
@@ -29,10 +29,10 @@ class TextSource:
     documents: Documents = "auto"
     field: str = "text"
     num_documents: int | None = None
-    kept_aside: float = 0.0
+    held_out: float = 0.0
     """Share of the documents that is validation; 0 when all of them belong to this split."""
     is_val: bool = False
-    """Whether this source gives the documents that are kept aside, or the others."""
+    """Whether this source gives the documents that are held out, or the others."""
 
     @property
     def name(self) -> str:
@@ -40,16 +40,16 @@ class TextSource:
         names = str(self.paths[0]) if self.paths else "the built-in text"
         if len(self.paths) > 1:
             names += f" and {len(self.paths) - 1} more"
-        if not self.kept_aside:
+        if not self.held_out:
             return names
         return f"{names} ({'validation' if self.is_val else 'training'} share)"
 
     def __iter__(self) -> Iterator[str]:
         texts = islice(self._all(), self.num_documents)
-        if not self.kept_aside:
+        if not self.held_out:
             yield from texts
             return
-        for text, is_val in keep_aside(texts, self.kept_aside):
+        for text, is_val in hold_out(texts, self.held_out):
             if is_val == self.is_val:
                 yield text
 
@@ -61,7 +61,7 @@ class TextSource:
 
     def fingerprint(self) -> str:
         """Hexadecimal digits that are equal for equal text, read in the same way."""
-        rules = (VERSION, self.documents, self.field, self.num_documents, self.kept_aside, self.is_val)
+        rules = (VERSION, self.documents, self.field, self.num_documents, self.held_out, self.is_val)
         digest = hashlib.sha256(repr(rules).encode())
         if not self.paths:
             for text in builtin_documents():
@@ -80,16 +80,16 @@ def builtin_documents() -> Iterator[str]:
         yield topics[name]
 
 
-def keep_aside(documents: Iterable[str], share: float) -> Iterator[tuple[str, bool]]:
-    """Every document, and whether it is kept aside: the next one whenever less than ``share`` of the characters is.
+def hold_out(documents: Iterable[str], share: float) -> Iterator[tuple[str, bool]]:
+    """Every document, and whether it is held out: the next one whenever less than ``share`` of the characters is.
 
     So the share holds at any length of text, and whether a document is chosen does not depend on its own size.
     """
-    total = aside = 0
+    total = held = 0
     for text in documents:
-        is_val = aside < share * total
+        is_val = held < share * total
         total += len(text)
-        aside += len(text) if is_val else 0
+        held += len(text) if is_val else 0
         yield text, is_val
 
 
@@ -105,7 +105,7 @@ def source_of(settings: TextSettings, split: str) -> TextSource:
     common = {"documents": settings.documents, "field": settings.field, "num_documents": settings.num_documents}
     if settings.val_path:
         return TextSource(settings.val_path if is_val else settings.path, **common)  # type: ignore[arg-type]
-    return TextSource(settings.path, **common, kept_aside=settings.val_share, is_val=is_val)  # type: ignore[arg-type]
+    return TextSource(settings.path, **common, held_out=settings.val_share, is_val=is_val)  # type: ignore[arg-type]
 
 
 def _digest(file: Path) -> bytes:

@@ -104,7 +104,7 @@ def _write(work: Path, fingerprint: str, source: TextSource, encode: Encoder) ->
             token_file.write(np.concatenate(documents).astype(encode.dtype.newbyteorder("<")) if documents else b"")
             num_tokens, num_documents = int(begins[-1]), num_documents + len(documents)
     if not num_tokens:
-        hint = "; give val_path, or smaller documents, of which some can be kept aside" if source.kept_aside else ""
+        hint = "; give val_path, or smaller documents, of which some can be held out" if source.held_out else ""
         raise UserError(f"{source.name}: there is no text in it{hint}")
     about = {
         "fingerprint": fingerprint,

@@ -14,7 +14,7 @@ MAX_SEQUENCES = 4
 """Sequences that are looked at; more would cost time and say the same."""
 
 
-def look_inside(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
+def stream_statistics(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     """Numbers of one forward pass without gradients, by name.
 
     * ``stream/00``, ...: mean norm of the tokens after each layer (of their space components, for HELM);

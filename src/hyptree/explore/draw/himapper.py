@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["disk_says", "plot_assignment", "plot_poincare", "plot_tree_maps", "plot_tree_stats"]
+__all__ = ["disk_caption", "plot_assignment", "plot_poincare", "plot_tree_maps", "plot_tree_stats"]
 
 ALARM = "#b3261e"
 HEAT = "YlOrRd"
@@ -310,12 +310,12 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
         handle.set_color("#7c8496")  # type: ignore[union-attr]
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     figure.text(
-        0.03, 0.085, textwrap.fill(disk_says(nodes, kept), 98), fontsize=8.4, color=SOFT, va="top", linespacing=1.35
+        0.03, 0.085, textwrap.fill(disk_caption(nodes, kept), 98), fontsize=8.4, color=SOFT, va="top", linespacing=1.35
     )
     return figure
 
 
-def disk_says(nodes: Nodes, kept: float) -> str:
+def disk_caption(nodes: Nodes, kept: float) -> str:
     """The caption of the disk: what of it is true, and what is a projection.
 
     Args:

@@ -31,13 +31,13 @@ class LatentTree:
         tree: classes have height 2, attributes 1, pictures 0.
         thumbnails: (H, W, 3) uint8, one per picture, or none at all.
         labels: class of each picture as a node of the tree, where it is known, or none at all.
-        says: where the head comes from, one sentence.
+        caption: where the head comes from, one sentence.
     """
 
     tree: Tree
     thumbnails: Sequence[np.ndarray] = ()
     labels: Sequence[int | None] = field(default=())
-    says: str = ""
+    caption: str = ""
 
     def __post_init__(self) -> None:
         count = len(self.pictures)
@@ -143,12 +143,12 @@ def svg_tree_disk(latent: LatentTree) -> tuple[str, str]:
         parts.append(f'<text {place} font-size="{size:.1f}"{bold}>{escape((tree.label or [])[node])}</text>')
     names = "".join(parts) + "</g>"
     longer = f", {zoom:.1f} times as long as they are" if zoom > 1.05 else ""
-    says = (
+    caption = (
         "The larger, the higher: classes, attributes, pictures; one colour per class. Points are moved by an isometry "
         f"until the mean of the classes is in the middle. Distances from there are true{longer}; the angle is that of "
         "the two main axes of all directions. Point at a node for its name."
     )
-    return svg_disk(tree, points, names=False).replace("</svg>", f"{names}</svg>"), says
+    return svg_disk(tree, points, names=False).replace("</svg>", f"{names}</svg>"), caption
 
 
 def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, float]]:
@@ -265,7 +265,7 @@ def frame_colour(latent: LatentTree, picture: int) -> str:
     return GOOD if latent.is_right(picture) else PLAIN
 
 
-def dendrogram_says(latent: LatentTree) -> str:
+def dendrogram_caption(latent: LatentTree) -> str:
     """What there is to see, with its numbers."""
     empty = [node for node in latent.classes.tolist() if not latent.tree.num_children[node]]
     unused = sum(not branch.pictures for branch in branches(latent))

@@ -66,7 +66,7 @@ class RadialPicture:
         return int((self.radius[self.lines[:, 1]] < self.radius[self.lines[:, 0]]).sum())
 
     @property
-    def says(self) -> str:
+    def caption(self) -> str:
         """What is true in the picture and what is not, in words."""
         which = "all" if self.num_shown == self.num_chains else f"{self.num_shown} of"
         agree = (

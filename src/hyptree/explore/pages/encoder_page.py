@@ -21,14 +21,14 @@ from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import radial_picture, same_levels
 from hyptree.explore.draw.radial_layout import svg_radial
 from hyptree.explore.pages import encoder_parts as parts
-from hyptree.explore.pages.encoder_parts import STYLE, Looked
+from hyptree.explore.pages.encoder_parts import STYLE, EncodedPicture
 from hyptree.explore.pages.page import Section, page
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
-__all__ = ["Looked", "sections", "write"]
+__all__ = ["EncodedPicture", "sections", "write"]
 
 NUM_WORLD_CHAINS = 500
 
@@ -38,7 +38,7 @@ def write(
     out: Path | str,
     *,
     chains: Sequence[Chain] | None = None,
-    pictures: Sequence[Looked] = (),
+    pictures: Sequence[EncodedPicture] = (),
     pairs: Sequence[WordPair] = (),
     latent: LatentTree | None = None,
     report: Mapping[str, Any] | None = None,
@@ -122,7 +122,7 @@ def sections(
     texts: Texts,
     chains: Sequence[Chain],
     report: Mapping[str, Any],
-    pictures: Sequence[Looked] = (),
+    pictures: Sequence[EncodedPicture] = (),
     pairs: Sequence[WordPair] = (),
     latent: LatentTree | None = None,
     encoder: Any = None,
@@ -139,7 +139,7 @@ def sections(
             "Captions around the root",
             f"<p><b>{escape(radial.title)}.</b> A long caption is mostly a specific one, so the number of its words "
             f'orders chains well by itself: what an encoder knows is what it has above that.</p><figure class="sheets">'
-            f"{svg_radial(radial)}<figcaption>{escape(radial.says)} Point at a dot for its caption.</figcaption>"
+            f"{svg_radial(radial)}<figcaption>{escape(radial.caption)} Point at a dot for its caption.</figcaption>"
             "</figure>",
         ),
         Section("Distance by level", parts.levels_html(captions, distance)),

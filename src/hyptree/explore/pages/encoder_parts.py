@@ -14,7 +14,7 @@ from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.pictures.single import data_url, fit
 from hyptree.errors import UserError
 from hyptree.explore.draw import text_charts as charts
-from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_says, svg_dendrogram, svg_tree_disk
+from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_caption, svg_dendrogram, svg_tree_disk
 from hyptree.explore.draw.radial_layout import level_colours
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ svg.radial, svg.disk { max-width: 58rem; margin: 0 auto; }
 
 
 @dataclass(frozen=True)
-class Looked:
+class EncodedPicture:
     """A picture to find captions for.
 
     Attributes:
@@ -145,7 +145,7 @@ def _chain(captions: Sequence[str], distance: Any, highest: float, true: frozens
     return f'<ol class="chain">{"".join(rows)}</ol>'
 
 
-def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Looked], encoder: Any) -> str:
+def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[EncodedPicture], encoder: Any) -> str:
     """For each picture the chain of captions that widening the circle around the root finds."""
     import torch
 
@@ -186,7 +186,7 @@ def latent_html(latent: LatentTree) -> str:
     """The tree class > attribute > image, as a dendrogram and on the disk."""
     disk, says = svg_tree_disk(latent)
     return (
-        f"<p>{escape(latent.says)} {escape(dendrogram_says(latent))}</p>"
+        f"<p>{escape(latent.caption)} {escape(dendrogram_caption(latent))}</p>"
         f'<figure class="sheets">{svg_dendrogram(latent)}</figure>'
         f'<figure class="sheets">{disk}<figcaption>{escape(says)}</figcaption></figure>'
     )

@@ -13,9 +13,9 @@ from hyptree.data.hierarchies.hierarcaps import Chain, read_hierarcaps
 from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
-from hyptree.explore.pages.encoder_page import Looked, write
+from hyptree.explore.pages.encoder_page import EncodedPicture, write
 
-__all__ = ["page_of_encoder", "read_texts", "world_latent", "world_looked"]
+__all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
 
 NUM_TREE = 40
 """Pictures of the world in its tree."""
@@ -44,16 +44,16 @@ def page_of_encoder(
 
     chains = read_texts(texts) if texts else None
     word_pairs = read_hyperlex(pairs) if pairs is not None else []
-    looked = [Looked(read_picture(path), path.name) for path in images]
+    looked = [EncodedPicture(read_picture(path), path.name) for path in images]
     encoder = load_encoder(model, random_init=random_init, device=find_device(device))
     sees = encoder.image_tower is not None
     if not sees and (images or head):
         raise UserError(f"{model} reads text alone; leave {'the pictures' if images else '--head'} out")
     if sees and not images and not texts:
-        looked = world_looked(num_pictures)
+        looked = world_pictures(num_pictures)
     latent = None
     if head is not None:
-        latent = head_latent(encoder, head, looked if images else world_looked(NUM_TREE))
+        latent = head_latent(encoder, head, looked if images else world_pictures(NUM_TREE))
     elif sees and not images and not texts:
         latent = world_latent(encoder)
     says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
@@ -111,7 +111,7 @@ def _chain(text: str, where: str) -> Chain:
 # ---- the built-in world ----------------------------------------------------------------------------------------------
 
 
-def world_looked(count: int) -> list[Looked]:
+def world_pictures(count: int) -> list[EncodedPicture]:
     """Validation pictures of the built-in world, with the captions that are true of them."""
     from hyptree.data.world import World
     from hyptree.vlm.clip.world_text import captions_of
@@ -119,7 +119,7 @@ def world_looked(count: int) -> list[Looked]:
     world = World("val", num_images=count, size=SHOWN_PIXELS)
     words = [captions for captions, _ in captions_of(world)]
     return [
-        Looked(picture, captions[2], frozenset(captions))
+        EncodedPicture(picture, captions[2], frozenset(captions))
         for picture, captions in zip(_drawn(world, range(count)), words, strict=True)
     ]
 
@@ -166,7 +166,7 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     return _latent(encoder, head, host, world.classes, _drawn(val, range(count)), names, val.labels().tolist(), says)
 
 
-def head_latent(encoder: Any, path: Path, looked: Sequence[Looked]) -> LatentTree:
+def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
     """The tree of a head that ``hyptree vlm train-fewshot`` wrote, with these pictures in it."""
     from hyptree.vlm.lathadapter.head_file import load_head
     from hyptree.vlm.lathadapter.hosts import Host

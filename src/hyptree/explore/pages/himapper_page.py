@@ -13,7 +13,7 @@ from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
 from hyptree.explore.draw.curves import line_chart
 from hyptree.explore.draw.disk import INK, svg_disk
-from hyptree.explore.draw.himapper import ALARM, disk_says, plot_assignment, plot_tree_maps
+from hyptree.explore.draw.himapper import ALARM, disk_caption, plot_assignment, plot_tree_maps
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
 from hyptree.explore.pages.himapper_log import SOFT, STATS, stat_curves
@@ -160,7 +160,7 @@ def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
         f'<div class="sheets">{_sheet(maps, f"maps of the nodes on {scene.name}")}</div>'
         f'<div class="sheets">{_sheet(patches, f"patches of {scene.name} by node")}</div>'
         f'<figure class="card lies">{disk}<figcaption><h3>Where the nodes lie</h3>'
-        f"<p>{escape(disk_says(nodes, kept))} The larger, the higher in its tree; colours are those of the pictures "
+        f"<p>{escape(disk_caption(nodes, kept))} The larger, the higher in its tree; colours are those of the pictures "
         f"above. Point at a node for its name.</p>{answer}</figcaption></figure></details>"
     )
 

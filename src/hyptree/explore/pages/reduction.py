@@ -21,7 +21,7 @@ from hyptree.files import write_text
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
 
-__all__ = ["front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
+__all__ = ["pareto_front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
 
 NOTE = (
     "Tokens: patches that are left after each of the layers. GFLOPs: of one picture, two per multiply-add (papers "
@@ -69,7 +69,7 @@ def to_csv(results: Results) -> str:
     return held.getvalue()
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other row beats in both speed and accuracy, fastest first; empty without accuracy."""
     best: list[Row] = []
     measured = [row for row in rows if row.top1 is not None]
@@ -94,7 +94,7 @@ def write_plot(results: Results, path: Path) -> Path:
     plain = [row for row in results.rows if row.method == "none"]
     names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
     groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
-    best = front(results.rows)
+    best = pareto_front(results.rows)
     panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "times as fast", _gflops, _speedup)]
     if best:
         panels = [("images/s", "top-1", _speed, _top1), ("GFLOPs per picture", "top-1", _gflops, _top1)]

@@ -26,7 +26,7 @@ from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unperm
 from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
 from hyptree.lm.fused import experts as fused_experts
 from hyptree.nn.common import wide
-from hyptree.ops import columns
+from hyptree.ops import pack_weight
 from hyptree.ops.merge_points.reference import merge
 
 if TYPE_CHECKING:
@@ -131,10 +131,10 @@ class ExpertStack(nn.Module):
             _divide(bias, a) if asked else bias
             for bias, asked in zip((self.bias_in, self.bias_out), divide, strict=True)
         )
-        layout = columns.Layout(2 * num, self.hidden, self.inner, 1, width)
-        full_in = _join(self.weight_in, self.time_in, bias_in, layout, dtype)
-        layout = columns.Layout(num, self.features, aligned(self.features), 1, self.inner)
-        full_out = _join(self.weight_out, self.time_out, bias_out, layout, dtype)
+        layout = pack_weight.Layout(2 * num, self.hidden, self.inner, 1, width)
+        full_in = _pack(self.weight_in, self.time_in, bias_in, layout, dtype)
+        layout = pack_weight.Layout(num, self.features, aligned(self.features), 1, self.inner)
+        full_out = _pack(self.weight_out, self.time_out, bias_out, layout, dtype)
         return full_in.unflatten(0, (num, -1)), full_out.unflatten(0, (num, -1))
 
     def matrices(
@@ -231,10 +231,10 @@ def _divide(bias: Tensor | None, a: Tensor | None) -> Tensor | None:
     return bias if bias is None or a is None else bias / a.view(-1, *(1,) * (bias.dim() - 1))
 
 
-def _join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: columns.Layout, dtype: torch.dtype) -> Tensor:
+def _pack(weight: Tensor, time: Tensor, bias: Tensor | None, layout: pack_weight.Layout, dtype: torch.dtype) -> Tensor:
     """``[W, w_t, b, 0]`` of all experts, zero rows below each: (groups padded_rows, width), one launch on a GPU."""
     flat = None if bias is None else bias.flatten()
-    return columns.join(weight.reshape(-1, weight.shape[-1]), time.flatten(), flat, layout, dtype)
+    return pack_weight.pack_weight(weight.reshape(-1, weight.shape[-1]), time.flatten(), flat, layout, dtype)
 
 
 class Mice(nn.Module):

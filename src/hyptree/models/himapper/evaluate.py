@@ -36,7 +36,7 @@ def can_evaluate(model: HiMapper, tokens: Tensor) -> bool:
         return False
     mu = model.tree.mu
     sizes = gemm_dtype(mu), mu.shape[1], model.decompose.heads, model.shape.num_nodes
-    if tree_reader.misfit(*sizes) is not None or not tree_reader.fits(tokens, *sizes):
+    if tree_reader.unsupported(*sizes) is not None or not tree_reader.fits(tokens, *sizes):
         return False
     # A layer that was wrapped or replaced (adapters, quantisation, a hook, a part of a sharded weight) is called.
     return all(

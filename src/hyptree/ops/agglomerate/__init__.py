@@ -52,7 +52,7 @@ def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
 
         return triton.labels(distance.contiguous(), k, linkage)
     N = distance.shape[-1]
-    return reference.cut(reference.grow(distance, linkage, num_merges=N - k), k)
+    return reference.cut(reference.build_forest(distance, linkage, num_merges=N - k), k)
 
 
 _operator = torch.library.custom_op("hyptree::agglomerate", _run, mutates_args=())

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from hyptree.ops.agglomerate.forest import Forest, Links, cut, cut_at, follow, joined
 
-__all__ = ["LINKAGES", "Forest", "cut", "cut_at", "grow"]
+__all__ = ["LINKAGES", "Forest", "build_forest", "cut", "cut_at"]
 
 LINKAGES = ("average", "complete", "single", "ward")
 
@@ -52,7 +52,7 @@ _DEVICE_SLICE_BYTES = 2**30
 
 
 @torch.no_grad()
-def grow(D: Tensor, linkage: str, num_merges: int | None = None, threshold: float | None = None) -> Forest:
+def build_forest(D: Tensor, linkage: str, num_merges: int | None = None, threshold: float | None = None) -> Forest:
     """The links of each image, as many as asked for: the first ``num_merges``, or all up to ``threshold``, or all.
 
     The host waits for the device once per round, to see which images need it (again only where distances are tied).

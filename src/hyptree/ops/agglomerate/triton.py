@@ -1,10 +1,11 @@
 """Agglomerative clustering on the GPU: one program per image, from distances to labels in one launch.
 
-Average and complete linkage run the rounds of ``reference.grow``: every reciprocal nearest pair merges at once, so a
-few rounds replace one step per merge. A cluster is known by its smallest token and nothing moves. A round writes one
-row for each new cluster, and looks again for the nearest neighbour of only those clusters whose neighbour was merged:
-by reducibility everybody else keeps theirs. Between two clusters the row of whichever merged last is right; a stamp per
-cluster tells, so no column has to be written, and tokens that never merged are read from the distances as given.
+Average and complete linkage run the rounds of ``reference.build_forest``: every reciprocal nearest pair merges at once,
+so a few rounds replace one step per merge. A cluster is known by its smallest token and nothing moves. A round writes
+one row for each new cluster, and looks again for the nearest neighbour of only those clusters whose neighbour was
+merged: by reducibility everybody else keeps theirs. Between two clusters the row of whichever merged last is right; a
+stamp per cluster tells, so no column has to be written, and tokens that never merged are read from the distances as
+given.
 
 Average linkage compares sums ``S(i, j) / count_j`` of one cluster i by multiplying crosswise, which is exact: with
 distances that are multiples of 2^-24 up to 2, ``S(i, j) count_k`` has at most 25 + 3 log2(N / 3) bits, 51 for N = 1024.

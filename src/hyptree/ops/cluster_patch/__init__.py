@@ -26,16 +26,16 @@ MAX_BOTH = 32
 
 def fits(both: Tensor, cut: Cut, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
+    unsupported = None
     if both.dtype not in KERNEL_DTYPES:
-        misfit = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
+        unsupported = f"{both.dtype}, the kernel takes float32, bfloat16 and float16"
     elif cut.centres > MAX_CENTRES or cut.dim > MAX_DIM:
         sizes = f"{cut.centres} centres of a window and heads of {cut.dim}"
-        misfit = f"{sizes}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
+        unsupported = f"{sizes}, the kernel takes up to {MAX_CENTRES} and {MAX_DIM}"
     elif both.dtype == torch.float32 and min(cut.centres, cut.dim) > MAX_BOTH:
         sizes = f"{cut.centres} centres of a window and heads of {cut.dim}"
-        misfit = f"{sizes} in float32, of which shared memory holds up to {MAX_BOTH} of one of them"
-    return choose(backend, both, misfit) == "triton"
+        unsupported = f"{sizes} in float32, of which shared memory holds up to {MAX_BOTH} of one of them"
+    return choose(backend, both, unsupported) == "triton"
 
 
 def cluster_patch(

@@ -25,21 +25,21 @@ MAX_WINDOWS, MAX_CENTRES, MAX_DIM, MAX_RADIUS = 64, 16, 64, 20.0
 
 def fits(parts: Tensor, cut: Cut, c: float, clip: float, backend: str = "auto") -> bool:
     """Whether the kernels run; ``parts`` is any tensor of the dtype and device that the parts will have."""
-    misfit = None
+    unsupported = None
     if parts.dtype not in KERNEL_DTYPES:
-        misfit = f"{parts.dtype}, the kernel takes float32, bfloat16 and float16"
+        unsupported = f"{parts.dtype}, the kernel takes float32, bfloat16 and float16"
     elif cut.num_windows > MAX_WINDOWS or cut.cells_y * cut.cells_x > MAX_CENTRES or cut.dim > MAX_DIM:
-        misfit = (
+        unsupported = (
             f"{cut.num_windows} windows, {cut.cells_y * cut.cells_x} centres and heads of {cut.dim}, the kernel takes "
             f"up to {MAX_WINDOWS}, {MAX_CENTRES} and {MAX_DIM}"
         )
     elif not cut.has_simple_cells():
-        misfit = "centres that share patches, or windows that reach beyond the map"
+        unsupported = "centres that share patches, or windows that reach beyond the map"
     elif c**0.5 * clip > MAX_RADIUS:
-        misfit = (
+        unsupported = (
             f"points up to {c**0.5 * clip:g} curvature radii from the origin, the kernel takes up to {MAX_RADIUS:g}"
         )
-    return choose(backend, parts, misfit) == "triton"
+    return choose(backend, parts, unsupported) == "triton"
 
 
 def cluster_window(

@@ -24,8 +24,8 @@ def cosine_distance(features: Tensor, backend: str = "auto") -> Tensor:
         features: of any floating dtype; a zero feature has distance 1 to all others.
         backend: "auto", "torch" or "triton" (CUDA, not float64). Their last bits may differ.
     """
-    misfit = "features are float64, the kernel needs float32" if features.dtype == torch.float64 else None
-    if choose(backend, features, misfit) == "torch":
+    unsupported = "features are float64, the kernel needs float32" if features.dtype == torch.float64 else None
+    if choose(backend, features, unsupported) == "torch":
         return reference.cosine_distance(features)
     batch = features.detach().reshape(-1, *features.shape[-2:])
     distance = _operator(batch) if needs_operator(batch) else _launch(batch)

@@ -29,8 +29,8 @@ def cross_entropy_(
         labels: int64.
         backend: "auto", "torch" or "triton" (CUDA, not float64). Their last bits may differ.
     """
-    misfit = "logits are float64, the kernel needs float32" if logits.dtype == torch.float64 else None
-    if choose(backend, logits, misfit) == "torch":
+    unsupported = "logits are float64, the kernel needs float32" if logits.dtype == torch.float64 else None
+    if choose(backend, logits, unsupported) == "torch":
         return reference.cross_entropy_(logits, labels, ignore_index, with_gradient)
     from hyptree.ops.cross_entropy import triton
 

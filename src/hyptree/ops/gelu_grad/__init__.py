@@ -16,10 +16,10 @@ __all__ = ["gelu_grad", "reference"]
 
 def fits(x: Tensor, backend: str = "auto") -> bool:
     """Whether the kernel runs."""
-    misfit = None
+    unsupported = None
     if x.dtype not in KERNEL_DTYPES:
-        misfit = f"{x.dtype}, the kernel takes float32, bfloat16 and float16"
-    return choose(backend, x, misfit) == "triton"
+        unsupported = f"{x.dtype}, the kernel takes float32, bfloat16 and float16"
+    return choose(backend, x, unsupported) == "triton"
 
 
 def gelu_grad(

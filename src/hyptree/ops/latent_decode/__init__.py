@@ -24,14 +24,14 @@ MAX_LATENT, MAX_HEADS, MAX_VALUE = 512, 64, 256
 def fits(rows: Tensor, maps: Sequence[int], mask: Tensor | None = None, backend: str = "auto") -> bool:
     """Whether the kernels run on rows like these, with maps of a shape (H, D, L) and this mask."""
     num_heads, dim, latent = maps
-    misfit = None
+    unsupported = None
     if rows.dtype not in KERNEL_DTYPES:
-        misfit = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
+        unsupported = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif latent > MAX_LATENT or num_heads > MAX_HEADS or dim >= MAX_VALUE:
-        misfit = f"maps {tuple(maps)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
+        unsupported = f"maps {tuple(maps)}, the kernel takes up to {(MAX_HEADS, MAX_VALUE - 1, MAX_LATENT)}"
     elif mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
-        misfit = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
-    return choose(backend, rows, misfit) == "triton"
+        unsupported = f"a mask {tuple(mask.shape)} of {mask.dtype}, the kernel takes a boolean (B, M)"
+    return choose(backend, rows, unsupported) == "triton"
 
 
 def absorb_token(

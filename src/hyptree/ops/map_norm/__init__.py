@@ -25,12 +25,12 @@ def fits(x: Tensor, dtype: torch.dtype, backend: str = "auto") -> bool:
     """Whether the kernels run."""
     if in_transform():
         return False
-    misfit = None
+    unsupported = None
     if x.dtype not in KERNEL_DTYPES or dtype not in KERNEL_DTYPES:
-        misfit = f"{x.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
+        unsupported = f"{x.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
     elif x.shape[1:].numel() > MAX_NUMBERS:
-        misfit = f"samples of {x.shape[1:].numel()} numbers, the kernel takes up to {MAX_NUMBERS}"
-    return choose(backend, x, misfit) == "triton"
+        unsupported = f"samples of {x.shape[1:].numel()} numbers, the kernel takes up to {MAX_NUMBERS}"
+    return choose(backend, x, unsupported) == "triton"
 
 
 def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto") -> Tensor:

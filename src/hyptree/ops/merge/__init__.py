@@ -37,8 +37,10 @@ def merge_mean(
     Returns:
         (B, num_prefix + k, C) and (B, num_prefix + k). A cluster without weight is 0 with size 0.
     """
-    misfit = f"{labels.shape[1]} tokens, the kernel takes up to {MAX_TOKENS}" if labels.shape[1] > MAX_TOKENS else None
-    if choose(backend, x, misfit) == "triton":
+    unsupported = (
+        f"{labels.shape[1]} tokens, the kernel takes up to {MAX_TOKENS}" if labels.shape[1] > MAX_TOKENS else None
+    )
+    if choose(backend, x, unsupported) == "triton":
         needs_gradient = torch.is_grad_enabled() and x.requires_grad
         run = _operator if needs_gradient or needs_operator(x) else _launch
         return run(x, size.detach().float().contiguous(), labels.contiguous(), k, num_prefix)

@@ -34,14 +34,14 @@ CHARTS = {("lorentz", False): 0, ("lorentz", True): 1, ("poincare", False): 2, (
 
 def fits(x: Tensor, y: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels run."""
-    misfit = None
+    unsupported = None
     if x.dtype not in KERNEL_DTYPES or y.dtype != x.dtype:
-        misfit = f"{x.dtype} and {y.dtype}, the kernel takes two of float32, bfloat16 or float16"
+        unsupported = f"{x.dtype} and {y.dtype}, the kernel takes two of float32, bfloat16 or float16"
     elif not 0 < x.shape[-1] <= MAX_WIDTH:
-        misfit = f"points of {x.shape[-1]} components, the kernel takes 1 to {MAX_WIDTH}"
+        unsupported = f"points of {x.shape[-1]} components, the kernel takes 1 to {MAX_WIDTH}"
     elif in_transform():
-        misfit = "it is transformed by torch.func, which the kernel does not know"
-    return choose(backend, x, misfit) == "triton"
+        unsupported = "it is transformed by torch.func, which the kernel does not know"
+    return choose(backend, x, unsupported) == "triton"
 
 
 def pairwise_dist(

@@ -13,7 +13,7 @@ from torch import Tensor
 from hyptree.ops.backend import choose, needs_operator, operator, shared_memory
 from hyptree.ops.tree_reader import reference
 
-__all__ = ["encode_tree", "fits", "misfit", "read_tree", "reference"]
+__all__ = ["encode_tree", "fits", "read_tree", "reference", "unsupported"]
 
 WIDTHS = (16, 32, 64, 128)
 MOST_NODES = 64
@@ -23,7 +23,7 @@ _SHARED_OF_WEIGHTS = 13
 """Bytes of shared memory for each number of a (width, width) matrix: six of them at a time, and what goes between."""
 
 
-def misfit(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | None:
+def unsupported(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | None:
     """Why the kernels cannot take matrices in ``dtype`` and a tree of this size, or None."""
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{dtype}, the kernel takes bfloat16 and float16"
@@ -34,7 +34,7 @@ def misfit(dtype: torch.dtype, width: int, heads: int, num_nodes: int) -> str | 
 
 def fits(x: Tensor, dtype: torch.dtype, width: int, heads: int, num_nodes: int, backend: str = "auto") -> bool:
     """Whether the kernels run on the device of ``x``."""
-    reason = misfit(dtype, width, heads, num_nodes)
+    reason = unsupported(dtype, width, heads, num_nodes)
     if reason is None and shared_memory(x) < _SHARED_OF_WEIGHTS * width * width:
         reason = f"{shared_memory(x)} bytes of shared memory, the kernel takes {_SHARED_OF_WEIGHTS * width * width}"
     return choose(backend, x, reason) == "triton"

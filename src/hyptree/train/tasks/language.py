@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.evaluate.text.perplexity import as_score, batch_sums, byte_lengths
-from hyptree.evaluate.text.stream import look_inside
+from hyptree.evaluate.text.stream import stream_statistics
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 
@@ -98,7 +98,7 @@ class Language(Task):
 
     def probe(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Length of the stream after each layer, share of numbers at a bound, load and curvature of experts."""
-        return look_inside(model, batch)
+        return stream_statistics(model, batch)
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]

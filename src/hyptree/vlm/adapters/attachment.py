@@ -8,7 +8,7 @@ from torch import nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.adapters.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
 from hyptree.vlm.adapters.handle import AdapterHandle
 
 
@@ -33,19 +33,21 @@ def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterH
         raise UserError(f"config must be an adapter's configuration such as ScaleAdapterConfig(), got {config!r}")
     if not name or "." in name or hasattr(nn.ModuleDict, name):  # it becomes the name of a child module
         raise UserError(f"an adapter's name must be a word without a dot that torch does not use, got {name!r}")
-    carrier = carrier_of(module)
-    if carrier is not None and name in carrier.sets:
+    container = container_of(module)
+    if container is not None and name in container.sets:
         raise UserError(f"the model has an adapter {name!r} already; give another name, or delete it first")
-    if carrier is not None and carrier.merged is not None:
-        raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() before attaching another")
+    if container is not None and container.merged is not None:
+        raise UserError(
+            f"adapter {container.merged!r} is merged into the model; call unmerge() before attaching another"
+        )
     new = AdapterSet(module, config)  # may raise, and then nothing has changed
-    if carrier is None:
-        carrier = Carrier(module)
+    if container is None:
+        container = AdapterContainer(module)
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        module.add_module(CHILD, carrier)
-        carrier.guard = module.register_load_state_dict_pre_hook(_refuse_while_merged)
-    carrier.add(module, name, new)
+        module.add_module(CHILD, container)
+        container.guard = module.register_load_state_dict_pre_hook(_refuse_while_merged)
+    container.add(module, name, new)
     handle = AdapterHandle(module, name, None if model is module else model)
     handle.set_adapter(name)
     return handle
@@ -54,11 +56,11 @@ def attach(model: Any, config: AdapterConfig, name: str = "default") -> AdapterH
 def handle_of(model: Any, name: str | None = None) -> AdapterHandle:
     """The handle of a model that carries an adapter, such as a copy: of the named adapter, or of the active one."""
     module = bare_model(model)
-    carrier = carrier_of(module)
-    if carrier is None:
+    container = container_of(module)
+    if container is None:
         raise UserError(f"{type(module).__name__} carries no adapter; use attach(model, config)")
-    name = name or carrier.active or next(iter(carrier.sets))
-    carrier[name]  # raises where there is none
+    name = name or container.active or next(iter(container.sets))
+    container[name]  # raises where there is none
     return AdapterHandle(module, name, None if model is module else model)
 
 
@@ -70,16 +72,16 @@ def bare_model(model: Any) -> nn.Module:
     return module
 
 
-def carrier_of(module: nn.Module) -> Carrier | None:
+def container_of(module: nn.Module) -> AdapterContainer | None:
     """What holds the adapters of a model; None where it has none."""
     child = module._modules.get(CHILD)
-    return child if isinstance(child, Carrier) else None
+    return child if isinstance(child, AdapterContainer) else None
 
 
 def _refuse_while_merged(module: nn.Module, *args: Any) -> None:
-    carrier = carrier_of(module)
-    if carrier is not None and carrier.merged is not None:
+    container = container_of(module)
+    if container is not None and container.merged is not None:
         raise UserError(
-            f"adapter {carrier.merged!r} is merged into the weights that would be overwritten; call unmerge() first, "
+            f"adapter {container.merged!r} is merged into the weights that would be overwritten; call unmerge() first, "
             "or merge_and_unload() to be done with it"
         )

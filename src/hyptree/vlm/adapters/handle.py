@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.base import AdapterConfig
-from hyptree.vlm.adapters.carrier import CHILD, AdapterSet, Carrier
+from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding
 from hyptree.vlm.adapters.group import AdaptedGroup
 
@@ -41,20 +41,20 @@ class AdapterHandle:
     @property
     def is_attached(self) -> bool:
         """Whether the model still carries this adapter."""
-        carrier = self.model._modules.get(CHILD)
-        return isinstance(carrier, Carrier) and self.name in carrier.sets
+        container = self.model._modules.get(CHILD)
+        return isinstance(container, AdapterContainer) and self.name in container.sets
 
     @property
-    def _carrier(self) -> Carrier:
+    def _container(self) -> AdapterContainer:
         if not self.is_attached:
             raise UserError(f"adapter {self.name!r} is no longer attached; use attach(model, config)")
-        carrier = self.model._modules[CHILD]
-        assert isinstance(carrier, Carrier)
-        return carrier
+        container = self.model._modules[CHILD]
+        assert isinstance(container, AdapterContainer)
+        return container
 
     @property
     def _set(self) -> AdapterSet:
-        return self._carrier[self.name]
+        return self._container[self.name]
 
     @property
     def config(self) -> AdapterConfig:
@@ -81,7 +81,7 @@ class AdapterHandle:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over the adapter's tensors, all of them."""
         self._set.load_state_dict(state)
-        self._carrier.refresh()
+        self._container.refresh()
 
     def print_trainable_parameters(self) -> None:
         """Prints how many parameters of the model are trained, as PEFT does."""
@@ -108,35 +108,35 @@ class AdapterHandle:
     @property
     def adapters(self) -> list[str]:
         """Names of all adapters of the model."""
-        return list(self._carrier.sets)
+        return list(self._container.sets)
 
     @property
     def active(self) -> str | None:
         """Name of the adapter that forward passes use."""
-        return self._carrier.active
+        return self._container.active
 
     def set_adapter(self, name: str) -> AdapterHandle:
         """Make an adapter the active one and the only one that is trained; gives its handle."""
-        carrier = self._carrier
-        carrier[name]  # raises where there is none
-        if carrier.merged not in (None, name):
-            raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() before switching")
-        for other in carrier.sets:
-            carrier[other].requires_grad_(other == name)
-        carrier.active = name
+        container = self._container
+        container[name]  # raises where there is none
+        if container.merged not in (None, name):
+            raise UserError(f"adapter {container.merged!r} is merged into the model; call unmerge() before switching")
+        for other in container.sets:
+            container[other].requires_grad_(other == name)
+        container.active = name
         return AdapterHandle(self.model, name, self.encoder)
 
     def delete_adapter(self, name: str) -> None:
         """Take an adapter away for good; with the last one the model is what it was before."""
-        carrier = self._carrier
-        carrier[name]
-        if carrier.merged == name:
-            carrier.unmerge()
-        carrier.remove(self.model, name)
-        if not carrier.sets:
-            self._unload(carrier)
-        elif carrier.active is None and carrier.merged is None:
-            AdapterHandle(self.model, next(iter(carrier.sets))).set_adapter(next(iter(carrier.sets)))
+        container = self._container
+        container[name]
+        if container.merged == name:
+            container.unmerge()
+        container.remove(self.model, name)
+        if not container.sets:
+            self._unload(container)
+        elif container.active is None and container.merged is None:
+            AdapterHandle(self.model, next(iter(container.sets))).set_adapter(next(iter(container.sets)))
 
     def detach(self) -> nn.Module:
         """Take this adapter away, without a trace in the weights; gives the model."""
@@ -146,39 +146,39 @@ class AdapterHandle:
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
         """Within, the model computes with its base weights."""
-        carrier = self._carrier
-        before, merged = carrier.enabled, carrier.merged
+        container = self._container
+        before, merged = container.enabled, container.merged
         if merged is not None:
-            carrier.unmerge()
-        carrier.enabled = False
+            container.unmerge()
+        container.enabled = False
         try:
             yield
         finally:
-            carrier.enabled = before
+            container.enabled = before
             if merged is not None:
-                carrier.merge(merged)
+                container.merge(merged)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Within, forward passes use this adapter, whichever is the active one."""
-        carrier = self._carrier
-        if carrier.merged not in (None, self.name):
-            raise UserError(f"adapter {carrier.merged!r} is merged into the model; call unmerge() first")
-        before, carrier.active = carrier.active, self.name
+        container = self._container
+        if container.merged not in (None, self.name):
+            raise UserError(f"adapter {container.merged!r} is merged into the model; call unmerge() first")
+        before, container.active = container.active, self.name
         try:
             yield
         finally:
-            carrier.active = before
+            container.active = before
 
     def refresh(self) -> None:
         """Read the base weights again; needed only after they were written to through ``.data``."""
-        self._carrier.refresh()
+        self._container.refresh()
 
     # ------------------------------------------------------------------ into the weights
     @property
     def merged(self) -> bool:
         """Whether this adapter is merged into the weights now."""
-        return self.is_attached and self._carrier.merged == self.name
+        return self.is_attached and self._container.merged == self.name
 
     def merge(self) -> None:
         """Write the adapted weights into the model: it then costs what the bare model costs.
@@ -188,34 +188,34 @@ class AdapterHandle:
         Raises:
             UserError: an adapter of embeddings with a cap, or without a projection to go into.
         """
-        carrier = self._carrier
-        if carrier.merged is not None and carrier.merged != self.name:
-            raise UserError(f"adapter {carrier.merged!r} is merged into the model already; call unmerge() first")
-        if carrier.merged is None:
-            carrier.merge(self.name)
+        container = self._container
+        if container.merged is not None and container.merged != self.name:
+            raise UserError(f"adapter {container.merged!r} is merged into the model already; call unmerge() first")
+        if container.merged is None:
+            container.merge(self.name)
 
     def unmerge(self) -> None:
         """Write the base weights back, bit for bit."""
         if not self.merged:
             raise UserError(f"adapter {self.name!r} is not merged; call merge() first")
-        self._carrier.unmerge()
+        self._container.unmerge()
 
     def merge_and_unload(self) -> nn.Module:
         """Merge this adapter, drop all of them, and give the bare model, of its own classes, with the new weights."""
         self.merge()
-        carrier = self._carrier
-        carrier._before_merge, carrier.merged = [], None
-        for name in list(carrier.sets):
-            carrier.remove(self.model, name)
-        self._unload(carrier)
+        container = self._container
+        container._before_merge, container.merged = [], None
+        for name in list(container.sets):
+            container.remove(self.model, name)
+        self._unload(container)
         return self.model
 
-    def _unload(self, carrier: Carrier) -> None:
+    def _unload(self, container: AdapterContainer) -> None:
         del self.model._modules[CHILD]
-        if carrier.guard is not None:
-            carrier.guard.remove()
+        if container.guard is not None:
+            container.guard.remove()
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(carrier.was_trained.get(name, True))
+            parameter.requires_grad_(container.was_trained.get(name, True))
 
     # ------------------------------------------------------------------ files
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> Path:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.carrier import CHILD, adapter_tower
+from hyptree.vlm.adapters.container import CHILD, adapter_tower
 from hyptree.vlm.encoders.pixels import PixelFormat
 from hyptree.vlm.encoders.spec import KINDS, check_spec
 

@@ -11,7 +11,7 @@ from hyptree.cluster import check_finite
 from hyptree.errors import UserError
 
 
-class FiniteWatch:
+class FiniteCheck:
     """Looks at every reducing layer of a forward pass and names the first one that is not finite.
 
     On the CPU it raises where it looks. On CUDA a look would stop the host until the device has caught up, so the
@@ -21,12 +21,12 @@ class FiniteWatch:
     def __init__(self) -> None:
         # By device, because replicas of DataParallel look at the same time.
         self._flags: dict[torch.device, list[tuple[str, Tensor]]] = {}
-        self._sent: dict[torch.device, tuple[list[str], Tensor, torch.cuda.Event]] = {}
+        self._pending: dict[torch.device, tuple[list[str], Tensor, torch.cuda.Event]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_flags": {}, "_sent": {}}
+        return {"_flags": {}, "_pending": {}}
 
-    def look(self, features: Tensor, x: Tensor, layer: int, name: str) -> None:
+    def record(self, features: Tensor, x: Tensor, layer: int, name: str) -> None:
         """Notes or raises what is wrong with the features of a layer.
 
         One key that is not a number makes every output of attention one that is none, so on CUDA a single token tells.
@@ -39,7 +39,7 @@ class FiniteWatch:
         elif not torch.cuda.is_current_stream_capturing():
             self._flags.setdefault(x.device, []).append((where, x[:, 0].detach().sum(dtype=torch.float32)))
 
-    def send(self, device: torch.device) -> None:
+    def submit(self, device: torch.device) -> None:
         """At the end of a pass: starts to copy its flags to the host."""
         noted = self._flags.pop(device, [])
         if not noted:
@@ -49,18 +49,18 @@ class FiniteWatch:
         with torch.cuda.device(device):
             event = torch.cuda.Event()
             event.record()
-        self._sent[device] = [where for where, _ in noted], host, event
+        self._pending[device] = [where for where, _ in noted], host, event
 
     def report(self, wait: bool = True) -> None:
         """Raises if the last pass was not finite; without ``wait`` only if that is known already."""
         for device in list(self._flags) if wait else ():
-            self.send(device)
-        for device, (names, host, event) in list(self._sent.items()):
+            self.submit(device)
+        for device, (names, host, event) in list(self._pending.items()):
             if wait:
                 event.synchronize()
             elif torch.cuda.is_current_stream_capturing() or not event.query():
                 continue
-            del self._sent[device]
+            del self._pending[device]
             bad = (~torch.isfinite(host)).nonzero().flatten().tolist()
             if bad:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""The watch for NaN, with a device that takes its time played by an object."""
+"""The check for NaN, with a device that takes its time played by an object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyptree.errors import UserError
-from hyptree.tokens.watch import FiniteWatch
+from hyptree.tokens.finite_check import FiniteCheck
 
 
 class Event:
@@ -24,12 +24,12 @@ class Event:
         self.is_done = True
 
 
-def sent(values: list[float]) -> tuple[FiniteWatch, Event]:
-    watch, event = FiniteWatch(), Event()
+def submitted(values: list[float]) -> tuple[FiniteCheck, Event]:
+    check, event = FiniteCheck(), Event()
     names = [f"layer {i}" for i in range(len(values))]
     message: Any = (names, torch.tensor(values), event)
-    watch._sent[torch.device("cuda", 0)] = message
-    return watch, event
+    check._pending[torch.device("cuda", 0)] = message
+    return check, event
 
 
 @pytest.fixture(autouse=True)
@@ -38,36 +38,36 @@ def _no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_bad_layer_is_named_once_the_copy_has_arrived() -> None:
-    watch, event = sent([1.0, float("nan"), float("inf")])
-    watch.report(wait=False)
-    assert watch._sent  # not there yet: nobody waits
+    check, event = submitted([1.0, float("nan"), float("inf")])
+    check.report(wait=False)
+    assert check._pending  # not there yet: nobody waits
     event.is_done = True
     with pytest.raises(UserError, match=r"^layer 1: NaN or infinity"):
-        watch.report(wait=False)
-    watch.report()  # an error is told once
-    assert not watch._sent
+        check.report(wait=False)
+    check.report()  # an error is told once
+    assert not check._pending
 
 
 def test_waiting_finds_it_at_once() -> None:
-    watch, event = sent([float("inf")])
+    check, event = submitted([float("inf")])
     with pytest.raises(UserError, match=r"^layer 0: NaN or infinity"):
-        watch.report()
+        check.report()
     assert event.is_done
 
 
 def test_finite_passes_are_forgotten() -> None:
-    watch, event = sent([1.0, -3.0])
+    check, event = submitted([1.0, -3.0])
     event.is_done = True
-    watch.report(wait=False)
-    assert not watch._sent
+    check.report(wait=False)
+    assert not check._pending
 
 
 def test_the_cpu_raises_where_it_looks() -> None:
-    watch = FiniteWatch()
+    check = FiniteCheck()
     features = torch.randn(2, 5, 4)
     x = torch.randn(2, 6, 8)
-    watch.look(features, x, 3, "blocks.3")
+    check.record(features, x, 3, "blocks.3")
     features[1, 2, 0] = float("nan")
     with pytest.raises(UserError, match=r"layer 3 \(blocks\.3\): NaN in the features of image 1"):
-        watch.look(features, x, 3, "blocks.3")
-    assert not watch._flags
+        check.record(features, x, 3, "blocks.3")
+    assert not check._flags

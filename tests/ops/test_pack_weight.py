@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyptree.ops.columns import Layout, join, reference
+from hyptree.ops.pack_weight import Layout, pack_weight, reference
 
 pytest.importorskip("triton")
 
 
 def test_the_definition_puts_every_part_in_its_place() -> None:
     weight, time, bias = torch.arange(6.0).view(2, 3), torch.tensor([10.0, 11.0]), torch.tensor([20.0, 21.0])
-    found = reference.join(weight, time, bias, Layout(2, 1, 2, 1, 6), torch.float32)
+    found = reference.pack_weight(weight, time, bias, Layout(2, 1, 2, 1, 6), torch.float32)
     zeros = [0.0] * 6
     assert found.tolist() == [[0, 1, 2, 10, 20, 0], zeros, [3, 4, 5, 11, 21, 0], zeros]
-    heads = reference.join(torch.arange(4.0).view(1, 4), torch.tensor([[7.0, 8.0]]), None, Layout(1, 1, 1, 2, 4),
+    heads = reference.pack_weight(torch.arange(4.0).view(1, 4), torch.tensor([[7.0, 8.0]]), None, Layout(1, 1, 1, 2, 4),
                            torch.float32)  # fmt: skip
     assert heads.tolist() == [[0, 1, 7, 0, 2, 3, 8, 0]]
 
@@ -36,7 +36,9 @@ def test_kernels_equal_the_definition(layout: Layout, size: int, bias: bool, dty
     )
     shift = torch.randn(m, device=device).bfloat16().float().requires_grad_() if bias else None
     leaves = [leaf for leaf in (weight, time, shift) if leaf is not None]
-    found, wanted = (join(weight, time, shift, layout, dtype, backend=backend) for backend in ("triton", "torch"))
+    found, wanted = (
+        pack_weight(weight, time, shift, layout, dtype, backend=backend) for backend in ("triton", "torch")
+    )
     assert torch.equal(found, wanted)
     grad = torch.randn_like(wanted)
     for one, other in zip(

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.ops.columns.layout import Layout
+from hyptree.ops.pack_weight.layout import Layout
 
 
-def join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The matrix (rows, width) in ``dtype``; see ``ops.columns.join``."""
+def pack_weight(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The matrix (rows, width) in ``dtype``; see ``ops.pack_weight.pack_weight``."""
     points, m = layout.points, weight.shape[0]
     parts = [weight.view(m, points, -1), time.view(m, points, 1)]
     if bias is not None:

@@ -73,12 +73,12 @@ class AdapterSet(nn.Module):
 class WeightSource:
     """What a layer asks for its weight: the active adapter, or else the base."""
 
-    def __init__(self, carrier: Carrier, site: Site):
-        self.carrier, self.site = carrier, site
+    def __init__(self, container: AdapterContainer, site: Site):
+        self.container, self.site = container, site
 
     def read(self) -> Tensor:
         """The weight to use now."""
-        current = self.carrier.current()
+        current = self.container.current()
         adapted = None if current is None else current.weight(self.site.name)
         return self.site.base if adapted is None else adapted
 
@@ -86,12 +86,12 @@ class WeightSource:
 class EmbeddingOutput:
     """Forward hook, or wrapper of ``encode_text``: the active adapter's view of a tower's embeddings."""
 
-    def __init__(self, carrier: Carrier, tower: str):
-        self.carrier, self.tower = carrier, tower
+    def __init__(self, container: AdapterContainer, tower: str):
+        self.container, self.tower = container, tower
 
     def __call__(self, *args: Any) -> Any:
         output = args[-1]  # a hook is called with (module, inputs, output)
-        current = self.carrier.current()
+        current = self.container.current()
         if current is None or self.tower not in current.embeddings:
             return output
         adapter = current.embeddings[self.tower]
@@ -100,18 +100,18 @@ class EmbeddingOutput:
         return adapter(output)
 
 
-class PassBegins:
+class ForgetBeforePass:
     """Forward pre-hook of a tower: what was computed for the pass before is not used again."""
 
-    def __init__(self, carrier: Carrier):
-        self.carrier = carrier
+    def __init__(self, container: AdapterContainer):
+        self.container = container
 
     def __call__(self, *args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.carrier.forget()
+            self.container.forget()
 
 
-class Carrier(nn.Module):
+class AdapterContainer(nn.Module):
     """All adapters of a model; one is active, or none.
 
     Attributes:
@@ -171,7 +171,9 @@ class Carrier(nn.Module):
                 # A pass begins with the model or with one of its children (`encode_text` calls the latter alone).
                 for start in ("", site.name.split(".")[0] if "." in site.name else ""):
                     if start not in self._pass_hooks:
-                        self._pass_hooks[start] = model.get_submodule(start).register_forward_pre_hook(PassBegins(self))
+                        self._pass_hooks[start] = model.get_submodule(start).register_forward_pre_hook(
+                            ForgetBeforePass(self)
+                        )
         for embedding in new.all_embeddings():
             point = embedding.point
             if point.tower not in self._outputs:
@@ -239,9 +241,9 @@ def _own(module: nn.Module, attribute: str) -> Tensor:
     return weight
 
 
-def _adapters_may_be_missing(carrier: nn.Module, keys: Any) -> None:
+def _adapters_may_be_missing(container: nn.Module, keys: Any) -> None:
     """A base checkpoint holds no adapter: then it is loaded, and the adapters stay as they are."""
-    own = {f"{CHILD}.{name}" for name in carrier.state_dict()}
+    own = {f"{CHILD}.{name}" for name in container.state_dict()}
     missing = {key for key in keys.missing_keys if any(key.endswith(name) for name in own)}
     if own and len(missing) == len(own):
         keys.missing_keys[:] = [key for key in keys.missing_keys if key not in missing]

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hyptree.ops.backend import has_data
-from hyptree.ops.columns.layout import Layout
 from hyptree.ops.launch import launch
+from hyptree.ops.pack_weight.layout import Layout
 
 TILE = 4096
 """Cells of a matrix that a program copies."""
@@ -31,7 +31,7 @@ def _sources(M, ROWS: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr)
 
 
 @triton.jit
-def _join_kernel(weight, time, bias, out, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
+def _pack_weight_kernel(weight, time, bias, out, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
                  POINTS: tl.constexpr, POINT_WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, TAIL: tl.constexpr,
                  BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     row, source, is_row = _sources(M, ROWS, PADDED, BLOCK_R)
@@ -50,7 +50,7 @@ def _join_kernel(weight, time, bias, out, M, SIZE: tl.constexpr, ROWS: tl.conste
 
 
 @triton.jit
-def _split_kernel(matrix, weight, time, bias, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
+def _unpack_weight_kernel(matrix, weight, time, bias, M, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
                   POINTS: tl.constexpr, POINT_WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, TAIL: tl.constexpr,
                   BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     row, source, is_row = _sources(M, ROWS, PADDED, BLOCK_R)
@@ -77,17 +77,19 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], layout: Layout, size: int,
     launch(kernel, (triton.cdiv(M, rows), layout.points, triton.cdiv(size, columns)), tensors, (M,), settings)
 
 
-def join(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """See ``ops.columns.join``."""
+def pack_weight(weight: Tensor, time: Tensor, bias: Tensor | None, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """See ``ops.pack_weight.pack_weight``."""
     shape = layout.groups * layout.padded_rows, layout.points * layout.point_width
     out = torch.empty(shape, dtype=dtype, device=weight.device)
     if has_data(weight) and out.numel():
         size = weight.shape[1] // layout.points
-        _launch(_join_kernel, (weight, time, weight if bias is None else bias, out), layout, size, bias is not None)
+        _launch(
+            _pack_weight_kernel, (weight, time, weight if bias is None else bias, out), layout, size, bias is not None
+        )
     return out
 
 
-def split(
+def unpack_weight(
     matrix: Tensor, layout: Layout, size: int, has_bias: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, time and bias (empty without one) in ``dtype``."""
@@ -96,5 +98,5 @@ def split(
     time = torch.empty(m, layout.points, dtype=dtype, device=matrix.device)
     bias = torch.empty(m if has_bias else 0, dtype=dtype, device=matrix.device)
     if has_data(matrix) and matrix.numel():
-        _launch(_split_kernel, (matrix, weight, time, bias), layout, size, has_bias)
+        _launch(_unpack_weight_kernel, (matrix, weight, time, bias), layout, size, has_bias)
     return weight, time, bias
