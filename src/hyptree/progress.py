@@ -56,6 +56,12 @@ class ProgressBar:
         print(", ".join(filter(None, parts)), file=self._stream, flush=True)
 
 
+def say(text: str, quiet: bool = False) -> None:
+    """A line to people, not into the output."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_bar(
     name: str, total: int, *, quiet: bool = False, stream: TextIO | None = None, every: float = 30.0, done: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import tyro
 
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
-from hyptree.progress import progress_bar
+from hyptree.progress import progress_bar, say
 from hyptree.train.run.settings import EmbedSettings
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def embed(config: EmbedConfig) -> None:
     from hyptree.train.embedding.job import measure_run
 
     settings = EmbedSettings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(EmbedSettings)})
-    _say(
+    say(
         f"{config.edges}: {hierarchy.num_nodes:,} nodes, {len(hierarchy.pairs):,} pairs"
         + _dropped(hierarchy.num_dropped)
     )
@@ -155,8 +154,8 @@ def embed(config: EmbedConfig) -> None:
         _draw(embedder.embedding(), out / "disk.png", 24, required=False)
     _report(metrics, config.json)
     if not embedder.is_done:
-        _say(f"stopped after {embedder.epoch} of {settings.epochs} epochs; go on with: {resume_command(out)}")
-    _say(f"run in {out}")
+        say(f"stopped after {embedder.epoch} of {settings.epochs} epochs; go on with: {resume_command(out)}")
+    say(f"run in {out}")
 
 
 def evaluate(config: EvalConfig) -> None:
@@ -212,16 +211,11 @@ def _draw(embedding: Any, path: Path, names: int, required: bool) -> None:
     except UserError as error:  # no matplotlib
         if required:
             raise
-        _say(f"no picture: {error}")
+        say(f"no picture: {error}")
 
 
 def _dropped(count: int) -> str:
     return f" ({count:,} rows repeated a pair or led to themselves)" if count else ""
-
-
-def _say(text: str) -> None:
-    """To people, not into the output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _report(metrics: dict[str, Any], as_json: bool) -> None:

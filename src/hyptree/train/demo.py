@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -56,10 +55,10 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         require("matplotlib", "plot")  # its page is drawn with it
     _clear(out)
     if settings.data.name == "world":
-        _say("drawing the pictures of the built-in world (kept for the next time) ...")
+        print("drawing the pictures of the built-in world (kept for the next time) ...", flush=True)
     fit(settings, out)
     trained = time.perf_counter()
-    _say("looking into the model ...")
+    print("looking into the model ...", flush=True)
     footer = (
         f"Written by hyptree demo --seed {seed}. Recipe, metrics and weights lie beside this page; "
         f"hyptree explain {out} writes it again."
@@ -70,14 +69,12 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     done = time.perf_counter()
     numbers |= {"training seconds": round(trained - began, 1), "page seconds": round(done - trained, 1)}
     write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
-    _say("")
+    print()
     for name, value in numbers.items():
         if name.endswith("accuracy"):
-            _say(f"{name:<16} {value:6.1%}")
-    _say(f"{'time':<16} {clock(done - began)}  (training {clock(trained - began)}, page {clock(done - trained)})")
-    _say("")
-    _say("Open this page:")
-    _say(str(path))
+            print(f"{name:<16} {value:6.1%}")
+    print(f"{'time':<16} {clock(done - began)}  (training {clock(trained - began)}, page {clock(done - trained)})")
+    print(f"\nOpen this page:\n{path}", flush=True)
 
 
 def _clear(out: Path) -> None:
@@ -90,8 +87,3 @@ def _clear(out: Path) -> None:
         for name in _OWN_FOLDERS:
             shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-    sys.stdout.flush()

@@ -1,7 +1,6 @@
 """HierarCaps and HyperLex: the real files by their known sizes, small made-up ones by their mistakes."""
 
 import gzip
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from hyptree.data.hierarchies.hierarcaps import (
     first_of_each_image,
     read_hierarcaps,
     read_images,
-    read_retrieved,
     split_chain,
     without_images_of,
 )
@@ -123,15 +121,6 @@ def test_choosing_among_chains():
     assert first_of_each_image([a, b, c]) == [a, c]
     assert distinct_texts([a, b, c]) == ["x", "y", "z", "w"]
     assert without_images_of([a, b, c, unknown], [Chain(("t",), (), "1.jpg"), Chain(("t",))]) == [c, unknown]
-
-
-def test_retrieved_chains_are_checked(tmp_path):
-    path = tmp_path / "chains.json"
-    path.write_text(json.dumps({"base": {"1.jpg": ["a", "b"]}}))
-    assert read_retrieved(path) == {"base": {"1.jpg": ["a", "b"]}}
-    path.write_text(json.dumps({"base": ["a"]}))
-    with pytest.raises(UserError, match="expected retrieved chains"):
-        read_retrieved(path)
 
 
 @pytest.mark.parametrize(

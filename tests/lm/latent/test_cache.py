@@ -14,13 +14,27 @@ from transformers import DynamicCache, StaticCache
 from hyptree.lm.ambient import lift
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.latent.attention import LatentAttention
-from hyptree.lm.latent.cache import LatentState, cache_bytes_per_token, pack, scalars_per_token, split_high_low, unpack
+from hyptree.lm.latent.cache import LatentState, cache_bytes_per_token, pack, split_high_low, unpack
 from hyptree.lm.latent.scores import attend_absorbed
 from hyptree.lm.modeling import HelmForCausalLM, HelmModel
 from hyptree.lm.presets import preset, presets
 from tests.lm.latent.test_attention import SMALL, make, run, tables
 
 LENGTH = 12
+
+
+def scalars_per_token(config: HelmConfig) -> dict[str, int]:
+    """Numbers per token and layer by the paper's count: space components only, one number per time.
+
+    ``full``: keys and values of all heads. ``latent``: the least from which they can be rebuilt. ``absorbed``: what
+    attention needs that rebuilds nothing, two times per head more. Dense models have ``full`` alone.
+    """
+    heads = config.num_attention_heads
+    if config.variant == "dense":
+        return {"full": 2 * heads * int(config.head_dim or 0)}
+    key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    latent = config.kv_lora_rank + config.qk_rope_head_dim
+    return {"full": heads * (key_dim + config.v_head_dim), "latent": latent, "absorbed": latent + 2 * heads}
 
 
 def new_cache(kind: str, layer: LatentAttention, length: int = LENGTH + 4) -> Any:

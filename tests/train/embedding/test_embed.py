@@ -403,7 +403,8 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(edges, tmp_path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1] == "hyptree: interrupted"
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("hyptree: interrupted; go on with: ") and last.endswith("--no-draw --resume")
     state = load_tensors(out / CHECKPOINT)[1]
     assert state["epoch"] >= 1
 

@@ -15,8 +15,8 @@ from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.messages import print_fits, say, show_on
-from hyptree.progress import progress_bar
+from hyptree.lab.sweeps.messages import print_fits, show_on
+from hyptree.progress import progress_bar, say
 
 
 @dataclass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, require_path, write_text
+from hyptree.progress import progress_bar, say
 from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 
@@ -105,7 +105,6 @@ def train_radial(config: TrainRadialConfig) -> None:
     config.check()
     check_spec(config.model)
     chains = _chains(config, config.quiet)
-    from hyptree.progress import progress_bar
     from hyptree.vlm.radial import trainer as radial
 
     out = config.out
@@ -126,7 +125,7 @@ def train_radial(config: TrainRadialConfig) -> None:
         settings = replace(settings, curvature=encoder.curvature)
     trainer = radial.RadialTrainer(encoder.encode_text, parameters, chains, settings)
     num_parameters = sum(parameter.numel() for parameter in parameters.values())
-    _say(
+    say(
         f"{len(chains):,} chains, {trainer.num_steps:,} steps of {settings.batch_size}, {num_parameters:,} parameters",
         config.quiet,
     )
@@ -207,7 +206,7 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
             geometry=config.geometry,
             curvature=config.curvature,
             limit=config.limit,
-            say=lambda text: _say(text, config.quiet),
+            say=lambda text: say(text, config.quiet),
         )
         new["suites"] |= {name: kept[name]} if name in kept else {}
         report = new | about | {"suites": report.get("suites", {}) | new["suites"]}
@@ -251,7 +250,7 @@ def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
     for others in held_out:
         before = len(chains)
         chains = without_images_of(chains, others)
-        _say(f"{before - len(chains):,} of {before:,} chains describe a held-out picture and are left out", quiet)
+        say(f"{before - len(chains):,} of {before:,} chains describe a held-out picture and are left out", quiet)
     return chains[: config.num_chains]
 
 
@@ -288,12 +287,6 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"cannot resume {path}: it was made with {key} = {earlier.get(key)}, now it is {value}")
     suites: dict[str, Any] = earlier.get("suites", {})
     return suites
-
-
-def _say(text: str, quiet: bool = False) -> None:
-    """To people, not into the output."""
-    if not quiet:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _figures(p: Progress) -> str:

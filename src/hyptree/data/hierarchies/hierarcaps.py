@@ -113,23 +113,6 @@ def distinct_texts(chains: Iterable[Chain]) -> list[str]:
     return list(dict.fromkeys(text for chain in chains for text in chain.texts))
 
 
-def read_retrieved(path: Path | str) -> dict[str, dict[str, list[str]]]:
-    """Chains that models retrieved for pictures: model, then file name of the picture, then captions.
-
-    Raises:
-        UserError: not such a file.
-    """
-    path = Path(path)
-    values = _guarded(path, json.load)
-    fine = isinstance(values, dict) and all(
-        isinstance(chains, dict) and all(isinstance(chain, list) for chain in chains.values())
-        for chains in values.values()
-    )
-    if not fine:
-        raise UserError(f"{path}: expected retrieved chains, {{model: {{picture: [captions]}}}}")
-    return values
-
-
 def read_images(path: Path | str, names: Sequence[str]) -> list[np.ndarray]:
     """(H, W, 3) uint8 pictures by file name, from an .npz file (jpeg, offsets, name) or a folder of picture files."""
     from hyptree.data.pictures.decoding import decode_image

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +86,6 @@ def _with_error(value: float, error: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.2f}" if math.isnan(error) else f"{value:.2f} ± {error:.2f}"
-
-
-def say(text: str) -> None:
-    """To people, not into the output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def show_on(bar: ProgressBar) -> Callable[[Progress], None]:

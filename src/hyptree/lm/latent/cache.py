@@ -54,20 +54,6 @@ def unpack(keys: Tensor, values: Tensor, num_heads: int) -> LatentState:
     return LatentState(keys, *unpack_times(values, num_heads))
 
 
-def scalars_per_token(config: "HelmConfig") -> dict[str, int]:
-    """Numbers per token and layer by the paper's count: space components only, one number per time.
-
-    ``full``: keys and values of all heads. ``latent``: the least from which they can be rebuilt. ``absorbed``: what
-    attention needs that rebuilds nothing, two times per head more. Dense models have ``full`` alone.
-    """
-    heads = config.num_attention_heads
-    if config.variant == "dense":
-        return {"full": 2 * heads * int(config.head_dim or 0)}
-    key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-    latent = config.kv_lora_rank + config.qk_rope_head_dim
-    return {"full": heads * (key_dim + config.v_head_dim), "latent": latent, "absorbed": latent + 2 * heads}
-
-
 def cache_bytes_per_token(config: "HelmConfig", dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes that one token takes in the cache, all layers together, with all that is stored: times and padding too."""
     heads, times = config.num_attention_heads, 3 if config.time_columns == "split" else 1

@@ -6,7 +6,7 @@ true ones by string.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,16 +121,6 @@ def score_chains(retrieved: Sequence[Sequence[str]], references: Sequence[Sequen
         length += len(chain)
     n = len(retrieved)
     return RetrievalScores(precision / n, recall / n, ordered / n, length / n, n)
-
-
-def score_named_chains(
-    retrieved: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[Sequence[str]]]
-) -> RetrievalScores:
-    """The same for chains by the name of their picture; every picture of ``references`` must be there."""
-    missing = [name for name in references if name not in retrieved]
-    if missing:
-        raise ValueError(f"{len(missing)} of {len(references)} pictures have no chain, the first is {missing[0]}")
-    return score_chains([retrieved[name] for name in references], list(references.values()))
 
 
 def _longest_rise(chain: Sequence[str], levels: Sequence[set[str]]) -> int:
