@@ -208,7 +208,7 @@ def himapper() -> None:
     from hyptree.config import load
     from hyptree.data import World
     from hyptree.explore.draw.himapper import plot_tree_maps
-    from hyptree.explore.pages.himapper_page import look
+    from hyptree.explore.pages.himapper_page import find_himapper
     from hyptree.train import Recipe, fit
     from hyptree.train.explain import subject_of_run
 
@@ -218,7 +218,7 @@ def himapper() -> None:
         fit(load(Recipe, root / "recipes" / "himapper_demo.yaml"), run)
     subject = subject_of_run(run)
     small, fine = (World("val", num_images=HIMAPPER_PICTURE + 1, size=size)[-1].image for size in (subject.size, 256))
-    out = look(subject.model, subject.input([small.permute(1, 2, 0).numpy()]))
+    out = find_himapper(subject.model).inspect(subject.input([small.permute(1, 2, 0).numpy()]))
     figure = plot_tree_maps(fine, out)  # the same scene in more pixels, to be looked at
     figure.savefig(FOLDER / "himapper.png", dpi=84, metadata={"Software": None})
     # 64 steps of each colour cannot be told from 256, and take far fewer bytes. White stays white.

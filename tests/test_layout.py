@@ -68,7 +68,7 @@ def test_arrows_point_one_way():
     [
         ("geometry/lorentz.py", "from hyptree.nn import linear", "nn"),
         ("geometry/lorentz.py", "from ..ops.backend import choose", "ops"),
-        ("ops/merge/triton.py", "def f():\n    from ...nn.common import x", "nn"),
+        ("ops/merge/triton.py", "def f():\n    from ...nn.precision import x", "nn"),
         ("train/loop.py", "import hyptree.cli.config", "cli"),
         ("lm/loss.py", "from hyptree import vlm", "vlm"),
         ("files.py", "from hyptree import geometry", "geometry"),

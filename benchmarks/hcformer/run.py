@@ -60,7 +60,7 @@ def _growth(options: HCFormerOptions, emit: Emit) -> int:
         (result,) = harness.compare([contender], sample, options.repeats, 0.0)
         if result.status != "ok":
             raise RuntimeError(f"{name}: {result.note}")
-        kept = hcformer_speed.kept(model, x, options)
+        kept = hcformer_speed.saved_bytes(model, x, options)
         now = {"time": result.median / (batch * patches), "memory": kept / (batch * patches)}
         first = first or now
         ratios = {key: now[key] / first[key] for key in now}
@@ -103,14 +103,14 @@ def _work(options: HCFormerOptions, emit: Emit) -> int:
     emit({"kind": "table", "name": "work"}, ["", title, "", "| " + " | ".join(columns) + " |", _rule(len(columns))])
     for name in options.models:
         for training in (False, True):
-            bill = work.bill(name, options.batch, options.size, training)
+            cost = work.measure_cost(name, options.batch, options.size, training)
             kind = "training" if training else "inference"
-            host, speed = bill.kernels * work.LAUNCH, options.batch / bill.seconds
-            line = {"kind": "work", "model": name, "pass": kind, "kernels": bill.kernels, "bytes": bill.bytes}
-            line |= {"flops": bill.flops, "on_device": bill.on_device, "host": host, "images_per_second": speed}
-            line |= {"kept": bill.kept}
-            cells = [name, kind, bill.kernels, f"{bill.bytes / 1e9:.1f}", f"{bill.flops / 1e12:.2f}"]
-            cells += [f"{bill.kept / 2**30:.1f}" if training else ""]
-            cells += [f"{bill.on_device * 1e3:.1f}", f"{host * 1e3:.1f}", f"{speed:,.0f}"]
+            host, speed = cost.kernels * work.LAUNCH, options.batch / cost.seconds
+            line = {"kind": "work", "model": name, "pass": kind, "kernels": cost.kernels, "bytes": cost.bytes}
+            line |= {"flops": cost.flops, "on_device": cost.on_device, "host": host, "images_per_second": speed}
+            line |= {"saved_bytes": cost.saved_bytes}
+            cells = [name, kind, cost.kernels, f"{cost.bytes / 1e9:.1f}", f"{cost.flops / 1e12:.2f}"]
+            cells += [f"{cost.saved_bytes / 2**30:.1f}" if training else ""]
+            cells += [f"{cost.on_device * 1e3:.1f}", f"{host * 1e3:.1f}", f"{speed:,.0f}"]
             emit(line, ["| " + " | ".join(map(str, cells)) + " |"])
     return 0

@@ -213,7 +213,7 @@ def _builder(
             call()
             gib = _peak(call, runner.model)[1]
         if options.device == "cpu" and kind == "training" and not runner.way.startswith("compiled"):
-            gib = kept(runner.model, x, options) / GIB
+            gib = saved_bytes(runner.model, x, options) / GIB
         memory[runner.label, kind] = gib
         result = call()
         if not (isinstance(result, Tensor) and bool(torch.isfinite(result).all())):
@@ -331,7 +331,7 @@ def _peak(call: Callable[[], Any], model: nn.Module) -> tuple[Any, float]:
     return out, (torch.cuda.max_memory_allocated() - before + own) / GIB
 
 
-def kept(model: nn.Module, x: Tensor, options: HCFormerOptions) -> int:
+def saved_bytes(model: nn.Module, x: Tensor, options: HCFormerOptions) -> int:
     """Bytes that a training step keeps for its backward pass, beside the parameters and the pictures.
 
     Counted tensor by tensor, each storage once: the same number on every device and machine.

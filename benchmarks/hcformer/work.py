@@ -1,6 +1,6 @@
-"""What an HCFormer has to compute and to move: the floor of any implementation, and the bill of ours, op by op.
+"""What an HCFormer has to compute and to move: the floor of any implementation, and the cost of ours, op by op.
 
-The floor counts each branch of a block as one pass that reads its map and writes it, and every weight once. The bill
+The floor counts each branch of a block as one pass that reads its map and writes it, and every weight once. The cost
 runs the network on tensors without data, with its kernels, under autocast to bfloat16, and adds up what each operation
 reads and writes: an expectation for a GPU, made without one.
 """
@@ -34,7 +34,7 @@ _FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided
 
 
 @dataclass
-class Bill:
+class Cost:
     """What a pass costs: operations that start a kernel, bytes they move, floating-point operations."""
 
     kernels: int = 0
@@ -45,7 +45,7 @@ class Bill:
     by_name: Counter[str] = field(default_factory=Counter)
     """Bytes by operation."""
     calls: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
+    saved_bytes: int = 0
     """Bytes that the backward pass waits for, beside the parameters and the pictures."""
 
     @property
@@ -55,9 +55,9 @@ class Bill:
 
 
 class _Counting(TorchDispatchMode):
-    def __init__(self, bill: Bill):
+    def __init__(self, cost: Cost):
         super().__init__()
-        self.bill = bill
+        self.cost = cost
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,13 +74,13 @@ class _Counting(TorchDispatchMode):
         moved = sum(map(_bytes, (*read.values(), *written.values())))
         count = flop_registry.get(func.overloadpacket)
         flops = count(*args, **kwargs, out_val=out) if count else 0
-        bill = self.bill
-        bill.kernels += 1
-        bill.bytes += moved
-        bill.flops += flops
-        bill.on_device += max(moved / BANDWIDTH, flops / PEAK) + 1e-6
-        bill.by_name[name] += moved
-        bill.calls[name] += 1
+        cost = self.cost
+        cost.kernels += 1
+        cost.bytes += moved
+        cost.flops += flops
+        cost.on_device += max(moved / BANDWIDTH, flops / PEAK) + 1e-6
+        cost.by_name[name] += moved
+        cost.calls[name] += 1
         return out
 
 
@@ -105,10 +105,10 @@ def _as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-def bill(name: str, batch: int, size: int = 224, training: bool = False, checkpointing: Any = False) -> Bill:
-    """The bill of one pass, forward or forward and backward, under autocast to bfloat16."""
+def measure_cost(name: str, batch: int, size: int = 224, training: bool = False, checkpointing: Any = False) -> Cost:
+    """The cost of one pass, forward or forward and backward, under autocast to bfloat16."""
     model = _on_meta(name)
-    counted = Bill()
+    counted = Cost()
     with _as_on_a_gpu(), FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16):
         model.to_empty(device="cpu").train(training)
         if isinstance(model, HCFormer) and checkpointing:
@@ -126,7 +126,7 @@ def bill(name: str, batch: int, size: int = 224, training: bool = False, checkpo
         with _Counting(counted), torch.set_grad_enabled(training):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 loss = model(x).float().square().mean()
-                counted.kept = sum(held.values())
+                counted.saved_bytes = sum(held.values())
             if training:
                 loss.backward()
     return counted

@@ -85,7 +85,7 @@ class RunFolder:
             why = "it has no recipe.yaml" if self.path.exists() else "no such folder"
             raise UserError(f"{self.path} is not the folder of a run: {why}")
 
-    def require_room(self) -> None:
+    def require_writable(self) -> None:
         """Raise if the folder cannot be made or written: before data are read and a model is built, not after."""
         there = next(path for path in (self.path, *self.path.parents, Path()) if path.exists())
         if not there.is_dir():

@@ -203,8 +203,8 @@ def test_work_is_counted_without_a_gpu(capsys: pytest.CaptureFixture[str]):
     assert (forward["pass"], both["pass"]) == ("inference", "training")
     assert 2.5 < both["flops"] / forward["flops"] < 3.1 and both["bytes"] > 2 * forward["bytes"]
     assert forward["flops"] == pytest.approx(2 * 2 * 0.8e9, rel=0.15)  # two pictures of 0.8 GMAC
-    bill = hcformer_work.bill("hcformer_nano", 2)
-    assert bill.calls["cluster_patch"] == 12 and bill.calls["cluster_window"] == 10
+    cost = hcformer_work.measure_cost("hcformer_nano", 2)
+    assert cost.calls["cluster_patch"] == 12 and cost.calls["cluster_window"] == 10
 
 
 def test_bytes_of_views_and_broadcasts_are_counted_once():
@@ -222,7 +222,7 @@ def test_floor_of_a_pass():
 
 def test_memory_counts_what_is_kept():
     layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-    kept = hcformer_speed.kept(layer, torch.randn(5, 8), HCFormerOptions())
+    kept = hcformer_speed.saved_bytes(layer, torch.randn(5, 8), HCFormerOptions())
     assert kept == 5 * 16 * 4  # the result of tanh, kept twice and counted once
 
 

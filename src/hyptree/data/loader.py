@@ -31,7 +31,7 @@ from hyptree.data.pictures.array_loader import ArrayLoader, whole_arrays
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample, PictureDataset, Sample
-from hyptree.data.seeding import mix_bits, preserved, reseed
+from hyptree.data.seeding import mix_bits, preserve_rng, reseed
 from hyptree.errors import UserError
 
 __all__ = ["ArrayLoader", "Loader", "SampleLoader", "build_loader"]
@@ -209,7 +209,7 @@ class _Source:
 
     def __getitem__(self, request: tuple[int, np.ndarray]) -> tuple[Any, int, dict[str, str], str | None]:
         """The batch (None when nothing is left), pictures tried, bad ones, and a message that must end the run."""
-        with preserved():
+        with preserve_rng():
             return self._load(*request)
 
     def _load(self, epoch: int, indices: np.ndarray) -> tuple[Any, int, dict[str, str], str | None]:

@@ -40,7 +40,7 @@ def _stir(state: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Whatever happens inside, afterwards the global generators of Python, numpy and torch (CPU) go on as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
@@ -52,7 +52,7 @@ def preserved() -> Iterator[None]:
 
 
 def reseed(*words: int) -> None:
-    """Seeds the global generators of Python, numpy and torch (CPU); only inside ``preserved``.
+    """Seeds the global generators of Python, numpy and torch (CPU); only inside ``preserve_rng``.
 
     timm and torchvision draw from the global generators, so this is the only way to make them repeatable.
     """
@@ -64,7 +64,7 @@ def reseed(*words: int) -> None:
 
 @contextmanager
 def seeded(*words: int) -> Iterator[None]:
-    """``preserved`` and ``reseed`` in one: inside, chance follows from ``words``; outside, nobody notices."""
-    with preserved():
+    """``preserve_rng`` and ``reseed`` in one: inside, chance follows from ``words``; outside, nobody notices."""
+    with preserve_rng():
         reseed(*words)
         yield

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm
-from hyptree.nn.common import gemm_dtype, like, wide
+from hyptree.nn.precision import gemm_dtype, like
 from hyptree.ops import pack_weight
 from hyptree.ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
 from hyptree.ops.residual_norm.reference import rms_norm as rms_norm
-from hyptree.ops.rounding import rounded
+from hyptree.ops.rounding import rounded, wide
 
 Cached = TypeVar("Cached")
 

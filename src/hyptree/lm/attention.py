@@ -24,10 +24,10 @@ from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import AmbientLinear, aligned, rounded
 from hyptree.lm.fused.attention import centroid_product, lifted_heads
 from hyptree.lm.rotary import rotate, score_scale
-from hyptree.nn.common import wide
 from hyptree.ops.centroid import fits as centroid_fits
 from hyptree.ops.heads import Heads
 from hyptree.ops.heads import fits as heads_fit
+from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
     from transformers import Cache

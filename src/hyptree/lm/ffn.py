@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hyptree.lm.ambient import AmbientLinear, lift_padded, padded_width
 from hyptree.lm.fused.branches import swiglu_product
-from hyptree.nn.common import wide
+from hyptree.ops.rounding import wide
 from hyptree.ops.swiglu import fits as swiglu_fits
 
 if TYPE_CHECKING:

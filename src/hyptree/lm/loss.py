@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.nn.common import gemm_dtype
+from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.cross_entropy import cross_entropy_
 
 CHUNK_BYTES = 2**28

@@ -37,7 +37,8 @@ from hyptree.lm.checks import check_ids, check_lengths
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.loss import next_token_loss
 from hyptree.lm.rotary import HelmRotary
-from hyptree.nn.common import gemm_dtype, wide
+from hyptree.nn.precision import gemm_dtype
+from hyptree.ops.rounding import wide
 
 _MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
 

@@ -22,7 +22,7 @@ from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
 from hyptree.lm.experts.routing import balance_step, sort_by_expert
 from hyptree.lm.loss import next_token_loss
 from hyptree.lm.modeling import HelmOutput
-from hyptree.nn.common import gemm_dtype
+from hyptree.nn.precision import gemm_dtype
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm, strict_matmul
-from hyptree.nn.common import like, wide
+from hyptree.nn.precision import like
+from hyptree.ops.rounding import wide
 
 
 def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, c: Scalar) -> Tensor:

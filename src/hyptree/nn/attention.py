@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz
 from hyptree.geometry.core.numerics import Scalar, root, sqnorm
-from hyptree.nn.common import append_time, fused_width, gemm_dtype, like, require_features, require_lorentz, store, wide
 from hyptree.nn.linear import LorentzLinear, lorentz_linear
+from hyptree.nn.point_layer import require_features, require_lorentz
+from hyptree.nn.precision import gemm_dtype, like, store
 from hyptree.nn.residual import change_curvature
+from hyptree.ops.rounding import wide
 
 
 def lorentz_attention(
@@ -58,7 +60,7 @@ def lorentz_attention(
     else:
         scale = 2 / tau
     dtype = gemm_dtype(k)
-    width = fused_width(max(q.shape[-1], v.shape[-1]) + 1, q.device, dtype)
+    width = _fused_width(max(q.shape[-1], v.shape[-1]) + 1, q.device, dtype)
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(dtype)
     mean = F.scaled_dot_product_attention(
@@ -93,7 +95,7 @@ def _lifted(
     square = sqnorm(wide(x))
     t = torch.sqrt(over_c + square)
     column = square / (t + root(over_c)) if excess else t  # nothing cancels
-    return append_time(x, sign * column, width), t
+    return _append_time(x, sign * column, width), t
 
 
 class _Lift(torch.autograd.Function):
@@ -227,3 +229,20 @@ class LorentzAttention(nn.Module):
         return (
             f"dim={self.dim}, num_heads={self.num_heads}, tau={self.tau:.4g}, learnable_tau={self.log_tau is not None}"
         )
+
+
+def _fused_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Coordinates of a head that fused attention likes: a multiple of 8; on a CPU 16 in half precision, else any."""
+    if device.type != "cpu":
+        return -(-width // 8) * 8
+    return -(-width // 16) * 16 if dtype in (torch.bfloat16, torch.float16) else width
+
+
+def _append_time(x: Tensor, time: Tensor, width: int) -> Tensor:
+    """``[x, time, 0, ...]`` with ``width`` coordinates: (..., n), (..., 1) -> (..., width)."""
+    n, time = x.shape[-1], time.to(x.dtype)
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        # The compiler makes two loops over all rows of a cat, and one of this: whole rows are written at once.
+        column = torch.arange(width)
+        return torch.where(column < n, F.pad(x, (0, width - n)), torch.where(column == n, time, 0.0))
+    return torch.cat([x, F.pad(time, (0, width - n - 1))], -1)

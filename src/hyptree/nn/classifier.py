@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from hyptree.geometry import Lorentz, Poincare, poincare
 from hyptree.geometry.core.numerics import Scalar, quick_asinh, root, safe_norm
 from hyptree.nn.affine import affine
-from hyptree.nn.common import PointLayer, Space, gemm_input, require_features, uniform_, wide
+from hyptree.nn.point_layer import PointLayer, Space, require_features, uniform_
+from hyptree.nn.precision import gemm_input
 from hyptree.ops.lorentz_mlr import fits, mlr_logits
+from hyptree.ops.rounding import wide
 
 
 def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

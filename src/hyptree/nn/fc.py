@@ -11,7 +11,8 @@ from torch import Tensor
 from hyptree.geometry import Lorentz, Poincare, lorentz
 from hyptree.geometry.core.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
 from hyptree.nn.classifier import Hyperplanes, lorentz_mlr, poincare_mlr
-from hyptree.nn.common import ball_store, gemm_input, like, require_features, store, uniform_
+from hyptree.nn.point_layer import require_features, uniform_
+from hyptree.nn.precision import ball_store, gemm_input, like, store
 
 
 def _point_with_distances(v: Tensor, c: Scalar, c_out: Scalar | None) -> Tensor:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from hyptree.geometry import Lorentz, Poincare, poincare
 from hyptree.geometry.core.numerics import Scalar, root, safe_norm, unit
 from hyptree.nn.affine import affine
-from hyptree.nn.common import PointLayer, ball_store, gemm_input, like, require_features, store, uniform_, wide
+from hyptree.nn.point_layer import PointLayer, require_features, uniform_
+from hyptree.nn.precision import ball_store, gemm_input, like, store
 from hyptree.nn.residual import change_curvature
+from hyptree.ops.rounding import wide
 
 
 def lorentz_linear(

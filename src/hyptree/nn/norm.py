@@ -9,7 +9,7 @@ where the result lives (:class:`OnSpace` may change the curvature) and which axi
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz
-from hyptree.nn.common import out_curvature, require_features, require_lorentz
+from hyptree.nn.point_layer import out_curvature, require_features, require_lorentz
 from hyptree.nn.residual import change_curvature
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.nn.common import gemm_dtype
+from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
 from hyptree.ops.gelu_grad import fits, gelu_grad
 

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, lorentz
 from hyptree.geometry.core.numerics import Scalar, root
-from hyptree.nn.common import like, require_lorentz, wide
+from hyptree.nn.point_layer import require_lorentz
+from hyptree.nn.precision import like
+from hyptree.ops.rounding import wide
 
 
 def change_curvature(x: Tensor, c_in: Scalar, c_out: Scalar | None) -> Tensor:

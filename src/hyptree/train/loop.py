@@ -97,7 +97,7 @@ class Trainer:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
         elif resume:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
-        folder.require_room()
+        folder.require_writable()
         if recipe.model.weights is not None:
             require_path(recipe.model.weights)  # now, not when the data have been read
 

@@ -63,7 +63,7 @@ def test_explain_gives_the_forest_with_maps_and_points(seed: int) -> None:
 def test_looking_leaves_the_model_as_it_was(seed: int) -> None:
     model = small(seed).train()
     x = model_input(model, pictures(seed))
-    first, again = model.look(x), model.look(x)
+    first, again = model.inspect(x), model.inspect(x)
     assert model.training and not first.logits.requires_grad
     assert torch.equal(first.logits, again.logits) and torch.equal(first.maps[0], again.maps[0])
 
@@ -78,7 +78,7 @@ def test_who_is_a_himapper(seed: int) -> None:
 
 def test_every_picture_has_its_three_views(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 3)
-    out = model.look(model_input(model, shown))
+    out = model.inspect(model_input(model, shown))
     answer = Answer([("plant", "oak"), ("car",)], [0.7, 0.2], ("plant", "pine"))
     scenes = [Scene(one, f"a <b> {k}", [], answer if k else None) for k, one in enumerate(shown)]
     sections = mapper_sections(scenes, out)
@@ -98,7 +98,7 @@ def test_every_picture_has_its_three_views(seed: int) -> None:
 
 def test_figures_are_there_for_light_and_for_dark(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
-    html, _ = html_of(mapper_sections([Scene(shown[0], "p", [])], model.look(model_input(model, shown))))
+    html, _ = html_of(mapper_sections([Scene(shown[0], "p", [])], model.inspect(model_input(model, shown))))
     found = re.findall(r'<img class="(sheet[^"]*)" alt="([^"]*)" src="data:image/\w+;base64,([^"]*)"', html)
     assert [kind for kind, *_ in found] == 2 * ["sheet", "sheet dark"]
     assert found[0][1] == found[1][1] and found[2][1] == found[3][1]
@@ -114,7 +114,7 @@ def test_figures_are_there_for_light_and_for_dark(seed: int) -> None:
 
 def test_numbers_are_the_means_of_the_pictures(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 3)
-    out = model.look(model_input(model, shown))
+    out = model.inspect(model_input(model, shown))
     _, reader = html_of(mapper_sections([Scene(one, "p", []) for one in shown], out)[1:])
     for k in range(3):
         numbers = [read_nodes(out, b).level_maps()[k] for b in range(3)]
@@ -127,7 +127,7 @@ def test_numbers_are_the_means_of_the_pictures(seed: int) -> None:
 
 def test_even_maps_are_warned_of_on_the_page(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
-    out = model.look(model_input(model, shown))
+    out = model.inspect(model_input(model, shown))
     scenes = [Scene(shown[0], "p", [])]
     for level in out.maps:
         level.fill_(1 / 16)
@@ -148,7 +148,7 @@ def test_even_maps_are_warned_of_on_the_page(seed: int) -> None:
 )
 def test_captions_say_what_is_true_and_claim_no_parts(seed: int, options: dict[str, Any], words: str) -> None:
     model, shown = small(seed, **options), pictures(seed, 1)
-    out = model.look(model_input(model, shown))
+    out = model.inspect(model_input(model, shown))
     html, reader = html_of(mapper_sections([Scene(shown[0], "p", [])], out))
     text = "".join(reader.text)
     assert words in text and ('class="rim"' in html) == ("geometry" not in options)
@@ -158,7 +158,7 @@ def test_captions_say_what_is_true_and_claim_no_parts(seed: int, options: dict[s
 
 def test_log_becomes_curves_and_leaves_the_accuracies_alone(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
-    out = model.look(model_input(model, shown))
+    out = model.inspect(model_input(model, shown))
     log = [{"step": s, "split": "train", "loss": 1.0, "kl": 0.1 * s, "image_dependence": 0.2} for s in range(1, 4)]
     sections = mapper_sections([Scene(shown[0], "p", [])], out, log)
     assert sections[-1].title == "How its tree came about"

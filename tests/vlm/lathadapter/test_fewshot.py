@@ -24,7 +24,7 @@ from hyptree.vlm.lathadapter.fewshot import (
     split_base_new,
     train,
 )
-from hyptree.vlm.lathadapter.fewshot_run import Bench, run_one, summarise, table
+from hyptree.vlm.lathadapter.fewshot_run import FewShotSetup, run_one, summarise, table
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 from hyptree.vlm.lathadapter.head_file import load_head, save_head
 from hyptree.vlm.lathadapter.hosts import Host
@@ -155,8 +155,8 @@ def test_new_classes_are_seen_in_no_part_of_training(seed: int, tmp_path: Path) 
         model="stub", data="-", protocol="base-to-new", epochs=1, attribute_lr=1e-8, lr=1e-8, template="{}",
         shots=(4,), cache=tmp_path / "cache", out=tmp_path / "out",
     )  # fmt: skip
-    bench = Bench(StubEncoder(subject), subject.train, subject.test, {}, NAMES)  # type: ignore[arg-type]
-    row = run_one(job, bench, "full", PARTS, 4, 3)
+    setup = FewShotSetup(StubEncoder(subject), subject.train, subject.test, {}, NAMES)  # type: ignore[arg-type]
+    row = run_one(job, setup, "full", PARTS, 4, 3)
     head, _, about = load_head(tmp_path / "out" / "heads" / "full-4-3.safetensors")
     assert about["classes"] == list(NAMES[:4]) and head.logit_scale == 30
     begun = LatentHierarchyHead.for_classes(subject.text[:4], seed=3)

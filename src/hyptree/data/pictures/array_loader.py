@@ -14,7 +14,7 @@ from hyptree.data.pictures.steps import random_erasing
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample
-from hyptree.data.seeding import preserved, reseed, uniforms
+from hyptree.data.seeding import preserve_rng, reseed, uniforms
 
 
 class ArrayLoader(Loader):
@@ -50,7 +50,7 @@ class ArrayLoader(Loader):
         if augment is None or not augment.erasing:
             return
         chosen = np.flatnonzero(uniforms(self.plan.seed, epoch, indices, 4)[:, 3] < augment.erasing)
-        with preserved():
+        with preserve_rng():
             for i in chosen.tolist():
                 reseed(self.plan.seed, epoch, int(indices[i]))
                 self._eraser(images[i])

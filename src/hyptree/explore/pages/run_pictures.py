@@ -155,7 +155,7 @@ def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
     if not subject.has_queries:
         return record
     mapper = himapper_page.find_himapper(subject.model)
-    out = mapper.look(subject.input([scene.picture for scene in record.scenes]))
+    out = mapper.inspect(subject.input([scene.picture for scene in record.scenes]))
     alarm = himapper_page.even_maps(out)
     if alarm:
         print(f"warning: {alarm}", file=sys.stderr)

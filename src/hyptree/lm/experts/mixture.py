@@ -25,9 +25,9 @@ from hyptree.lm.ambient import GainFactors, WeightCache, aligned, lift_padded, p
 from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unpermute
 from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
 from hyptree.lm.fused import experts as fused_experts
-from hyptree.nn.common import wide
 from hyptree.ops import pack_weight
 from hyptree.ops.merge_points.reference import merge
+from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig

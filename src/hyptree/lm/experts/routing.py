@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.lm.ambient import mark_static
-from hyptree.nn.common import wide
+from hyptree.ops.rounding import wide
 
 GATES = ("sigmoid", "softmax", "softmax_raw")
 RULES = ("sign", "proportional")

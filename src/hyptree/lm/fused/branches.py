@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.nn.common import gemm_dtype
+from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.residual_norm import fits as _fits
 from hyptree.ops.residual_norm import residual_norm, residual_norm_grad
 from hyptree.ops.swiglu import swiglu_grad, swiglu_lift

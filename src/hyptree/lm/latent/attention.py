@@ -37,12 +37,12 @@ from hyptree.lm.latent.scores import (
     visible_keys,
 )
 from hyptree.lm.rotary import rotate, score_scale
-from hyptree.nn.common import wide
 from hyptree.ops.centroid import fits as centroid_fits
 from hyptree.ops.heads import Heads
 from hyptree.ops.heads import fits as heads_fit
 from hyptree.ops.latent_decode import absorb_token, latent_decode
 from hyptree.ops.latent_decode import fits as decode_fits
+from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
     from transformers import Cache

@@ -19,8 +19,8 @@ from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import rounded
 from hyptree.lm.attention import _flex_function, excess_of
 from hyptree.lm.latent.cache import LatentState
-from hyptree.nn.common import wide
 from hyptree.ops.latent_decode.reference import attend as attend_latents
+from hyptree.ops.rounding import wide
 
 
 class Queries(NamedTuple):

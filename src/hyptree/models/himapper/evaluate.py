@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.models.himapper.decompose import TEMPERATURE
-from hyptree.nn.common import gemm_dtype
+from hyptree.nn.precision import gemm_dtype
 from hyptree.ops import tree_reader
 from hyptree.ops.backend import exporting
 

@@ -253,7 +253,7 @@ class HiMapper(nn.Module):
         )
 
     @torch.no_grad()
-    def look(self, x: Tensor) -> HiMapperOutput:
+    def inspect(self, x: Tensor) -> HiMapperOutput:
         """What is read of prepared pictures (B, 3, H, W) in evaluation, with maps; leaves the mode as it was."""
         was_training = self.training
         self.eval()
@@ -266,7 +266,7 @@ class HiMapper(nn.Module):
         """The tree of one prepared picture (1, 3, H, W), for ``hyptree.explain``."""
         if options:
             raise UserError(f"a Hi-Mapper has one tree, {', '.join(options)} cannot be chosen; leave it out")
-        return self.to_tree(self.look(x))
+        return self.to_tree(self.inspect(x))
 
     # ------------------------------------------------------------------------------------------------ what others ask
 

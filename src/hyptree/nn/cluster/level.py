@@ -23,7 +23,7 @@ from hyptree.errors import suggest
 from hyptree.geometry import Lorentz, lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.nn.cluster.windows import Size
-from hyptree.nn.common import wide
+from hyptree.ops.rounding import wide
 
 Geometry = Literal["euclidean", "hyperbolic"]
 GEOMETRIES = ("euclidean", "hyperbolic")

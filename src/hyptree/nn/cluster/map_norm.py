@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.nn.cluster.windows import Windows, count_patches
-from hyptree.nn.common import gemm_dtype, wide
+from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.map_norm import map_norm
+from hyptree.ops.rounding import wide
 
 
 class MapNorm(nn.Module):

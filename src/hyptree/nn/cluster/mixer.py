@@ -31,13 +31,13 @@ from hyptree.nn.cluster.windows import (
     pool_windows,
     pooling_weights,
 )
-from hyptree.nn.common import wide
 from hyptree.nn.products import linear, scaled_linear
 from hyptree.ops.backend import BACKENDS
 from hyptree.ops.cluster_patch import Cut, cluster_patch
 from hyptree.ops.cluster_patch import fits as patch_fits
 from hyptree.ops.cluster_window import cluster_window
 from hyptree.ops.cluster_window import fits as window_fits
+from hyptree.ops.rounding import wide
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ def reduce(settings: ReduceSettings) -> Results:
             torch.set_num_threads(settings.threads)
         subject = load_subject(settings)
         results = _measure_all(settings, subject)
-        shown = [look(subject, name, picture, settings, results.about["layers"]) for name, picture in pictures]
+        shown = [
+            reduce_picture(subject, name, picture, settings, results.about["layers"]) for name, picture in pictures
+        ]
     finally:
         torch.set_num_threads(threads)
     page = write_report(results, shown, settings.out)
@@ -100,7 +102,7 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
     return results
 
 
-def look(
+def reduce_picture(
     subject: ReducedModel, name: str, picture: np.ndarray, settings: ReduceSettings, layers: Sequence[int]
 ) -> Shown:
     """What every reduction makes of one picture, and the dendrograms of atc at the keep rate nearest to a half."""

@@ -38,7 +38,7 @@ _NOT_OF_THE_RESULT = ("out", "cache", "resume", "overwrite", "quiet", "json", "d
 
 
 @dataclass
-class Bench:
+class FewShotSetup:
     """Everything that rows share.
 
     Attributes:
@@ -60,7 +60,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
     kept = _kept_rows(job)
     with full_disk_is_one_line(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
-        bench = prepare(job)
+        setup = prepare(job)
         wanted = [
             (variant, parts, shots, job.seed + number)
             for variant, parts in job.variants().items()
@@ -69,11 +69,11 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
         ]
         keys = {(variant, shots, seed) for variant, _, shots, seed in wanted}
         earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
-        report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(bench.names)}
+        report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(setup.names)}
         rows: list[dict[str, Any]] = []
         with progress_bar("few-shot runs", len(wanted), quiet=job.quiet) as shown:
             for variant, parts, shots, seed in wanted:
-                rows.append(kept.get((variant, shots, seed)) or run_one(job, bench, variant, parts, shots, seed))
+                rows.append(kept.get((variant, shots, seed)) or run_one(job, setup, variant, parts, shots, seed))
                 report |= {"rows": rows + earlier, "summary": summarise(rows + earlier)}
                 write_text(path, json.dumps(report, indent=1) + "\n")
                 shown.advance()
@@ -84,7 +84,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------- data
 
 
-def prepare(job: FewShotJob) -> Bench:
+def prepare(job: FewShotJob) -> FewShotSetup:
     """The encoder, and the features of all pictures."""
     from hyptree.devices import find_device
 
@@ -104,7 +104,7 @@ def prepare(job: FewShotJob) -> Bench:
     tests = {
         name: (_pictures(job, encoder, data, "val", shift), classes) for name, (data, shift, classes) in others.items()
     }
-    return Bench(encoder, train_set, test_set, tests, names)
+    return FewShotSetup(encoder, train_set, test_set, tests, names)
 
 
 def _others(job: FewShotJob, names: Sequence[str]) -> dict[str, tuple[str, str, list[int]]]:
@@ -179,25 +179,27 @@ def build_host(job: FewShotJob, encoder: Encoder, variant: str, seed: int) -> Ho
     return JointHost(encoder, 2 if job.num_context is None else job.num_context, job.context, job.depth, seed)
 
 
-def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], shots: int, seed: int) -> dict[str, Any]:
+def run_one(
+    job: FewShotJob, setup: FewShotSetup, variant: str, parts: Sequence[str], shots: int, seed: int
+) -> dict[str, Any]:
     """Train and test one variant; one row of the results. The head and what the host learned are kept in the folder."""
     started = time.perf_counter()
-    count = len(bench.names)
+    count = len(setup.names)
     base, new = _base_new(job, count)
-    names = [bench.names[label] for label in base]
-    host = build_host(job, bench.encoder, variant, seed)
-    scale = float(bench.encoder.logit_scale.detach())
+    names = [setup.names[label] for label in base]
+    host = build_host(job, setup.encoder, variant, seed)
+    scale = float(setup.encoder.logit_scale.detach())
     head = build_head(host, names, scale, job, parts, seed)
     losses: dict[str, float] = {}
     if variant != ZERO_SHOT:
-        index = sample_shots(bench.train.labels, shots, seed, base, bench.names)
-        losses = train(head, host, bench.train, index, base, names, job, seed)
+        index = sample_shots(setup.train.labels, shots, seed, base, setup.names)
+        losses = train(head, host, setup.train, index, base, names, job, seed)
         heads = job.out / "heads"
         heads.mkdir(parents=True, exist_ok=True)
         about = {"classes": names, "variant": variant, "shots": shots, "seed": seed, "model": job.model}
         save_head(head, heads / f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors", host.state_dict(), about)
     trained = time.perf_counter() - started
-    score = evaluate(head, host, bench.test, base, names)
+    score = evaluate(head, host, setup.test, base, names)
     row: dict[str, Any] = {
         "variant": variant,
         "parts": list(parts),
@@ -207,9 +209,9 @@ def run_one(job: FewShotJob, bench: Bench, variant: str, parts: Sequence[str], s
         "base" if new else "top1": score.top1,
     }
     if new:
-        on_new = evaluate(head, host, bench.test, new, [bench.names[label] for label in new])
+        on_new = evaluate(head, host, setup.test, new, [setup.names[label] for label in new])
         row |= {"new": on_new.top1, "h": harmonic_mean(score.top1, on_new.top1)}
-    for name, (pictures, classes) in bench.others.items():
+    for name, (pictures, classes) in setup.others.items():
         row[name] = evaluate(head, host, pictures, classes).top1
     row |= {"cosine only": score.cosine, "slope_ratio": score.slope_ratio, "losses": losses}
     return row | {"train_seconds": trained, "seconds": time.perf_counter() - started}

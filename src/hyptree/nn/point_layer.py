@@ -1,69 +1,16 @@
-"""What the layers share: constructor, dtype of a matrix product, checks with one clear line, initial weights."""
+"""What the layers share: constructor, checks with one clear line, initial weights."""
 
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Manifold
-from hyptree.geometry.core.numerics import Scalar, cap_norm, root
-from hyptree.ops.rounding import wide as wide  # layers take it from here
+from hyptree.geometry.core.numerics import Scalar
 
-_FP16_MAX = 65504.0
 Space = TypeVar("Space", bound=Manifold)
-
-
-def gemm_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product will read ``x``: lower precision inside autocast, else its own."""
-    kind = x.device.type
-    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
-
-
-def gemm_input(x: Tensor) -> Tensor:
-    """``x`` in the dtype in which a matrix product will read it.
-
-    The time component has to belong to the rounded point, so it is derived after this and not before.
-    """
-    return x.to(gemm_dtype(x))
-
-
-def like(c: Scalar, x: Tensor) -> Scalar:
-    """The curvature ``c`` in the dtype of ``x``; a float stays a float."""
-    return c.to(x.dtype) if isinstance(c, Tensor) else c
-
-
-def store(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast computed points to the dtype they leave in; a row too long for float16 is shortened, never infinite."""
-    return (cap_norm(x, _FP16_MAX) if dtype == torch.float16 else x).to(dtype)
-
-
-def ball_store(y: Tensor, dtype: torch.dtype, c: Scalar) -> Tensor:
-    """Ball points cast to the dtype they leave in; rounding must not carry them across the boundary."""
-    if y.dtype == dtype:
-        return y
-    return cap_norm(y, (1 - torch.finfo(dtype).eps) / root(like(c, y))).to(dtype)
-
-
-def fused_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Coordinates of a head that fused attention likes: a multiple of 8; on a CPU 16 in half precision, else any."""
-    if device.type != "cpu":
-        return -(-width // 8) * 8
-    return -(-width // 16) * 16 if dtype in (torch.bfloat16, torch.float16) else width
-
-
-def append_time(x: Tensor, time: Tensor, width: int) -> Tensor:
-    """``[x, time, 0, ...]`` with ``width`` coordinates: (..., n), (..., 1) -> (..., width)."""
-    n, time = x.shape[-1], time.to(x.dtype)
-    if torch.compiler.is_compiling() and x.device.type == "cpu":
-        # The compiler makes two loops over all rows of a cat, and one of this: whole rows are written at once.
-        column = torch.arange(width)
-        return torch.where(column < n, F.pad(x, (0, width - n)), torch.where(column == n, time, 0.0))
-    return torch.cat([x, F.pad(time, (0, width - n - 1))], -1)
 
 
 def require_features(name: str, x: Tensor, features: int, argument: str = "x") -> None:
