@@ -87,7 +87,7 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path):
 
 
 def test_best_weights_are_those_of_the_best_evaluation(tmp_path):
-    recipe = tiny.recipe("schedule.epochs=4", "run.eval_every=0.5")
+    recipe = tiny.recipe("schedule.epochs=4", "run.eval_every=0.5", "run.threads=1")
     result = fit(recipe, tmp_path, quiet=True)
     lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "val"]
     assert [line["step"] for line in lines] == list(range(3, 25, 3))
@@ -120,7 +120,7 @@ def test_a_run_can_start_from_the_weights_of_another(tmp_path):
 def test_lines_on_a_pipe(tmp_path, capsys):
     fit(tiny.recipe(), tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "hcformer_pico: 4,950 parameters; 12 steps of 16 img, 6 per epoch, on cpu"
+    assert lines[0] == "hcformer_pico: 4,950 parameters; 12 steps of 16 img, 6 per epoch, on cpu, 1 CPU thread"
     assert lines[1].startswith("step 2/12  epoch 0.33  loss ") and "img/s  eta 0:0" in lines[1]
     assert lines[-1].startswith("step 12/12  val: epoch 2.00  top1 ")
     assert (tmp_path / "log.txt").read_text().splitlines() == lines

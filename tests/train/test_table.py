@@ -126,8 +126,8 @@ def test_a_row_is_trained_for_the_time_of_another(table, tmp_path, monkeypatch):
     table.write_text(yaml.safe_dump({**yaml.safe_load(table.read_text()), "rows": rows}))
     real = module.train_one
 
-    def timed(settings, row, seed, out, stretch=1.0, quiet=True):
-        outcome = real(settings, row, seed, out, stretch, quiet)
+    def timed(settings, row, seed, *rest):
+        outcome = real(settings, row, seed, *rest)
         pace = 3.0 if row == "slow" else 1.0
         return Outcome(*(row, seed, outcome.numbers, 1), 5 + pace * outcome.steps, outcome.steps, pace)
 

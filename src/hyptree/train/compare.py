@@ -182,11 +182,14 @@ def make_table(
         other, twin = settings.rows[row].get(TIME_OF), settings.twin(row)
         return 1.0 if other is None or twin is None else stretch_to(outcomes[other, seed], outcomes[twin, seed])
 
+    from hyptree.devices import free_threads
+
+    threads = free_threads(jobs)  # asked once: runs at the same time would not see each other's load yet
     if jobs == 1:
         for row, seed in work:
             if not quiet:
                 print(f"[{len(outcomes) + 1}/{len(work)}] {row}, seed {seed} ...", flush=True)
-            take(train_one(settings, row, seed, out, stretch(row, seed), quiet))
+            take(train_one(settings, row, seed, out, threads, stretch(row, seed), quiet))
     else:
         from concurrent.futures import as_completed
 
@@ -196,23 +199,35 @@ def make_table(
         with workers(jobs) as pool:
             for is_timed in (False, True):
                 part = [(row, seed) for row, seed in work if (TIME_OF in settings.rows[row]) == is_timed]
-                futures = [pool.submit(train_one, settings, row, seed, out, stretch(row, seed)) for row, seed in part]
+                futures = [
+                    pool.submit(train_one, settings, row, seed, out, threads, stretch(row, seed)) for row, seed in part
+                ]
                 for future in as_completed(futures):
                     take(future.result())
     return [outcomes[row, seed] for row in settings.rows for seed in settings.seeds]
 
 
 def train_one(
-    settings: TableSettings, row: str, seed: int, out: Path, stretch: float = 1.0, quiet: bool = True
+    settings: TableSettings, row: str, seed: int, out: Path, threads: int, stretch: float = 1.0, quiet: bool = True
 ) -> Outcome:
-    """One run, resumed if it was interrupted and only read if it is finished."""
+    """One run, resumed if it was interrupted and only read if it is finished.
+
+    Args:
+        threads: of a CPU, for a run that begins now and whose recipe leaves them open.
+    """
+    import torch
+
     from hyptree.runs import RunFolder
     from hyptree.train.evaluate import load_model
     from hyptree.train.loop import fit
 
     folder = out / slug(row) / f"seed{seed}"
     try:
-        result = fit(row_recipe(settings, row, seed, stretch), folder, resume=True, quiet=quiet)
+        recipe = row_recipe(settings, row, seed, stretch)
+        on_gpu = recipe.run.device != "cpu" and torch.cuda.is_available()
+        if recipe.run.threads is None and not on_gpu and not RunFolder(folder).holds_run:
+            recipe.run.threads = threads
+        result = fit(recipe, folder, resume=True, quiet=quiet)
     except UserError as error:
         raise UserError(f"row {row!r}, seed {seed}: {error}") from None
     model, _ = load_model(folder)

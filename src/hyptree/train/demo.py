@@ -41,6 +41,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         recipe: another recipe than the demo's own.
     """
     from hyptree.config import load
+    from hyptree.devices import cpu_threads
     from hyptree.explore.pages.run_pictures import clock, page_of_run
     from hyptree.train import Recipe, fit
     from hyptree.train.explain import subject_of_run
@@ -63,9 +64,10 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
         f"Written by hyptree demo --seed {seed}. Recipe, metrics and weights lie beside this page; "
         f"hyptree explain {out} writes it again."
     )
-    path, numbers = page_of_run(
-        subject_of_run(out), out, out / "index.html", title="What an HCFormer sees", lead=LEAD, footer=footer
-    )
+    with cpu_threads():
+        path, numbers = page_of_run(
+            subject_of_run(out), out, out / "index.html", title="What an HCFormer sees", lead=LEAD, footer=footer
+        )
     done = time.perf_counter()
     numbers |= {"training seconds": round(trained - began, 1), "page seconds": round(done - trained, 1)}
     write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")

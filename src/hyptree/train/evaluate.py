@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hyptree.devices import cpu_threads
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, best_weights
 from hyptree.train.loop import evaluate
@@ -41,22 +42,23 @@ def evaluate_run(
     recipe = recipe or folder.recipe(Recipe)
     processes = Processes(recipe.run.device)
     try:
-        task = build_task(recipe)
-        model = _build(task, folder).to(processes.device)
-        dataset = task.build_dataset(split)
-        skipped: dict[str, str] = {}
-        loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
-        scores: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
-        loader.close()
-        scores["skipped"] = len(skipped)
-        if writes_results and hasattr(task, "write_results"):
-            path = folder.path / f"results-{split}.json"
-            if processes.is_main:
-                try:
-                    task.write_results(path)
-                except OSError as error:
-                    raise UserError(f"cannot write {path}: {error.strerror}") from error
-            scores["results"] = str(path)
+        with cpu_threads(recipe.run.threads):
+            task = build_task(recipe)
+            model = _build(task, folder).to(processes.device)
+            dataset = task.build_dataset(split)
+            skipped: dict[str, str] = {}
+            loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
+            scores: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
+            loader.close()
+            scores["skipped"] = len(skipped)
+            if writes_results and hasattr(task, "write_results"):
+                path = folder.path / f"results-{split}.json"
+                if processes.is_main:
+                    try:
+                        task.write_results(path)
+                    except OSError as error:
+                        raise UserError(f"cannot write {path}: {error.strerror}") from error
+                scores["results"] = str(path)
     finally:
         processes.close()
     return {"split": split, "samples": len(dataset), **scores}

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hyptree.devices import cpu_threads, free_threads
 from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
 from hyptree.runs import Checkpoint, RunFolder
@@ -71,17 +73,34 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
     processes = Processes(recipe.run.device, recipe.run.parallel)
     folder = RunFolder(out)
     quiet = quiet or not processes.is_main
-    threads = torch.get_num_threads()
+    most, given = torch.get_num_threads(), recipe.run.threads
     try:
-        with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
-            if recipe.run.threads is not None:
-                torch.set_num_threads(recipe.run.threads)
+        recipe = _with_threads(recipe, folder, processes, resume)
+        threads = recipe.run.threads or most
+        with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
+            if given is None and threads < most:
+                why = "others kept the rest busy when this run began"
+                trainer.notes.append(f"{threads} of {most} CPU threads: {why}; --run.threads {most} takes all")
             with stop_signals(quiet) as stopped:
                 return trainer.run(stopped, quiet)
     finally:
-        torch.set_num_threads(threads)
         processes.close()
+
+
+def _with_threads(recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool) -> Recipe:
+    """The recipe with its number of CPU threads: as it says, as the run began, or as many as find a free core.
+
+    It is kept in the folder, because the last bits of a run depend on it.
+    """
+    if recipe.run.threads is not None or processes.device.type != "cpu":
+        return recipe
+
+    def choose() -> int:
+        kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
+        return kept or free_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    return replace(recipe, run=replace(recipe.run, threads=processes.from_main(choose)))
 
 
 class Trainer:
@@ -310,6 +329,7 @@ class Trainer:
 
     def _introduce(self) -> None:
         count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        threads = self.recipe.run.threads
         say = self.reporter.say
         for note in self.notes:
             say(note)
@@ -319,7 +339,7 @@ class Trainer:
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
             f"{self._units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
-            f"{self.processes}"
+            f"{self.processes}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
         )
 
     def _batches(self) -> Iterator[Any]:

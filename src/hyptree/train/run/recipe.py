@@ -205,7 +205,8 @@ class RunSettings:
     device: str = "auto"
     """auto takes a GPU if there is one; cpu or cuda to insist."""
     threads: int | None = None
-    """CPU threads per process; by default torch decides."""
+    """CPU threads per process; by default as many as find a free core, on a GPU as torch decides. Kept in the folder,
+    since the last bits depend on it."""
     deterministic: bool = True
     """Use algorithms that give the same bits every time, all but the gradient of attention on a GPU; false may be
     faster there."""
