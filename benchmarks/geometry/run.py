@@ -10,7 +10,7 @@ from typing import TextIO
 import torch
 
 from benchmarks import harness
-from benchmarks import output as report
+from benchmarks.geometry import tables as report
 from benchmarks.geometry.cases import COMPILED, KERNELS, OPERATIONS, OURS, C, Maker
 from benchmarks.options import GeometryOptions
 from benchmarks.session import Emit, session

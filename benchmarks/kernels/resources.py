@@ -188,8 +188,8 @@ def _usage(binary: bytes) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(binary)
-        said = subprocess.run([str(tool), "-res-usage", str(file)], capture_output=True, text=True, check=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+)", said)
+        text = subprocess.run([str(tool), "-res-usage", str(file)], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if match is None:
-        raise RuntimeError(f"cuobjdump said nothing of registers: {' '.join(said.split())[:200]}")
+        raise RuntimeError(f"cuobjdump said nothing of registers: {' '.join(text.split())[:200]}")
     return int(match.group(1)), int(match.group(2))

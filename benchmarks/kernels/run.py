@@ -141,8 +141,8 @@ class _Bench:
 
     def _say(self, name: str, error: Exception) -> None:
         """An error of a whole job in one line."""
-        said = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {said[0] if said else ''}"[:300]
+        line = str(error).strip().splitlines()
+        text = f"{type(error).__name__}: {line[0] if line else ''}"[:300]
         self.emit({"kind": "failed", "job": name, "note": text}, [f"  {name}: failed, {text}"])
         self.code = 1
 

@@ -16,7 +16,7 @@ class ProgressBar:
     def __init__(self, name: str, total: int, stream: TextIO | None, every: float):
         self.name, self.total, self.done = name, total, 0
         self._stream, self._every = stream, every
-        self._start = self._said = time.monotonic()
+        self._start = self._format = time.monotonic()
         self._first = 0
         self._rich: Any = None
         self._task: Any = None
@@ -47,9 +47,9 @@ class ProgressBar:
     def _line(self, note: str) -> None:
         now = time.monotonic()
         is_last = self.done >= self.total
-        if now - self._said < self._every and not (is_last and note):
+        if now - self._format < self._every and not (is_last and note):
             return
-        self._said = now
+        self._format = now
         parts = [f"{self.name}: {self.done}/{self.total}", note]
         if not is_last and self.done > self._first:
             parts.append(f"{(now - self._start) / (self.done - self._first) * (self.total - self.done):.0f} s left")

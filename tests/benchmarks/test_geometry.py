@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from benchmarks import harness
-from benchmarks import output as report
 from benchmarks.geometry import cases, definitions, maker, points, steps
 from benchmarks.geometry import run as geometry
+from benchmarks.geometry import tables as report
 from benchmarks.options import GeometryOptions
 from hyptree.cli import main
 from hyptree.errors import UserError

@@ -11,7 +11,7 @@ from torch import Tensor
 from hyptree.errors import UserError
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine, build_index, gradients
-from hyptree.lab.sample import Sampler
+from hyptree.lab.sampler import Sampler
 from hyptree.lab.sweeps.grid import Grid, Model, schedule
 
 GRID = Grid(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine
-from hyptree.lab.sample import Sampler
+from hyptree.lab.sampler import Sampler
 from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.lab.sweeps.runner import sweep

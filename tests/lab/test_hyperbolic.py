@@ -21,7 +21,7 @@ from hyptree.lab.fits import best_curvatures, fit_power, fit_runs
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, readout
 from hyptree.lab.metrics import lorentz_overlap, overlap
-from hyptree.lab.sample import Sampler
+from hyptree.lab.sampler import Sampler
 from hyptree.lab.sweeps.folder import stored_parts
 from hyptree.lab.sweeps.grid import Grid, Model
 from hyptree.lab.sweeps.presets import preset

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hyptree.optim import RiemannianAdam, RiemannianAdamW, RiemannianSGD
-from hyptree.optim.base import RiemannianOptimizer
+from hyptree.optim.optimizer import RiemannianOptimizer
 
 SHAPES = [(7, 5), (5,), (3, 2, 4), ()]
 STEPS = 50

@@ -10,7 +10,7 @@ from torch import Tensor
 from hyptree.errors import UserError
 from hyptree.tokens import attention
 from hyptree.tokens.attention import SizeMask, log_size_mask, proportional_attention
-from hyptree.tokens.families.base import join_masks
+from hyptree.tokens.families.adapter import join_masks
 
 
 def queries_keys_values(d: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 from hyptree.errors import UserError  # noqa: E402
-from hyptree.tokens.families.base import UnsupportedModel  # noqa: E402
+from hyptree.tokens.families.adapter import UnsupportedModel  # noqa: E402
 from hyptree.tokens.patch import handle_of, patch, patched  # noqa: E402
 from hyptree.train.model import checkpoint_activations  # noqa: E402
 

@@ -298,7 +298,7 @@ def test_recipes_say_what_they_should():
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
 def test_inside_is_what_the_model_does(tmp_path, cache, name):
-    from hyptree.evaluate.text.stream import stream_statistics
+    from hyptree.evaluate.text.residual_stream import stream_statistics
     from hyptree.train.tasks import build_task
 
     task = build_task(recipe(cache, name))
@@ -322,7 +322,7 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
 
 
 def test_bounds_are_counted():
-    from hyptree.evaluate.text.stream import stream_statistics
+    from hyptree.evaluate.text.residual_stream import stream_statistics
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

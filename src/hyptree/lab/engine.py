@@ -23,7 +23,7 @@ from torch import Tensor
 from hyptree.lab.definition import EPS, initial
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, narrow, pull_back, widen
-from hyptree.lab.sample import EVAL, TRAIN, Batch, Sampler
+from hyptree.lab.sampler import EVAL, TRAIN, Batch, Sampler
 from hyptree.lab.sweeps.grid import Grid, Model, schedule
 
 BETAS = (0.9, 0.999)

@@ -165,12 +165,12 @@ def compare(fits: Sequence[Row]) -> str:
         return ""
     middle = statistics.median(abs(fit["published"] - fit["exponent"]) for fit in chosen)
     count = f"{len(chosen)} setting{'s' if len(chosen) > 1 else ''}"
-    said = [f"published (the paper's, one start each): {count}, median difference {middle:.2f}"]
+    text = [f"published (the paper's, one start each): {count}, median difference {middle:.2f}"]
     for is_by_seeds, rule in (
         (False, "within two standard errors of both fits"),
         (True, "no further from ours than one start scatters (2 seed sd sqrt(1 + 1/seeds), for 3 seeds or more)"),
     ):
         judged = [agrees(fit) for fit in chosen if by_seeds(fit) == is_by_seeds]
         if judged:
-            said.append(f"{sum(judged)} of {len(judged)} {rule}")
-    return "; ".join(said)
+            text.append(f"{sum(judged)} of {len(judged)} {rule}")
+    return "; ".join(text)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm
-from hyptree.optim.base import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
+from hyptree.optim.optimizer import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
 from hyptree.optim.rows import Part, decay_rows, limit_step, move_rows, row_gradient
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hyptree.cluster import agglomerate
 from hyptree.tokens.draw import draw
-from hyptree.tokens.families.base import UnsupportedModel
+from hyptree.tokens.families.adapter import UnsupportedModel
 from hyptree.tokens.handle import Handle
 from hyptree.tokens.merge import compose, matcher, merge_weighted, unmerge
 from hyptree.tokens.methods import METHODS

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hyptree.cluster import Dendrogram, dendrogram, pairwise_distance
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError
-from hyptree.tokens.families.base import FamilyAdapter, Override
+from hyptree.tokens.families.adapter import FamilyAdapter, Override
 from hyptree.tokens.finite_check import FiniteCheck
 from hyptree.tokens.flow import Flow, Record
 from hyptree.tokens.hooks import BlockHooks, Work

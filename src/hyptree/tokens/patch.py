@@ -12,7 +12,7 @@ from torch import nn
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError, suggest
 from hyptree.geometry import Manifold
-from hyptree.tokens.families.base import FamilyAdapter, UnsupportedModel
+from hyptree.tokens.families.adapter import FamilyAdapter, UnsupportedModel
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle, Options
 from hyptree.tokens.methods import find_method
 from hyptree.tokens.schedule import Removal, check_layers

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from hyptree.lazy import lazy
 
 if TYPE_CHECKING:
+    from hyptree.vlm.adapters.adapter import AdapterConfig
     from hyptree.vlm.adapters.attachment import attach, handle_of
-    from hyptree.vlm.adapters.base import AdapterConfig
     from hyptree.vlm.adapters.handle import AdapterHandle
     from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
     from hyptree.vlm.adapters.kinds.full import FullConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hyptree.vlm.radii import RadiusLoss, radius
 
 _HOMES = {
-    "AdapterConfig": "adapters.base",
+    "AdapterConfig": "adapters.adapter",
     "AdapterHandle": "adapters.handle",
     "DiagonalConfig": "adapters.kinds.diagonal",
     "Encoder": "encoders.encoder",

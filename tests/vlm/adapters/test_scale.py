@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 
 from hyptree.geometry import poincare
 from hyptree.vlm import DiagonalConfig, LoraConfig, OrthogonalConfig, ScaleAdapterConfig, attach, reference_mobius
-from hyptree.vlm.adapters.base import SlotStack, StackAdapter
+from hyptree.vlm.adapters.adapter import SlotStack, StackAdapter
 from hyptree.vlm.adapters.kinds.scale import cap_rows, radius_cap
 from tests.vlm.adapters.small_clips import CLIPS, encode, pixels, shake, tokens
 

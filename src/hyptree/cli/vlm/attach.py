@@ -14,7 +14,7 @@ from hyptree.files import require_path
 from hyptree.vlm.encoders.spec import check_spec
 
 if TYPE_CHECKING:
-    from hyptree.vlm.adapters.base import AdapterConfig
+    from hyptree.vlm.adapters.adapter import AdapterConfig
 
 
 @dataclass

@@ -8,9 +8,9 @@ Thirty leaf classes in ten families in four groups. Nothing is downloaded, every
     world[0].captions      # ('a vehicle', 'a road vehicle', 'a red truck', 'a red truck with three wheels ...')
 """
 
-from hyptree.data.world.build import PARTS
 from hyptree.data.world.classes import CLASSES, FAMILIES, GROUPS, class_tree
 from hyptree.data.world.dataset import World
+from hyptree.data.world.shape_builder import PARTS
 from hyptree.data.world.sheet import contact_sheet
 
 __all__ = ["CLASSES", "FAMILIES", "GROUPS", "PARTS", "World", "class_tree", "contact_sheet"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hyptree.data.world.build import Builder
+from hyptree.data.world.shape_builder import Builder
 from hyptree.data.world.things import animals, buildings, plants, vehicles
 from hyptree.tree import Tree
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from hyptree.data.sample import Sample
-from hyptree.data.world.build import PARTS
 from hyptree.data.world.captions import NUM_DICE, captions, facts_of
 from hyptree.data.world.classes import CLASSES, class_tree
 from hyptree.data.world.render import render
 from hyptree.data.world.scene import MAX_OBJECTS, picture_keys, sample_scenes
+from hyptree.data.world.shape_builder import PARTS
 from hyptree.data.world.store import Arrays, default_cache, load_or_build
 from hyptree.errors import UserError, suggest
 from hyptree.tree import Tree

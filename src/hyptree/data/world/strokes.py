@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.data.world.build import COLOURS, Builder
 from hyptree.data.world.classes import LEAVES
 from hyptree.data.world.draws import Draws, derive
 from hyptree.data.world.scene import COLOUR_VALUES, Scenes
+from hyptree.data.world.shape_builder import COLOURS, Builder
 from hyptree.data.world.shapes import ARC, BLOB, BOX, ELLIPSE
 
 TINTS = np.array([(1.0, 1.0, 1.0), (1.0, 0.82, 0.72), (0.6, 0.66, 0.88), (0.92, 0.94, 0.97)], np.float32)

@@ -246,7 +246,7 @@ def measure_tokens(
     kept = nouns.index[counts[nouns.index] >= MIN_COUNT] if len(nouns.index) else nouns.index
     word = dict(zip(nouns.index.tolist(), zip(nouns.words, nouns.depth.tolist(), strict=True), strict=True))
     return {
-        "space": _said(model),
+        "space": _format(model),
         "num_tokens": int(counts.sum()),
         "min_count": MIN_COUNT,
         "radius": rows,
@@ -263,7 +263,7 @@ def measure_tokens(
     }
 
 
-def _said(model: Any) -> str:
+def _format(model: Any) -> str:
     return f"Lorentz(c={model.config.curvature:g})" if model.config.model_type == "helm" else "Euclidean"
 
 

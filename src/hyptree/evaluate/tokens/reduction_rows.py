@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 
 if TYPE_CHECKING:
-    from hyptree.tokens.families.base import FamilyAdapter
+    from hyptree.tokens.families.adapter import FamilyAdapter
 
 __all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
 

@@ -45,7 +45,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
         line
         for key in _numeric_keys(rows, "val")
         if not key.startswith("loss")
-        and (line := _series(rows, "val", key, _said(key)))
+        and (line := _series(rows, "val", key, _format(key)))
         and max(line.y) <= 1
         and min(line.y) >= 0
     ]
@@ -57,7 +57,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
     return charts
 
 
-def _said(key: str) -> str:
+def _format(key: str) -> str:
     """The name of a number as people read it: top1_up2 counts what is right two levels up the class tree."""
     known = {"top1": "top-1", "top5": "top-5", "top1_up1": "one level up", "top1_up2": "two levels up"}
     return known.get(key, key.replace("_", " "))
@@ -104,9 +104,9 @@ def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: s
     def py(y: float) -> float:
         return bottom - (y - y0) / ((y1 - y0) or 1) * (bottom - TOP)
 
-    said = ", ".join(f"{line.name} ends at {line.y[-1]:{number}}" for line in lines)
+    text = ", ".join(f"{line.name} ends at {line.y[-1]:{number}}" for line in lines)
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(said)}">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(text)}">'
     ]
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
@@ -201,13 +201,13 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
             f'<text transform="translate({margin + row * cell + cell * 0.7:.1f} {margin - 6}) rotate(-60)">'
             f"{escape(names[true])}</text>"
         )
-        for column, said in enumerate(order):
-            if counts[true, said]:
-                kind = "right" if true == said else "wrong"
+        for column, text in enumerate(order):
+            if counts[true, text]:
+                kind = "right" if true == text else "wrong"
                 parts.append(
                     f'<rect class="{kind}" x="{margin + column * cell + 1}" y="{y + 1}" width="{cell - 2}" '
-                    f'height="{cell - 2}" rx="2" opacity="{0.12 + 0.88 * math.sqrt(share[true, said]):.2f}"><title>'
-                    f"{escape(names[true])} called {escape(names[said])}: {int(counts[true, said])} of "
+                    f'height="{cell - 2}" rx="2" opacity="{0.12 + 0.88 * math.sqrt(share[true, text]):.2f}"><title>'
+                    f"{escape(names[true])} called {escape(names[text])}: {int(counts[true, text])} of "
                     f"{int(counts[true].sum())}</title></rect>"
                 )
     if tree is not None:

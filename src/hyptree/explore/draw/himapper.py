@@ -113,8 +113,8 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
             seen = _under_map(picture, maps[k][i] / tallest[k], side)
             ax.imshow(seen, extent=(x - side / 2, x + side / 2, y + side * aspect, y), interpolation="bilinear")
             _frame(ax, x - side / 2, y, side, side * aspect, colours[k][i])
-            said = f"H {numbers[k].entropy[i]:.2f}"
-            ax.text(x, y + side * aspect + 0.045, said, ha="center", va="top", fontsize=7.2, color=INK)
+            text = f"H {numbers[k].entropy[i]:.2f}"
+            ax.text(x, y + side * aspect + 0.045, text, ha="center", va="top", fontsize=7.2, color=INK)
     _scales(ax, 0.25, height - foot + 0.14, width - 0.4, [top / even for top in tallest], numbers)
     return figure
 
@@ -144,8 +144,8 @@ def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[f
         ax.text(x, top - 0.05, f"level {one.level}: {one.num_nodes} nodes", fontsize=8, color=INK, fontweight="bold")
         ax.text(x + 0.62 * step + 0.05, top + 0.06, f"{tallest[k]:.3g}×", fontsize=7.5, color=SOFT, va="center")
         ax.text(x - 0.03, top + 0.06, "0", fontsize=7.5, color=SOFT, va="center", ha="right")
-        said = f"mean H {one.entropy.mean():.3f}, {one.from_even:.2f} from even"
-        ax.text(x, top + 0.17, said, fontsize=7.5, color=SOFT, va="top")
+        text = f"mean H {one.entropy.mean():.3f}, {one.from_even:.2f} from even"
+        ax.text(x, top + 0.17, text, fontsize=7.5, color=SOFT, va="top")
 
 
 def _page_axes(figure: Figure) -> Axes:
@@ -178,9 +178,9 @@ def _heading(ax: Axes, picture: np.ndarray, width: float, title: str, text: str,
     ax.text(x, 0.40, lines, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     end = 0.40 + LINE * (lines.count("\n") + 1)
     if alarm:
-        said = _wrapped(f"Warning: {alarm}.", 0.9 * rest)
-        ax.text(x, end + 0.05, said, fontsize=8.4, color=ALARM, fontweight="bold", va="top", linespacing=1.35)
-        end += 0.05 + LINE * (said.count("\n") + 1)
+        line = _wrapped(f"Warning: {alarm}.", 0.9 * rest)
+        ax.text(x, end + 0.05, line, fontsize=8.4, color=ALARM, fontweight="bold", va="top", linespacing=1.35)
+        end += 0.05 + LINE * (line.count("\n") + 1)
     return max(0.15 + side, end) + 0.25
 
 
@@ -231,12 +231,12 @@ def plot_assignment(image: Any, out: Any, level: int | None = None, b: int = 0) 
         x = 0.15 + at * (side + 0.15)
         ax.imshow(panel, extent=(x, x + side, 0.38 + side * aspect, 0.38), interpolation="bilinear")
         ax.text(x, 0.31, title, fontsize=8.6, color=INK, va="bottom")
-    said = (
+    text = (
         "Each patch in the colour of the node that looks at it most; the trees of the forest have one hue each, their "
         "nodes shades of it. Borders are those of patches. Which node looks most says nothing on how much, nor that "
         "the region is a thing."
     )
-    lines = _wrapped(said, width - 0.3)
+    lines = _wrapped(text, width - 0.3)
     ax.text(0.15, 0.46 + side * aspect, lines, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     _fit_page(ax, width, 0.46 + side * aspect + LINE * (lines.count("\n") + 1) + 0.12)
     return figure
@@ -326,7 +326,7 @@ def disk_caption(nodes: Nodes, kept: float) -> str:
     if nodes.c is None:
         return f"Flat space{', seen along its main axes' if held else ', drawn as it is'}{held}. Edges are straight."
     if not held:
-        said = "The space has two dimensions: the picture is exact."
+        text = "The space has two dimensions: the picture is exact."
     else:
-        said = f"Distances from the centre are true, angles are a projection{held}."
-    return f"{said} Edges are geodesics of the disk. Curvature {-nodes.c:.2f}."
+        text = f"Distances from the centre are true, angles are a projection{held}."
+    return f"{text} Edges are geodesics of the disk. Curvature {-nodes.c:.2f}."

@@ -239,7 +239,7 @@ def svg_dendrogram(latent: LatentTree) -> str:
             )
         for k, picture in enumerate(branch.pictures):
             x, y = place_of(k, top)
-            said = escape(names[latent.pictures[picture]])
+            text = escape(names[latent.pictures[picture]])
             shown = thumbnail(latent, picture)
             inside = (
                 f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
@@ -249,7 +249,7 @@ def svg_dendrogram(latent: LatentTree) -> str:
             frame = frame_colour(latent, picture)
             parts.append(
                 f"<g>{inside}<rect x='{x}' y='{y:.1f}' width='{THUMB}' height='{THUMB}' fill='none' stroke='{frame}' "
-                f"stroke-width='2.5' rx='3'/><title>{said}</title></g>"
+                f"stroke-width='2.5' rx='3'/><title>{text}</title></g>"
             )
     return "".join(parts) + "</svg>"
 

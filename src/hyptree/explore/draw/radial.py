@@ -58,7 +58,7 @@ class RadialPicture:
     @property
     def title(self) -> str:
         """tau_d, and the baseline without which it says nothing."""
-        return f"tau_d {_said(self.tau)} · word count alone {_said(self.tau_words)}"
+        return f"tau_d {_format(self.tau)} · word count alone {_format(self.tau_words)}"
 
     @property
     def num_inward(self) -> int:
@@ -172,5 +172,5 @@ def axis_of(picture: RadialPicture) -> list[float]:
     return [ticks[0], *(tick for tick in ticks[1:] if tick <= high)]
 
 
-def _said(value: float) -> str:
+def _format(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}"

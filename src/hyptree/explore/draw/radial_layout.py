@@ -155,11 +155,11 @@ def svg_radial(picture: RadialPicture) -> str:
         )
     for i in reversed(range(len(picture.captions))):  # general ones on top
         x, y = layout.points[i]
-        said = f"{picture.captions[i]} (level {picture.level[i] + 1}, distance {picture.radius[i]:.3f})"
+        line = f"{picture.captions[i]} (level {picture.level[i] + 1}, distance {picture.radius[i]:.3f})"
         parts.append(
             f'<circle class="caption" cx="{x:.1f}" cy="{y:.1f}" r="{layout.dots[i]:.1f}" '
             f'fill="{colours[picture.level[i]]}" stroke="white" stroke-width="1.3">'
-            f"<title>{escape(said)}</title></circle>"
+            f"<title>{escape(line)}</title></circle>"
         )
     halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
     parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {halo}>')

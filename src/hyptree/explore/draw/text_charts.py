@@ -66,8 +66,8 @@ def level_chart(distance: Any, words: Sequence[float]) -> str:
     low, high = np.quantile(distance, 0.05, axis=0).min(), np.quantile(distance, 0.95, axis=0).max()
     axes = _Axes([float(low if low > 0.3 * high else 0.0), float(high)], [0.5, num_levels + 0.5])
     means = distance.mean(0)
-    said = ", ".join(f"level {k + 1} {mean:.3f}" for k, mean in enumerate(means))
-    parts = axes.frame(f"mean distance from the root: {said}", "level (words)")
+    text = ", ".join(f"level {k + 1} {mean:.3f}" for k, mean in enumerate(means))
+    parts = axes.frame(f"mean distance from the root: {text}", "level (words)")
     half = min(34.0, 0.32 * (END - LEFT) / num_levels)
     for k, colour in enumerate(level_colours(num_levels)):
         low, first, middle, third, high = np.quantile(distance[:, k], (0.05, 0.25, 0.5, 0.75, 0.95))

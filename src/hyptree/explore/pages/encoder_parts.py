@@ -169,16 +169,16 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Enc
             f"{_chain(chain, values, float(away.max()), one.true)}</figure>"
         )
     known = [(chain, one.true) for one, chain in zip(pictures, retrieved, strict=True) if one.true]
-    said = ""
+    text = ""
     if known:
         scores = asdict(score_chains([chain for chain, _ in known], [[sorted(true, key=len)] for _, true in known]))
-        said = (
+        text = (
             f" True captions are marked: {scores['precision']:.0%} of those found are true, and {scores['recall']:.0%} "
             "of the true ones are found."
         )
     return (
         f"<p>Among the captions within each of 50 circles around the root the one most like the picture is taken, out "
-        f'of {len(pool)}; general ones come first.{said}</p><div class="chains">{"".join(parts)}</div>'
+        f'of {len(pool)}; general ones come first.{text}</p><div class="chains">{"".join(parts)}</div>'
     )
 
 

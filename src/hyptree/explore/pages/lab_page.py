@@ -160,7 +160,7 @@ def _fit_table(fits: Sequence[Row]) -> str:
     has_seeds = any(math.isfinite(fit["boot_low"]) for fit in fits)
     is_curved = any(fit["curvature"] for fit in fits)
     has_published = bool(with_published(fits))
-    head = ["data", "γ"] + [said for name, said in _EXTRA.items() if several[name]]
+    head = ["data", "γ"] + [text for name, text in _EXTRA.items() if several[name]]
     head += ["kept n/m", "exponent", *(["published"] if has_published else []), "95 %"]
     head += [*(["95 % over seeds"] if has_seeds else []), "R²", "theory", "in 95 %"]
     head += ["finite-n", "α - 1", *(["from flat", "loss / flat"] if is_curved else []), "models", "diverged"]
@@ -219,13 +219,13 @@ def _diverged(rows: Sequence[Row]) -> str:
 def _trained(config: Mapping[str, Any]) -> str:
     names = ("n", "m", "dist", "alpha", "gamma", "density", "curvature", "seeds", "batch", "steps", "lr", "bias_init")
     parts: Mapping[str, Mapping[str, Any]] = config.get("parts", {})
-    lines = [[name, *(_said(part.get(key, "–")) for key in names)] for name, part in parts.items()]
+    lines = [[name, *(_format(part.get(key, "–")) for key in names)] for name, part in parts.items()]
     return f'<div class="tall">{table(["part", *(name.replace("_", " ") for name in names)], lines)}</div>'
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
-        texts = [_said(one) for one in value]
+        texts = [_format(one) for one in value]
         return " ".join(texts) if len(texts) <= 6 else f"{texts[0]} to {texts[-1]} ({len(texts)})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

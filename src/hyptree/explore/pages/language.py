@@ -103,13 +103,13 @@ def _lead(models: Sequence[Numbers]) -> str:
 def _models(models: Sequence[Numbers]) -> str:
     head = ["", "space", "validation perplexity", "bits per byte"]
     lines = [
-        [numbers["model"], numbers["space"], *(_said(numbers.get("val", {}).get(name)) for name in VALIDATION)]
+        [numbers["model"], numbers["space"], *(_format(numbers.get("val", {}).get(name)) for name in VALIDATION)]
         for numbers in models
     ]
     return f'<div class="card">{table(head, lines)}</div>'
 
 
-def _said(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 

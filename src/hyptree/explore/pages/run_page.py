@@ -168,17 +168,17 @@ def _answers_section(answers: Answers) -> str:
 
 def _shot(shot: tuple[np.ndarray, Answer]) -> str:
     picture, answer = shot
-    said, truth = answer.paths[0], answer.truth or answer.paths[0]
+    line, truth = answer.paths[0], answer.truth or answer.paths[0]
     # Names common to both paths are said once: what differs is what matters.
-    text = f"<b>{escape(said[-1])} {answer.scores[0]:.0%}</b>"
+    text = f"<b>{escape(line[-1])} {answer.scores[0]:.0%}</b>"
     if answer.is_right is False:
         text += f"<span>is: {escape(truth[-1])}</span>"
-        shared = [a for a, b in zip(said, truth, strict=False) if a == b]
+        shared = [a for a, b in zip(line, truth, strict=False) if a == b]
         text += (
-            f"<span>{'both ' + escape(shared[-1]) if shared else escape(truth[0]) + ', not ' + escape(said[0])}</span>"
+            f"<span>{'both ' + escape(shared[-1]) if shared else escape(truth[0]) + ', not ' + escape(line[0])}</span>"
         )
     else:
-        text += f"<span>{escape(' › '.join(said[:-1]))}</span>"
+        text += f"<span>{escape(' › '.join(line[:-1]))}</span>"
     kind = "wrong" if answer.is_right is False else "right"
-    alt = f"{truth[-1]}, called {said[-1]}"
+    alt = f"{truth[-1]}, called {line[-1]}"
     return f'<div class="shot {kind}"><img alt="{escape(alt, quote=True)}" src="{data_url(picture, 85)}">{text}</div>'

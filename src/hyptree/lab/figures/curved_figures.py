@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from hyptree.lab.figures.panels import Panel, Row, Series, by, means, said
+from hyptree.lab.figures.panels import Panel, Row, Series, data_name, group_by, means
 from hyptree.lab.fits import best_curvatures
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.theory import curved_floor, matched_curvature
@@ -23,21 +23,21 @@ def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
         return []
     setting = ("part", "dist", "alpha", "density", "gamma")
     panels = []
-    for (part,), of_part in by(rows, "part").items():
-        groups = list(by(of_part, *setting).items())
+    for (part,), of_part in group_by(rows, "part").items():
+        groups = list(group_by(of_part, *setting).items())
         chosen = groups if len(groups) <= _MOST else [groups[0], groups[len(groups) // 2], groups[-1]]
         note = f"{len(chosen)} of the {len(groups)} settings of {part} are drawn" if len(chosen) < len(groups) else ""
         for key, some in chosen:
             extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            title = f"{part}: {said(some[0], f'γ = {key[-1]:.3g}', extra)}"
+            title = f"{part}: {data_name(some[0], f'γ = {key[-1]:.3g}', extra)}"
             panel = Panel(title, "m", "loss", log="xy", note=note)
-            for (c,), models in by(some, "curvature").items():
+            for (c,), models in group_by(some, "curvature").items():
                 panel.series.append(Series(f"c = {c:g}", *means(models, "m", "loss_eval"), "line"))
             panel.series += _floors(some[0], panel.series)
             panels.append(panel)
     change = Panel("exponent less that of the same models flat", "c", "change of the exponent")
     ratio = Panel("loss as a multiple of the same models flat", "c", "loss / flat", log="y")
-    for _, lines in by([fit for fit in fits if math.isfinite(fit["change"])], *setting).items():
+    for _, lines in group_by([fit for fit in fits if math.isfinite(fit["change"])], *setting).items():
         name = _name(lines[0], rows)
         x, y, error = ([fit[column] for fit in lines] for column in ("curvature", "change", "change_error"))
         change.series.append(Series(name, x, y, "points", error))
@@ -53,7 +53,7 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
     of_part = [other for other in rows if other["part"] == row["part"]]
     shown = {"γ": "gamma", "E": "density"}
     several = [sign for sign, column in shown.items() if len({other[column] for other in of_part}) > 1]
-    return said(row, str(row["part"]), *(f"{sign} = {row[shown[sign]]:.3g}" for sign in several))
+    return data_name(row, str(row["part"]), *(f"{sign} = {row[shown[sign]]:.3g}" for sign in several))
 
 
 def _floors(row: Row, drawn: Sequence[Series]) -> list[Series]:
@@ -90,11 +90,11 @@ def _positive(rows: Sequence[Row]) -> Panel:
     """Overlaps that the relu lets pass, which curvature takes away; for the strongest growth."""
     strongest = min(row["gamma"] for row in rows)
     growing = [row for row in rows if row["gamma"] == strongest]
-    first, *others = by(growing, "part", "dist", "alpha", "density").values()
+    first, *others = group_by(growing, "part", "dist", "alpha", "density").values()
     scaled = [{**row, "positive": row["mso_positive"] * row["m"]} for row in first]
     title = f"overlaps that pass: {_name(first[0], rows)}"
     note = f"1 of the {1 + len(others)} settings with γ = {strongest:.3g} is drawn" if others else ""
     panel = Panel(title, "m", "positive overlap² m", log="x", note=note)
-    for (c,), some in by(scaled, "curvature").items():
+    for (c,), some in group_by(scaled, "curvature").items():
         panel.series.append(Series(f"c = {c:g}", *means(some, "m", "positive"), "line"))
     return panel

@@ -184,8 +184,8 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
         columns = math.ceil(len(panel.series) / 20)
         ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, ncols=columns)
     else:
-        said = f"{len(panel.series)} series; their names are in the CSV"
-        ax.annotate(said, (0.98, 0.02), xycoords="axes fraction", ha="right", fontsize=7)
+        line = f"{len(panel.series)} series; their names are in the CSV"
+        ax.annotate(line, (0.98, 0.02), xycoords="axes fraction", ha="right", fontsize=7)
     ax.set_axisbelow(True)
     ax.grid(alpha=0.25)
 

@@ -66,6 +66,6 @@ def model_losses(points: Sequence[Mapping[str, Any]], fit: SharedFit) -> list[Pa
         above.series.append(Series(name, [width for width, _ in rest], [value for _, value in rest]))
     widths = np.geomspace(min(float(p["m"]) for p in points), max(float(p["m"]) for p in points), 30)
     curve = fit.scale * widths**-fit.exponent
-    said = f"{fit.scale:.3g} m^-{fit.exponent:.3f}"
-    above.series.append(Series(said, widths.tolist(), curve.tolist(), "dashed"))
+    text = f"{fit.scale:.3g} m^-{fit.exponent:.3f}"
+    above.series.append(Series(text, widths.tolist(), curve.tolist(), "dashed"))
     return [plain, above]

@@ -78,7 +78,7 @@ def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]
     return keys, [float(np.mean(groups[key])) for key in keys]
 
 
-def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def group_by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that share the values of some columns, in the order of these values (NaN counts as one value)."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -86,7 +86,7 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     return dict(sorted(groups.items(), key=lambda item: [(isinstance(v, str), v) for v in item[0]]))
 
 
-def said(row: Row, *rest: str) -> str:
+def data_name(row: Row, *rest: str) -> str:
     """What tells a data set: its exponent, or its shape; what else there is to say in brackets."""
     data = f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
     extra = ", ".join(filter(None, rest))

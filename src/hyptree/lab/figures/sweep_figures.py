@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from hyptree.lab.figures.curved_figures import curvature
-from hyptree.lab.figures.panels import Panel, Row, Series, by, means, part_of, said
+from hyptree.lab.figures.panels import Panel, Row, Series, data_name, group_by, means, part_of
 from hyptree.lab.figures.published_figures import published, published_series
 from hyptree.lab.theory import strong_exponent, weak_exponent, welch_bound
 
@@ -18,7 +18,7 @@ def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     sides = []
     for title, sign in (("decay", 1), ("growth", -1)):
         chosen: list[Row] = []
-        for some in by(rows, "part").values():
+        for some in group_by(rows, "part").values():
             extreme = max(sign * row["gamma"] for row in some)
             if extreme > 0:
                 chosen += [row for row in some if sign * row["gamma"] == extreme]
@@ -30,14 +30,14 @@ def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def losses(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
     """Loss against width by data set: decay (weak superposition) and growth (strong) side by side."""
-    regimes = {(fit["part"], said(fit), fit["density"], fit["gamma"]): fit["regime"] for fit in fits}
+    regimes = {(fit["part"], data_name(fit), fit["density"], fit["gamma"]): fit["regime"] for fit in fits}
     panels = []
     for title, chosen in _sides(rows):
         panel = Panel(f"loss against width, {title}", "m", "loss", log="xy")
-        for (part, *_), some in by(chosen, "part", "dist", "alpha", "density").items():
-            regime = regimes[part, said(some[0]), some[0]["density"], some[0]["gamma"]]
+        for (part, *_), some in group_by(chosen, "part", "dist", "alpha", "density").items():
+            regime = regimes[part, data_name(some[0]), some[0]["density"], some[0]["gamma"]]
             extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            name = said(some[0], part_of(some[0], chosen), extra, regime)
+            name = data_name(some[0], part_of(some[0], chosen), extra, regime)
             panel.series.append(Series(name, *means(some, "m", "loss_eval"), "line"))
         panels.append(panel)
     return panels
@@ -50,7 +50,7 @@ def represented(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> 
     lines = Panel("represented features by decay", "γ", "φ½")
     lines.series = [
         Series(f"n = {n}, m = {m}", *means(some, "gamma", "phi_half"), "line")
-        for (n, m), some in by(rows, "n", "m").items()
+        for (n, m), some in group_by(rows, "n", "m").items()
     ]
     return [lines, *_map("represented features", rows, "phi_half", "φ½")]
 
@@ -59,7 +59,7 @@ def _map(title: str, rows: Sequence[Row], name: str, y_name: str) -> list[Panel]
     """A heat map of a column, alpha across and gamma upwards, where both have several values."""
     panel = Panel(title, "α", y_name, is_map=True, rows_name="γ")
     alphas = sorted({row["alpha"] for row in rows if row["dist"] == "power"})
-    for (gamma,), some in by([row for row in rows if row["dist"] == "power"], "gamma").items():
+    for (gamma,), some in group_by([row for row in rows if row["dist"] == "power"], "gamma").items():
         mean_of = dict(zip(*means(some, "alpha", name), strict=True))
         panel.series.append(Series(f"{gamma:.3g}", alphas, [mean_of.get(alpha, math.nan) for alpha in alphas]))
     return [panel] if len(alphas) > 1 and len(panel.series) > 1 else []
@@ -73,7 +73,9 @@ def exponents(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
     panels = []
     for title, chosen in _sides(sound):
         densities = len({fit["density"] for fit in chosen}) > 1
-        names = [said(fit, part_of(fit, chosen), f"E = {fit['density']:.3g}" if densities else "") for fit in chosen]
+        names = [
+            data_name(fit, part_of(fit, chosen), f"E = {fit['density']:.3g}" if densities else "") for fit in chosen
+        ]
         bars = Panel(f"R² of the power law, {title}", "data", "R²")
         bars.series = [
             Series(name, [i], [fit["r2"]], "bars") for i, (name, fit) in enumerate(zip(names, chosen, strict=True))
@@ -88,8 +90,8 @@ def weak(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Pa
     panels = []
     if models:
         panel = Panel("loss of weak models and of what they drop", "loss of dropped features", "loss", log="xy")
-        for _, some in by(models, "part", "dist", "alpha").items():
-            name = said(some[0], part_of(some[0], models))
+        for _, some in group_by(models, "part", "dist", "alpha").items():
+            name = data_name(some[0], part_of(some[0], models))
             panel.series.append(
                 Series(name, [row["loss_unlearned"] for row in some], [row["loss_eval"] for row in some])
             )
@@ -111,14 +113,14 @@ def _exponent_panel(
     if not chosen:
         return []
     panel = Panel(title, "α", "exponent")
-    for (_, gamma, density), some in by(chosen, "part", "gamma", "density").items():
+    for (_, gamma, density), some in group_by(chosen, "part", "gamma", "density").items():
         x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
         extra = "" if density == 1 else f"E = {density:.3g}"
         name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
         panel.series.append(Series(name, x, y, "points", error))
     panel.series += published_series(chosen)
     if regime == "weak":
-        for (n,), some in by(chosen, "n").items():
+        for (n,), some in group_by(chosen, "n").items():
             values = dict(sorted((fit["alpha"], fit["theory_finite"]) for fit in some))
             panel.series.append(Series(f"theory, n = {n}", list(values), list(values.values()), "dashed"))
     alphas = sorted({fit["alpha"] for fit in chosen})
@@ -138,17 +140,17 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         panels.append(_norms(rows, places, norms))
     share = Panel("features with a norm above one", "m", "φ1", log="xy")
     overlap = Panel("overlap of features with a norm above one", "m", "mean squared overlap", log="xy")
-    data = list(by(models, "part", "dist", "alpha").values())
+    data = list(group_by(models, "part", "dist", "alpha").values())
     for panel, column, why in ((share, "phi_one", "no norm"), (overlap, "mso_strong", "fewer than two norms")):
         empty = 0
         for some in data:
             widths, values = means(some, "m", column)
             places = [i for i, value in enumerate(values) if value > 0]  # axes are logarithmic
             empty += len({row["m"] for row in some}) - len(places)
-            name = said(some[0], part_of(some[0], models))
+            name = data_name(some[0], part_of(some[0], models))
             panel.series.append(Series(name, [widths[i] for i in places], [values[i] for i in places]))
         panel.note = _left_out(empty, why, data)
-    for (n,), some in by(models, "n").items():
+    for (n,), some in group_by(models, "n").items():
         m = sorted({row["m"] for row in some})
         packed = [max(2, min(n, k * k // 2)) for k in m]
         share.series.append(Series(f"m / n, n = {n}", m, [k / n for k in m], "dashed"))
@@ -172,7 +174,7 @@ def _left_out(empty: int, why: str, groups: Iterable[Sequence[Row]]) -> str:
 def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:
     """How the norms of features spread, for some data sets, under the strongest growth of each part."""
     panel = Panel("norms of features, strongest growth", "norm", "share")
-    groups = by([{**rows[i], "place": i} for i in places], "part", "dist", "alpha")
+    groups = group_by([{**rows[i], "place": i} for i in places], "part", "dist", "alpha")
     keys = list(groups)
     if len(keys) > most:  # evenly over all of them
         keys = [keys[round(k * (len(keys) - 1) / (most - 1))] for k in range(most)]
@@ -180,7 +182,7 @@ def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: 
         some = [row for row in groups[key] if row["gamma"] == min(other["gamma"] for other in groups[key])]
         values = np.concatenate([norms[row["place"]][: row["n"]] for row in some])
         counts, edges = np.histogram(values, bins=np.linspace(0, 2, 81))
-        name = said(some[0], part_of(some[0], [rows[i] for i in places]))
+        name = data_name(some[0], part_of(some[0], [rows[i] for i in places]))
         panel.series.append(Series(name, list((edges[1:] + edges[:-1]) / 2), list(counts / len(values)), "steps"))
     return panel
 
@@ -192,19 +194,20 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
     panels = []
     sound = [fit for fit in fits if math.isfinite(fit["exponent"])]
     exponent = Panel("exponent by density", "E", "exponent")
-    for _, some in by(sound, "part", "dist", "alpha", "gamma", "regime").items():
-        name = said(some[0], part_of(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
+    for _, some in group_by(sound, "part", "dist", "alpha", "gamma", "regime").items():
+        name = data_name(some[0], part_of(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
         x, y, error = ([fit[column] for fit in some] for column in ("density", "exponent", "error"))
         exponent.series.append(Series(name, x, y, "points", error))
     for title, chosen in _sides(rows):
         against = Panel(f"loss by density, {title}", "E", "loss", log="y")
         against.series = [
-            Series(f"m = {m}", *means(some, "density", "loss_eval"), "line") for (m,), some in by(chosen, "m").items()
+            Series(f"m = {m}", *means(some, "density", "loss_eval"), "line")
+            for (m,), some in group_by(chosen, "m").items()
         ]
         width = Panel(f"loss against width, {title}", "m", "loss", log="xy")
         width.series = [
             Series(f"E = {E:.3g}", *means(some, "m", "loss_eval"), "line")
-            for (E,), some in by(chosen, "density").items()
+            for (E,), some in group_by(chosen, "density").items()
         ]
         panels += [against, width]
     return [*panels, exponent]

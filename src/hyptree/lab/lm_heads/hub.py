@@ -63,5 +63,5 @@ class HubModel:
         try:
             return question(import_module("huggingface_hub"))
         except Exception as error:  # its own errors, those of its HTTP library, of the disk: all mean "not to be had"
-            said = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"{self.repo} is no file or folder here, and the Hub did not give it: {said}") from error
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"{self.repo} is no file or folder here, and the Hub did not give it: {text}") from error

@@ -73,8 +73,8 @@ def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[s
     if compared := compare(lines):
         print(compared)
     if best:
-        said = [{**line, "said": " ".join(f"{m}:{c:g}" for m, c in line["curvatures"].items())} for line in best]
-        print("\n".join(["", *show(said, BEST_COLUMNS)]))
+        text = [{**line, "said": " ".join(f"{m}:{c:g}" for m, c in line["curvatures"].items())} for line in best]
+        print("\n".join(["", *show(text, BEST_COLUMNS)]))
     if dropped := lines[0]["drop_small"] if lines else 0:
         widths = "the smallest width is" if dropped == 1 else f"the {dropped} smallest widths are"
         print(f"{widths} left out of every fit")

@@ -14,7 +14,7 @@ from hyptree.errors import UserError, suggest
 from hyptree.models.himapper.backbone import Features, apply_classifier, make_reader
 from hyptree.models.himapper.decompose import Attention, Decomposition
 from hyptree.models.himapper.encode import Encoding
-from hyptree.models.himapper.evaluate import can_evaluate, evaluate
+from hyptree.models.himapper.fused_evaluation import can_evaluate, evaluate
 from hyptree.models.himapper.output import HiMapperOutput
 from hyptree.models.himapper.space import Geometry, Sign, TreeLoss, TreeSpace
 from hyptree.models.himapper.tree import Mixture, Noise, ProbabilisticTree, TreeShape
@@ -31,7 +31,7 @@ class HiMapper(nn.Module):
     multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
     That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
     That is little beside the launches it takes: evaluated without gradients in half precision on a GPU, two kernels
-    stand for most of them (:mod:`hyptree.models.himapper.evaluate`).
+    stand for most of them (:mod:`hyptree.models.himapper.fused_evaluation`).
 
     Args:
         backbone: a timm model, or a vision model of transformers. Anything else by ``feature_fn``.

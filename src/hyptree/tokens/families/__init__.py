@@ -1,1 +1,1 @@
-"""Families of models whose tokens can be reduced, one file each; ``base.py`` says what a family tells of itself."""
+"""Families of models whose tokens can be reduced, one file each; ``adapter.py`` says what a family tells of itself."""

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError
 from hyptree.tokens.attention import query_dtype
-from hyptree.tokens.families.base import BlockParts, FamilyAdapter, Override, UnsupportedModel
+from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel
 
 if TYPE_CHECKING:
     from hyptree.tokens.handle import Handle

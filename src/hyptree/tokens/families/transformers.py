@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError
-from hyptree.tokens.families.base import BlockParts, FamilyAdapter, Override, UnsupportedModel, join_masks
+from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel, join_masks
 from hyptree.tokens.families.timm import _full_map
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle
 from hyptree.tokens.patch import handle_of

@@ -94,7 +94,7 @@ def _measure_all(settings: ReduceSettings, subject: ReducedModel) -> Results:
                 measured = measure(subject, x, *row, about["layers"], repeats=settings.repeats or 1, seed=settings.seed)
                 results.rows.append(measured)
                 results.write(path)
-            shown.advance(note=_said(measured))
+            shown.advance(note=_format(measured))
     # In the order that was asked for; rows of earlier calls come last.
     asked = [measured for row in wanted if (measured := results.find(*row)) is not None]
     results.rows = asked + [row for row in results.rows if row not in asked]
@@ -135,7 +135,7 @@ def reduce_picture(
     return Shown(name, picture, (side, side), tuple(layers), drawings, trees, trees_of)
 
 
-def _said(row: Row) -> str:
+def _format(row: Row) -> str:
     top1 = "" if row.top1 is None else f", top-1 {row.top1:.2%}"
     return (
         f"{row.name} keep {row.keep:g}: {' '.join(map(str, row.tokens))} tokens, {row.cost} GFLOPs, "

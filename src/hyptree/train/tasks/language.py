@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.evaluate.text.perplexity import as_score, batch_sums, byte_lengths
-from hyptree.evaluate.text.stream import stream_statistics
+from hyptree.evaluate.text.residual_stream import stream_statistics
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 

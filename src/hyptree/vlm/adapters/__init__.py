@@ -1,11 +1,11 @@
-"""The adapters that ``hyptree.vlm.attach`` knows, one file each; ``base.py`` says what an adapter is.
+"""The adapters that ``hyptree.vlm.attach`` knows, one file each; ``adapter.py`` says what an adapter is.
 
 A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, and a line in ``METHODS``.
 """
 
 from __future__ import annotations
 
-from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
 from hyptree.vlm.adapters.kinds.full import FullConfig
 from hyptree.vlm.adapters.kinds.lora import LoraConfig

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
 from hyptree.vlm.adapters.handle import AdapterHandle
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError, suggest
-from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
 from hyptree.vlm.adapters.group import AdaptedGroup
 from hyptree.vlm.adapters.intercept import intercept, intercept_text, release, release_text

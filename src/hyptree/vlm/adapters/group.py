@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 from hyptree.vlm.adapters.structure import Site
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import AdapterConfig
+from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding
 from hyptree.vlm.adapters.group import AdaptedGroup

@@ -12,8 +12,8 @@ import torch
 from hyptree.errors import UserError, suggest
 from hyptree.files import load_tensors, save_tensors, write_text
 from hyptree.vlm.adapters import METHODS
+from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.attachment import attach, bare_model
-from hyptree.vlm.adapters.base import AdapterConfig
 from hyptree.vlm.adapters.container import AdapterSet
 from hyptree.vlm.adapters.embedding import embedding_points
 from hyptree.vlm.adapters.handle import AdapterHandle

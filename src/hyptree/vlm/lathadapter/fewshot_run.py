@@ -253,7 +253,7 @@ def table(report: dict[str, Any]) -> list[str]:
     columns = {"variant": "{variant}", "shots": "{shots}", "seeds": "{seeds}"}
     columns |= {name.replace("_", " "): f"{{column{i}}}" for i, name in enumerate(names)}
     lines = show(
-        [row | {f"column{i}": _said(name, row[name]) for i, name in enumerate(names)} for row in report["summary"]],
+        [row | {f"column{i}": _format(name, row[name]) for i, name in enumerate(names)} for row in report["summary"]],
         columns,
     )
     ratios = [row["slope_ratio"] for row in report["rows"] if row["slope_ratio"]]
@@ -267,7 +267,7 @@ def table(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _said(name: str, value: dict[str, Any]) -> str:
+def _format(name: str, value: dict[str, Any]) -> str:
     factor, digits = (1, 4) if name == "slope_ratio" else (100, 1)
     spread = "" if value["sd"] is None else f" ± {value['sd'] * factor:.{digits}f}"
     return f"{value['mean'] * factor:.{digits}f}{spread}"

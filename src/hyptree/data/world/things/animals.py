@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hyptree.data.world.build import Builder, Value
+from hyptree.data.world.shape_builder import Builder, Value
 
 
 def _eye(b: Builder, x: Value, y: Value, size: float = 0.07) -> None:

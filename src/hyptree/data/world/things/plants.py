@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hyptree.data.world.build import Builder
+from hyptree.data.world.shape_builder import Builder
 
 
 def pine(b: Builder) -> None:

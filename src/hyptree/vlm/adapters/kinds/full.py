@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 
 
 @dataclass(frozen=True)

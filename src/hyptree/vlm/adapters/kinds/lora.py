@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 
 
 @dataclass(frozen=True)

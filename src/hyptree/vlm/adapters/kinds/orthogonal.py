@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter, choice
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter, choice
 from hyptree.vlm.adapters.kinds.scale import ScaleAdapter, check_block_size
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import AdapterConfig, SlotStack, StackAdapter, choice
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter, choice
 
 BALL_EDGE = 1 - 1e-3
 """Share of the ball's radius at which the released code stops a point after the product."""

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from hyptree.models import HiMapper, HiMapperOutput
 from hyptree.models.himapper import Features
-from hyptree.models.himapper.evaluate import can_evaluate
+from hyptree.models.himapper.fused_evaluation import can_evaluate
 from hyptree.ops import backend
 from tests.models.himapper.toy import ToyBackbone, mapper
 

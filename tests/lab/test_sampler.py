@@ -8,7 +8,7 @@ import torch
 
 from hyptree.errors import UserError
 from hyptree.lab.frequencies import frequencies
-from hyptree.lab.sample import Sampler
+from hyptree.lab.sampler import Sampler
 
 
 def test_shapes_and_their_scale() -> None:
