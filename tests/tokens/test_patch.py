@@ -363,7 +363,7 @@ def test_replicas_compute_with_their_own_weights(kind: str) -> None:
     before = model(x)
     out = replica_of(model, 1.25)(x)
     scaled = small_model(kind)
-    for weight in scaled.parameters():
+    for weight in scaled.requires_grad_(False).parameters():  # torch 2.11 rounds otherwise with them
         weight.data *= 1.25
     tokens.patch(scaled, keep=0.5, layers=LAYERS)
     assert torch.equal(out, scaled(x)) and not torch.equal(out, before)
