@@ -15,7 +15,7 @@ from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
 from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
-from hyptree.lab.sweeps.run_table import COLUMNS, completed
+from hyptree.lab.sweeps.run_table import COLUMNS
 from hyptree.tables import to_csv
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100])
@@ -222,7 +222,7 @@ def test_the_mark_of_spreadsheets_is_no_part_of_a_name(tmp_path: Path) -> None:
 
 
 def test_a_fit_records_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = [{**completed(dict.fromkeys(COLUMNS, 0.5)), **row, "regime": "strong"} for row in rows()]
+    table = [{**dict.fromkeys(COLUMNS, 0.5), **row, "regime": "strong"} for row in rows()]
     table = [{**row, "loss_train": row["loss_eval"]} for row in table]
     (tmp_path / "runs.csv").write_text(to_csv(table))
     for drop, said in ((0, ""), (1, "the smallest width is left out"), (2, "the 2 smallest widths are left out")):

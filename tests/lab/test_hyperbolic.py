@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hyptree.cli import main
 from hyptree.errors import UserError
-from hyptree.files import load_tensors, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.lab import definition
 from hyptree.lab.engine import Engine, build_index, gradients
@@ -22,13 +21,10 @@ from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, readout
 from hyptree.lab.metrics import lorentz_overlap, overlap
 from hyptree.lab.sampler import Sampler
-from hyptree.lab.sweeps.folder import stored_parts
 from hyptree.lab.sweeps.grid import Grid, Model
 from hyptree.lab.sweeps.presets import preset
-from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import curved_floor, curved_threshold, matched_curvature
-from hyptree.tables import to_csv
 from tests.lab.sweeps.test_sweep import TINY, Killed, at_step, kill
 from tests.lab.test_engine import dense_batches, run, trained
 
@@ -184,33 +180,6 @@ def test_a_kill_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sweep(Grid(**{**SMALL.__dict__, "curvature": (0.0,)}), tmp_path / "cut", resume=True)
     assert sweep(SMALL, tmp_path / "cut", resume=True) == rows
     assert [(row["m"], row["curvature"]) for row in rows] == [(m, c) for m in (3, 5, 8) for c in (0.0, 1.0)]
-
-
-def test_sweeps_from_before_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their configuration has no curvature, and neither have the rows of their finished parts and tables."""
-    later = ("curvature", "mso_lorentz", "mso_positive")
-    flat = Grid(**{**SMALL.__dict__, "curvature": (0.0,)})
-    both = [flat, Grid(**{**flat.__dict__, "name": "b", "steps": 50})]
-    whole = sweep(both, tmp_path / "whole")
-    at_step(monkeypatch, 45, kill)  # of the second part
-    with pytest.raises(Killed):
-        sweep(both, tmp_path / "cut", checkpoint_seconds=0)
-    config = json.loads((tmp_path / "cut" / "config.json").read_text())
-    for part in config["parts"].values():
-        del part["curvature"]
-    (tmp_path / "cut" / "config.json").write_text(json.dumps(config))
-    done = tmp_path / "cut" / "parts" / "a.safetensors"
-    tensors, state = load_tensors(done)
-    state["rows"] = [{name: value for name, value in row.items() if name not in later} for row in state["rows"]]
-    save_tensors(done, tensors, state)
-    assert stored_parts(tmp_path / "cut") == both
-    found = sweep(both, tmp_path / "cut", resume=True)
-    for row, expected in zip(found, whole, strict=True):
-        assert list(row) == list(expected) and row["mso_lorentz"] == pytest.approx(expected["mso_lorentz"])
-        assert all(row[name] == expected[name] for name in row if name not in later[1:])
-    old = tmp_path / "old.csv"
-    old.write_text(to_csv([{name: value for name, value in row.items() if name not in later} for row in whole]))
-    assert [row["curvature"] for row in read_runs(old)] == [0.0] * 6
 
 
 def test_fits_are_apart_and_compare_with_the_same_models_flat(tmp_path: Path) -> None:

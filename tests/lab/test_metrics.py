@@ -13,7 +13,6 @@ from torch import Tensor
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import readout
 from hyptree.lab.metrics import mean_square_overlap, measure, overlap, regime, silent_features
-from hyptree.lab.sweeps.run_table import COLUMNS, completed
 from hyptree.lab.theory import (
     finite_exponent,
     random_overlap,
@@ -113,12 +112,6 @@ def test_silent_features_never_answer(curvature: float, seed: int) -> None:
     none = measure(W, curvature, b + 100)
     assert none["silent"] == 0 and math.isnan(none["first_silent"])  # type: ignore[arg-type]
     assert math.isnan(measure(W, curvature)["silent"])  # type: ignore[arg-type]
-
-
-def test_older_tables_do_not_know_silent_features() -> None:
-    row = dict.fromkeys(COLUMNS, 1.0)
-    del row["silent"], row["first_silent"]
-    assert math.isnan(completed(row)["silent"]) and math.isnan(completed(row)["first_silent"])
 
 
 def test_regimes() -> None:

@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 
 from hyptree.cli import main
-from hyptree.files import load_tensors, save_tensors
 from hyptree.lab.figures.drawing import _draw_lines
 from hyptree.lab.figures.panels import Panel, Series
 from hyptree.lab.figures.sweep_figures import FIGURES
-from hyptree.lab.fits import fit_power, fit_runs
+from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import MAP, POINTS, agrees, compare, published_exponent, scatter
-from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS, preset
 from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
-from hyptree.lab.sweeps.runner import sweep
 from hyptree.tables import to_csv
 
 
@@ -182,33 +179,6 @@ def test_the_printed_table_shows_it_only_where_there_is_one(tmp_path: Path, caps
     assert first[head.index("seed sd") :].split()[0] == f"{np.std((1.7, 1.9), ddof=1):.3f}"
     (head, *_), below = shown(tmp_path, models(steps=10, exponents=(1.7, 1.9)), capsys)
     assert "published" not in head and "seed sd" not in head and not below
-
-
-@pytest.mark.parametrize("warmup", [0.1, 0.2, None], ids=["the paper's", "another", "no configuration"])
-def test_tables_from_before_take_the_warmup_of_their_configuration(tmp_path: Path, warmup: float | None) -> None:
-    rows = [{name: value for name, value in row.items() if name != "warmup"} for row in models()]
-    (tmp_path / "runs.csv").write_text(to_csv(rows))
-    if warmup is not None:
-        (tmp_path / "config.json").write_text(json.dumps({"parts": {"grid": {"warmup": warmup}, "b": {"warmup": 9}}}))
-    for path in (tmp_path, tmp_path / "runs.csv"):
-        back = read_runs(path)
-        assert [row["warmup"] for row in back] == pytest.approx([warmup or math.nan] * 6, nan_ok=True)
-        assert list(back[0]) == list(COLUMNS)
-        (found,) = fit_runs(back)
-        assert found["exponent"] == fit_power(PAPER_WIDTHS, [row["loss_eval"] for row in rows]).exponent
-        assert found["published"] == pytest.approx(2.05 if warmup == 0.1 else math.nan, nan_ok=True)
-
-
-def test_a_sweep_writes_the_warmup_and_adds_it_to_parts_from_before(tmp_path: Path) -> None:
-    grid = Grid(n=20, m=(3, 5), alpha=(1.0,), gamma=(-1.0,), batch=16, steps=5, warmup=0.4, eval_samples=32)
-    rows = sweep(grid, tmp_path)
-    assert [row["warmup"] for row in rows] == [row["warmup"] for row in read_runs(tmp_path)] == [0.4, 0.4]
-    done = tmp_path / "parts" / "grid.safetensors"
-    tensors, state = load_tensors(done)
-    for row in state["rows"]:
-        del row["warmup"]
-    save_tensors(done, tensors, state)
-    assert sweep(grid, tmp_path, resume=True) == rows
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"parts": 3}', '{"parts": {"grid": {}}}'])

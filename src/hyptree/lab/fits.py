@@ -124,7 +124,7 @@ def fit_runs(rows: Sequence[Mapping[str, Any]], drop_small: int = 0, loss: str =
         raise UserError(f"loss must be loss_eval or loss_train, got {loss!r}")
     if drop_small < 0:
         raise UserError(f"drop-small must be 0 or more, got {drop_small}")
-    rows = [{"curvature": 0.0, **row} for row in rows]  # older tables have no such column
+    rows = [{"curvature": 0.0, **row} for row in rows]
     settings: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         settings.setdefault(_key(row, SETTING), []).append(row)

@@ -116,9 +116,6 @@ class Curvature(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        saved = state_dict.get(f"{prefix}raw")
-        if saved is not None and saved.dim() == 0:  # as older versions wrote it
-            state_dict[f"{prefix}raw"] = saved.reshape(1)
         num_missing = len(missing_keys)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +43,7 @@ class HubModel:
         """Names of its files.
 
         Raises:
-            UserError: huggingface_hub is not installed, the Hub cannot be reached, or it has no such model.
+            UserError: the Hub cannot be reached, or it has no such model.
         """
         # Asked first, and by the one call that does not try for half a minute where there is no network.
         info = self._ask(lambda hub: hub.HfApi().model_info(self.repo, timeout=20))
@@ -55,11 +54,6 @@ class HubModel:
         return Path(self._ask(lambda hub: hub.hf_hub_download(self.repo, name)))
 
     def _ask(self, question: Callable[[Any], T]) -> T:
-        if find_spec("huggingface_hub") is None:
-            raise UserError(
-                f"{self.repo} is no file or folder here; models of the Hub need huggingface_hub: "
-                "pip install huggingface_hub"
-            )
         try:
             return question(import_module("huggingface_hub"))
         except Exception as error:  # its own errors, those of its HTTP library, of the disk: all mean "not to be had"

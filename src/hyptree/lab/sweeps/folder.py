@@ -47,15 +47,6 @@ def stored_parts(out: Path | str) -> list[Grid]:
     return [Grid.from_dict(part) for part in parts]
 
 
-def stored_warmups(out: Path) -> dict[str, float]:
-    """The warm-up of each part, for tables from before they had that column; empty where no configuration is there."""
-    try:
-        parts = json.loads((out / "config.json").read_text(encoding="utf-8"))["parts"]
-        return {str(name): float(part["warmup"]) for name, part in parts.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # a table can be read without it
-
-
 def join_pieces(pieces: Sequence[tuple[dict[str, Tensor], dict[str, Any]]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What is in the file of a part of which every process wrote some models; in the order of the grid."""
     import torch
@@ -107,8 +98,6 @@ def _read_config(out: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{written} is damaged: {error}") from error
-    for part in config["parts"].values():
-        part.setdefault("curvature", [0.0])  # folders from before there was any
     return config
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from typing import Any
 
 from hyptree.errors import UserError, as_called
 from hyptree.files import write_atomic, write_text
-from hyptree.lab.sweeps.folder import read_complete_parts, stored_warmups
+from hyptree.lab.sweeps.folder import read_complete_parts
 from hyptree.tables import to_csv
 
 COLUMNS: dict[str, type] = {
@@ -49,16 +48,6 @@ COLUMNS: dict[str, type] = {
 }
 """Of the table of runs, one row per model."""
 
-_LATER = ("curvature", "warmup", "mso_lorentz", "mso_positive", "silent", "first_silent")
-"""Columns that older tables do not have."""
-
-
-def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a table that may have been written before there was a curvature or a warm-up, with all columns."""
-    older = {"curvature": 0.0, "mso_lorentz": row["mso_all"]}
-    older |= dict.fromkeys(("warmup", "mso_positive", "silent", "first_silent"), math.nan)
-    return {name: {**older, **row}[name] for name in COLUMNS}
-
 
 def write_runs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the table of runs into a folder, atomically; gives the file."""
@@ -83,15 +72,6 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
         UserError: no table there and no complete part, or not one that a sweep wrote.
     """
     path = Path(path)
-    warmups = stored_warmups(path if path.is_dir() else path.parent)
-    return [
-        {**row, "warmup": warmups.get(row["part"], math.nan) if math.isnan(row["warmup"]) else row["warmup"]}
-        for row in _read_rows(path, say)
-    ]
-
-
-def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, Any]]:
-    """As they are in the file, with all columns."""
     if path.is_dir():
         files = [path / name for name in ("runs.parquet", "runs.csv") if (path / name).is_file()]
         if not files:
@@ -99,7 +79,7 @@ def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, 
             if unfinished and say is not None:
                 parts, line = read_complete_parts(path)
                 say(line)
-                return [completed(row) for row in parts]
+                return parts
             go_on = f"the sweep is not finished; go on with: {as_called('lab', 'sweep', '--resume', '--out', path)}"
             hint = go_on if unfinished else "hyptree lab sweep writes one"
             raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
@@ -109,18 +89,18 @@ def _read_rows(path: Path, say: Callable[[str], None] | None) -> list[dict[str, 
             raise UserError(f"reading {path} needs pyarrow: pip install pyarrow")
         rows: list[dict[str, Any]] = import_module("pyarrow.parquet").read_table(path).to_pylist()
         _require_columns(rows[0] if rows else COLUMNS, path)
-        return [completed(row) for row in rows]
+        return rows
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             _require_columns(reader.fieldnames or (), path)
-            return [completed(_typed(row, path, number)) for number, row in enumerate(reader, 2)]
+            return [_typed(row, path, number) for number, row in enumerate(reader, 2)]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a table of runs: not a text file in UTF-8") from error
 
 
 def _require_columns(names: Collection[str], path: Path) -> None:
-    missing = [name for name in COLUMNS if name not in names and name not in _LATER]
+    missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise UserError(f"{path} is not a table of runs: it has no column {missing[0]!r}")
 
@@ -128,8 +108,6 @@ def _require_columns(names: Collection[str], path: Path) -> None:
 def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for name, kind in COLUMNS.items():
-        if name in _LATER and name not in row:
-            continue
         text = row[name]
         try:
             typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)

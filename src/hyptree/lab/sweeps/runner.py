@@ -33,7 +33,7 @@ from hyptree.lab.sweeps.folder import join_pieces, open_folder
 from hyptree.lab.sweeps.grid import Grid, Model
 from hyptree.lab.sweeps.presets import preset
 from hyptree.lab.sweeps.ranks import processes
-from hyptree.lab.sweeps.run_table import COLUMNS, completed, write_runs
+from hyptree.lab.sweeps.run_table import COLUMNS, write_runs
 from hyptree.lab.theory import unlearned_loss
 from hyptree.signals import Stopped, stop_signals
 from hyptree.tables import to_csv
@@ -123,8 +123,7 @@ def sweep(
             if ranks.is_main:
                 _merge(grid, out / "parts", ranks.suffixes)
             ranks.wait()
-            stored = load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
-            rows += [completed({"warmup": grid.warmup, **row}) for row in stored]  # older parts do not have it
+            rows += load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
         if ranks.is_main:
             write_runs(out, rows)
             write_text(out / "fits.csv", to_csv(fit_runs(rows)))
