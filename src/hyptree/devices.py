@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,49 +53,19 @@ def busy_cores() -> float:
     The mean load of the last minute, unless a quarter of a second in which this process sleeps shows that what made it
     is over.
     """
+    import psutil
+
+    load = psutil.getloadavg()[0]
+    return load if load < 0.5 else min(load, psutil.cpu_percent(0.25) / 100 * (os.cpu_count() or 1))
+
+
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that a container may use, as its cgroup says inside it; infinity where it does not."""
     try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # not on every system
-        return 0.0
-    if load < 0.5:
-        return load
-    before = _idle_and_all()
-    time.sleep(0.25)
-    idle, total = (now - then for now, then in zip(_idle_and_all(), before, strict=True))
-    return load if total <= 0 else min(load, (1 - idle / total) * (os.cpu_count() or 1))
-
-
-def _idle_and_all() -> tuple[int, int]:
-    """Time of all cores so far, in the kernel's ticks: idle or waiting for a disk, and altogether; zeros elsewhere."""
-    try:
-        ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n")[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0, 0
-    return sum(ticks[3:5]), sum(ticks)
-
-
-def quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that a container may use, by the cgroups of this process; infinity where they do not say."""
-    found = float("inf")
-    try:
-        groups = [line.split(":", 2)[1:] for line in proc.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return found
-    for kinds, name in groups:
-        if kinds and "cpu" not in kinds.split(","):
-            continue
-        top = root / "cpu" if kinds else root  # version 1 has a tree for each kind, version 2 one for all
-        place = top / name.lstrip("/")
-        for folder in (place, *place.parents):
-            try:
-                if kinds:
-                    words = [(folder / f"cpu.cfs_{word}_us").read_text() for word in ("quota", "period")]
-                else:
-                    words = (folder / "cpu.max").read_text().split()
-                if int(words[0]) > 0:
-                    found = min(found, int(words[0]) / int(words[1]))
-            except (OSError, ValueError, IndexError):  # not here, or "max": no limit
-                pass
-            if folder == top:
-                break
-    return found
+        if (root / "cpu.max").exists():
+            most, period = (root / "cpu.max").read_text().split()
+        else:  # version 1
+            most, period = ((root / f"cpu/cpu.cfs_{word}_us").read_text() for word in ("quota", "period"))
+        return int(most) / int(period) if int(most) > 0 else float("inf")
+    except (OSError, ValueError):  # not here, or "max": no limit
+        return float("inf")
