@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from hyptree.data.settings import AugmentSettings, DataSettings
     from hyptree.data.world import World
 
-_HOMES = {
-    "AugmentSettings": "settings",
-    "BadSample": "sample",
-    "DataSettings": "settings",
-    "Hierarchy": "hierarchies.edges",
-    "IGNORE": "sample",
-    "Loader": "loader",
-    "Mixer": "pictures.transforms",
-    "PictureDataset": "sample",
-    "Sample": "sample",
-    "World": "world",
-    "build_dataset": "build",
-    "build_loader": "loader",
-    "eval_transform": "pictures.transforms",
-    "read_hierarchy": "hierarchies.edges",
-    "train_transform": "pictures.transforms",
-    "transitive_closure": "hierarchies.edges",
-}
-
 __all__ = [
     "IGNORE",
     "AugmentSettings",
@@ -56,4 +37,4 @@ __all__ = [
     "transitive_closure",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     from hyptree.lab.sweeps.run_table import read_runs
     from hyptree.lab.sweeps.runner import sweep
 
-_HOMES = {
-    "Engine": "engine",
-    "Grid": "sweeps.grid",
-    "Model": "sweeps.grid",
-    "PRESETS": "sweeps.presets",
-    "fit": "fits",
-    "fit_power": "fits",
-    "fit_shared": "shared_exponent",
-    "frequencies": "frequencies",
-    "measure": "metrics",
-    "overlap": "lm_heads.overlap",
-    "plot": "figures.drawing",
-    "preset": "sweeps.presets",
-    "read_runs": "sweeps.run_table",
-    "sweep": "sweeps.runner",
-}
-
 __all__ = [
     "PRESETS",
     "Engine",
@@ -58,4 +41,4 @@ __all__ = [
     "sweep",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from hyptree.train.loop import fit
     from hyptree.train.run.recipe import Recipe
 
-_HOMES = {
-    "Recipe": "run.recipe",
-    "evaluate_run": "evaluate",
-    "fit": "loop",
-    "load_model": "evaluate",
-}
-
 __all__ = ["Recipe", "evaluate_run", "fit", "load_model"]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, __file__)

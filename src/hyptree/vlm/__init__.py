@@ -33,29 +33,6 @@ if TYPE_CHECKING:
     from hyptree.vlm.radial.trainer import RadialTrainer
     from hyptree.vlm.radii import RadiusLoss, radius
 
-_HOMES = {
-    "AdapterConfig": "adapters.adapter",
-    "AdapterHandle": "adapters.handle",
-    "DiagonalConfig": "adapters.kinds.diagonal",
-    "Encoder": "encoders.encoder",
-    "FullConfig": "adapters.kinds.full",
-    "LatentHierarchyHead": "lathadapter.head",
-    "LoraConfig": "adapters.kinds.lora",
-    "OrthogonalConfig": "adapters.kinds.orthogonal",
-    "RadialLoss": "radial.loss",
-    "RadialTrainer": "radial.trainer",
-    "RadiusLoss": "radii",
-    "ScaleAdapterConfig": "adapters.kinds.scale",
-    "attach": "adapters.attachment",
-    "attachment_points": "adapters.structure",
-    "exterior_angle": "radial.loss",
-    "handle_of": "adapters.attachment",
-    "hierarchy_report": "radial.hierarchy_report",
-    "load_encoder": "encoders.encoder",
-    "radius": "radii",
-    "reference_mobius": "adapters.kinds.scale",
-}
-
 __all__ = [
     "AdapterConfig",
     "AdapterHandle",
@@ -79,4 +56,4 @@ __all__ = [
     "reference_mobius",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -26,28 +26,6 @@ if TYPE_CHECKING:
     )
     from hyptree.data.text.tokens import Tokens, in_memory, tokens_of
 
-_HOMES = {
-    "BlockBatches": "stream",
-    "TextBlocks": "packing",
-    "TextLoader": "stream",
-    "TextSettings": "settings",
-    "TextSource": "sources",
-    "Tokens": "tokens",
-    "build_text": "build",
-    "build_text_loader": "build",
-    "build_tokenizer": "build",
-    "check_vocabulary": "tokenizer",
-    "default_tokenizer": "tokenizer",
-    "in_memory": "tokens",
-    "load_tokenizer": "tokenizer",
-    "pack_tokenizer": "tokenizer",
-    "save_tokenizer": "tokenizer",
-    "source_of": "sources",
-    "tokens_of": "tokens",
-    "train_tokenizer": "tokenizer",
-    "unpack_tokenizer": "tokenizer",
-}
-
 __all__ = [
     "BlockBatches",
     "TextBlocks",
@@ -70,4 +48,4 @@ __all__ = [
     "unpack_tokenizer",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, __file__)
