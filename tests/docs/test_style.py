@@ -177,6 +177,14 @@ def test_a_long_line_is_seen() -> None:
     assert long_lines(f"{word}y\n| {word} |\n    {word}\n```text\n{word}y\n```\n[a]({word}) b\n") == [1]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_rows_of_a_table_have_the_cells_of_its_head(page: Path) -> None:
+    """A bar inside of code ends a cell, too: that is how a row comes to have too many."""
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.M)
+    rows = [(table.split("\n")[0].count("|"), row) for table in tables for row in table.splitlines()]
+    assert [row for cells, row in rows if row.count("|") != cells] == []
+
+
 def test_no_page_names_a_registry() -> None:
     hosts = r"[\w.]*(?:pypi\.|pythonhosted|anaconda\.org|npmjs|artifactory)\S*"
     found = {ids(page): re.findall(hosts, page.read_text(encoding="utf-8")) for page in PAGES}
