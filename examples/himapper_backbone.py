@@ -35,8 +35,8 @@ for step in range(5):
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
-    said = ", ".join(f"{name} {float(out.stats[name]):.2f}" for name in ("distance_ratio", "image_dependence"))
-    print(f"step {step}: loss {loss.item():.2f}, contrastive {out.losses['contrastive'].item():.2f}, {said}")
+    answer = ", ".join(f"{name} {float(out.stats[name]):.2f}" for name in ("distance_ratio", "image_dependence"))
+    print(f"step {step}: loss {loss.item():.2f}, contrastive {out.losses['contrastive'].item():.2f}, {answer}")
 
 # In evaluation the tree uses its means: two looks at a picture are the same to the last bit.
 model.eval()

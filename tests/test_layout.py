@@ -122,8 +122,8 @@ def test_the_map_names_what_is_there():
     for name, text in rooms.items():
         folder = PACKAGE / name if (PACKAGE / name).is_dir() else PACKAGE
         for file in re.findall(r"(?<![\w/.*])([\w*/]+\.py)\b", text):
-            found = [*folder.rglob(file), *PACKAGE.glob(file)]
-            assert found, f"{name}: {file}"
+            actual = [*folder.rglob(file), *PACKAGE.glob(file)]
+            assert actual, f"{name}: {file}"
 
 
 ALONE = """

@@ -170,18 +170,18 @@ def test_measured_floor_is_plausible():
 def test_every_operation_is_right(name: str):
     """Ours and every rival agree with the textbook, forward and gradient, on fresh inputs (nothing is timed)."""
     make = cases.Maker("cpu", torch.float64, seed=torch.randint(2**31, ()).item(), quick=True, compile=False)
-    found = {cases.OURS: 0, cases.GEOOPT: 0, cases.HYPLL: 0}
+    actual = {cases.OURS: 0, cases.GEOOPT: 0, cases.HYPLL: 0}
     for case in cases.OPERATIONS[name](make):
         for way in case.contenders:
-            if way.name not in found:
+            if way.name not in actual:
                 continue
             try:
                 built = way.build()
             except harness.Skipped:
                 continue
             assert built.error is not None and built.error < 1e-9, (case.op, case.kind, way.name)
-            found[way.name] += 1
-    assert found[cases.OURS] >= 2
+            actual[way.name] += 1
+    assert actual[cases.OURS] >= 2
 
 
 def test_a_wrong_convention_is_found(monkeypatch: pytest.MonkeyPatch):

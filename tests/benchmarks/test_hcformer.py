@@ -62,12 +62,12 @@ def test_the_published_order_of_operations_gives_our_values_and_gradients(seed: 
     model = small()
     published = PublishedHCFormer(model, pads=False)
     x = torch.randn(2, 3, 64, 64)
-    found = []
+    actual = []
     for network in (model, published):
         out = network(x)
         stem = next(p for p in network.parameters() if p.dim() == 4)
-        found.append([out, *torch.autograd.grad(out.square().sum(), [stem, *list(network.parameters())[-2:]])])
-    for one, other in zip(*found, strict=True):
+        actual.append([out, *torch.autograd.grad(out.square().sum(), [stem, *list(network.parameters())[-2:]])])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert sum(p.numel() for p in published.parameters()) == sum(p.numel() for p in model.parameters())
 
@@ -142,9 +142,9 @@ def judged(results: dict[str, dict[str, float]], gib: dict[str, float], device: 
     lines: list = []
     options = HCFormerOptions(batch=batch)
     options.device = device  # type: ignore[assignment]  # no GPU is needed to compare numbers
-    found = {kind: {name: result(name, s) for name, s in of.items()} for kind, of in results.items()}
-    memory = {(name, kind): gib.get(name) for kind in found for name in found[kind]}
-    return hcformer_speed._judge(found, memory, options, lambda line, text: lines.append((line, text))), lines
+    actual = {kind: {name: result(name, s) for name, s in of.items()} for kind, of in results.items()}
+    memory = {(name, kind): gib.get(name) for kind in actual for name in actual[kind]}
+    return hcformer_speed._judge(actual, memory, options, lambda line, text: lines.append((line, text))), lines
 
 
 def test_rivals_and_the_fastest_ways_come_first():

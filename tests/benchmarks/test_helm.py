@@ -139,14 +139,14 @@ def test_decoding_can_go_on_for_long() -> None:
 def test_rounding_may_choose_other_experts_for_few_sequences() -> None:
     """Two of eight rows far off are spared where there are experts, three are not; without experts none is."""
     expected = torch.randn(8, 100)
-    found = expected * 1.01
-    found[[2, 5]] = torch.randn(2, 100)
-    assert cases._distance(found, expected, spared=0.25) == pytest.approx(0.01, rel=0.1)
-    assert cases._distance(found, expected, spared=0.0) > 1
-    found[3] = torch.randn(100)
-    assert cases._distance(found, expected, spared=0.25) > 1
-    found[0, 7] = torch.inf
-    assert cases._distance(found, expected, spared=0.25) != cases._distance(found, expected, spared=0.25)  # NaN
+    actual = expected * 1.01
+    actual[[2, 5]] = torch.randn(2, 100)
+    assert cases._distance(actual, expected, spared=0.25) == pytest.approx(0.01, rel=0.1)
+    assert cases._distance(actual, expected, spared=0.0) > 1
+    actual[3] = torch.randn(100)
+    assert cases._distance(actual, expected, spared=0.25) > 1
+    actual[0, 7] = torch.inf
+    assert cases._distance(actual, expected, spared=0.25) != cases._distance(actual, expected, spared=0.25)  # NaN
 
 
 @pytest.mark.parametrize(("preset_name", "spared"), [("helm-d-pico", 0.0), ("helm-mice-pico", 0.25)])
@@ -167,14 +167,14 @@ def test_sequences_are_spared_with_experts_only(
 
 
 def test_targets_of_the_issue() -> None:
-    found = {
+    actual = {
         (name, vocab): bench.step_target(preset(name, vocab_size=vocab))
         for name in ("helm-d-115m-aligned", "helm-d-1b-aligned", "helm-mice-120m-aligned")
         for vocab in (8192, 128256)
     }
-    assert found["helm-d-115m-aligned", 128256] == found["helm-d-1b-aligned", 128256] == 1.1
-    assert found["helm-d-1b-aligned", 8192] == 1.1 and found["helm-d-115m-aligned", 8192] == 1.2
-    assert {found["helm-mice-120m-aligned", vocab] for vocab in (8192, 128256)} == {1.15}
+    assert actual["helm-d-115m-aligned", 128256] == actual["helm-d-1b-aligned", 128256] == 1.1
+    assert actual["helm-d-1b-aligned", 8192] == 1.1 and actual["helm-d-115m-aligned", 8192] == 1.2
+    assert {actual["helm-mice-120m-aligned", vocab] for vocab in (8192, 128256)} == {1.15}
     assert report.verdict(1.104, 1.1) == "1.10 <= 1.1 met" and report.verdict(1.106, 1.1) == "1.11 <= 1.1 MISSED"
     assert not report.within(None, 1.1)
 

@@ -90,13 +90,13 @@ def test_a_wrapped_model_that_is_not_the_plain_one_has_no_time(monkeypatch):
 def test_the_limit_is_for_compiled_inference_on_a_gpu(monkeypatch):
     from benchmarks.harness import Result
 
-    found: list[dict] = []
+    actual: list[dict] = []
     results = [Result("plain", seconds=[1.0, 1.0]), Result("wrapped", seconds=[1.06, 1.06])]
 
     def report(what: str, device: str, calls: int, host: tuple[float, ...] | None = None) -> int:
         options = HiMapperOptions(device=device)
         return bench._report(
-            options, lambda line, text: found.append(line | {"text": text[0]}), "resnet50", what, calls, results, host
+            options, lambda line, text: actual.append(line | {"text": text[0]}), "resnet50", what, calls, results, host
         )
 
     codes = [
@@ -105,10 +105,10 @@ def test_the_limit_is_for_compiled_inference_on_a_gpu(monkeypatch):
         report("inference, compiled", "cpu", 0),
         report("training, compiled", "cuda", 1),
     ]
-    assert codes == [1, 1, 0, 0] and [line["limit"] for line in found] == [1.05, 1.05, None, None]
-    assert [line["calls"] for line in found] == [1, 10, None, 1] and found[0]["ratio"] == pytest.approx(1.06)
-    assert found[0]["host_seconds"] == [1e-4, 2e-4] and "100, 200" in found[0]["text"]
-    assert ["MISSED" in line["text"] for line in found] == [True, True, False, False]
+    assert codes == [1, 1, 0, 0] and [line["limit"] for line in actual] == [1.05, 1.05, None, None]
+    assert [line["calls"] for line in actual] == [1, 10, None, 1] and actual[0]["ratio"] == pytest.approx(1.06)
+    assert actual[0]["host_seconds"] == [1e-4, 2e-4] and "100, 200" in actual[0]["text"]
+    assert ["MISSED" in line["text"] for line in actual] == [True, True, False, False]
 
 
 def test_a_gpu_is_waited_for_after_one_call_and_after_several(monkeypatch):
@@ -182,11 +182,13 @@ def test_compiled_models_are_timed_too():
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_guards_are_left_out_for_both(mode, monkeypatch):
-    given = []
-    monkeypatch.setattr(torch, "compile", lambda model, **how: given.append(how) or model)
+    inputs = []
+    monkeypatch.setattr(torch, "compile", lambda model, **how: inputs.append(how) or model)
     options = HiMapperOptions(guards=False, passes=("inference",), mode=mode)
     bench._compiled(torch.nn.Identity(), options)
-    assert given[0]["options"]["guard_filter_fn"] is torch.compiler.skip_all_guards_unsafe
-    assert given[0]["options"].get("triton.cudagraphs", False) == (mode == "reduce-overhead") and "mode" not in given[0]
+    assert inputs[0]["options"]["guard_filter_fn"] is torch.compiler.skip_all_guards_unsafe
+    assert (
+        inputs[0]["options"].get("triton.cudagraphs", False) == (mode == "reduce-overhead") and "mode" not in inputs[0]
+    )
     bench._compiled(torch.nn.Identity(), HiMapperOptions(mode=mode))
-    assert given[1] == {"mode": None if mode == "default" else mode}
+    assert inputs[1] == {"mode": None if mode == "default" else mode}

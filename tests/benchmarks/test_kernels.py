@@ -44,7 +44,7 @@ def outcome(*ops: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_every_operation_takes_part() -> None:
-    folders = {found.name for found in pkgutil.iter_modules(hyptree.ops.__path__) if found.ispkg}
+    folders = {actual.name for actual in pkgutil.iter_modules(hyptree.ops.__path__) if actual.ispkg}
     assert set(OPS) == folders and tuple(JOBS) == OPS
     for quick in (True, False):  # on meta, nothing is drawn
         assert [name for name in OPS if not list(JOBS[name](Draw("meta", 0, quick)))] == []
@@ -171,14 +171,14 @@ def test_after_a_lost_device_the_other_operations_get_a_process(monkeypatch: pyt
 
 
 def test_one_bad_place_among_many_is_seen() -> None:
-    wanted = torch.randn(1000, 1000, dtype=torch.float64)
-    found = wanted.float()
-    assert not kernel_check.error_of(found, wanted, "x").beyond(torch.float32)
-    found[3, 4] += 0.1
-    error = kernel_check.error_of(found, wanted, "x")
+    expected = torch.randn(1000, 1000, dtype=torch.float64)
+    actual = expected.float()
+    assert not kernel_check.error_of(actual, expected, "x").beyond(torch.float32)
+    actual[3, 4] += 0.1
+    error = kernel_check.error_of(actual, expected, "x")
     assert error.norm < 2e-4 and error.beyond(torch.float32)
-    found[3, 4] = torch.nan
-    assert kernel_check.error_of(found, wanted, "x").beyond(torch.bfloat16)
+    actual[3, 4] = torch.nan
+    assert kernel_check.error_of(actual, expected, "x").beyond(torch.bfloat16)
     index = torch.arange(9)
     assert kernel_check.error_of(index + (index == 2), index, "x").beyond(torch.bfloat16)
     assert not kernel_check.error_of(index, index, "x").beyond(torch.float32)
@@ -213,12 +213,12 @@ def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPa
 
 def test_launches_are_recorded_without_a_device() -> None:
     jobs = {job.name: job for jobs_of in JOBS.values() for job in jobs_of(Draw("meta", 0))}
-    found = kernel_resources.launches(jobs["pairwise_lorentz softmax (8,2048,2048,128) float32"].make())
-    names = [getattr(one.kernel, "__name__", None) or one.kernel.fn.__name__ for one in found]
+    actual = kernel_resources.launches(jobs["pairwise_lorentz softmax (8,2048,2048,128) float32"].make())
+    names = [getattr(one.kernel, "__name__", None) or one.kernel.fn.__name__ for one in actual]
     # an interpreter starts the second of them twice
     assert list(dict.fromkeys(names)) == ["_rows_kernel", "_joint_kernel", "_means_kernel", "_pairs_grad_kernel"]
-    made = found[1].settings["BM"] * found[1].settings["BN"] * found[1].settings["TILES"]
-    assert found[1].grid == (8 * 2048 * 2048 // made,) and found[1].dtypes[0] == torch.float32
+    built = actual[1].settings["BM"] * actual[1].settings["BN"] * actual[1].settings["TILES"]
+    assert actual[1].grid == (8 * 2048 * 2048 // built,) and actual[1].dtypes[0] == torch.float32
     for name, kernel in (
         ("read resnet50 (128,49,128)", "_read_tree_kernel"),
         ("encode (128,128)", "_encode_tree_kernel"),

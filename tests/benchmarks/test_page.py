@@ -24,14 +24,14 @@ def commands() -> list[list[str]]:
 
 def shrunk() -> dict[str, list[str]]:
     """Every command as a CPU runs it at tiny sizes, one for all those that become the same one."""
-    found = {}
+    actual = {}
     for _, _, verb, *flags in commands():
         words = " ".join(flags).replace("--device cuda", "").split()
         words += ["--quick", "--repeats", "2", "--threads", "1"]
         words += {"geometry": ["--no-compile"], "kernels": ["--no-compiled"]}.get(verb, [])
         options = options_of(["hyptree", "bench", verb, *words])
-        found[" ".join(["hyptree", "bench", verb, *options.flags()])] = [verb, *words]
-    return found
+        actual[" ".join(["hyptree", "bench", verb, *options.flags()])] = [verb, *words]
+    return actual
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in shrunk().items()])

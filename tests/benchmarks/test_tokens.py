@@ -158,20 +158,20 @@ def test_targets_take_the_worst_of_their_cases():
 def test_a_missed_target_is_an_exit_code(value: float, code: int, word: str):
     lines: list[str] = []
     row = line(32, **{"torch D / sklearn": value})
-    found = bench._judge(TokensOptions(), lambda line, text: lines.extend(text), [row])
-    assert found == code
+    actual = bench._judge(TokensOptions(), lambda line, text: lines.extend(text), [row])
+    assert actual == code
     (text,) = [text for text in lines if "average" in text and text.startswith("T2")]
     assert f"{value:.3f}, at most 0.8: {word}" in text
     assert sum("not measured" in text for text in lines) == 5 and not any("T4" in text for text in lines)
 
 
 def test_targets_are_those_of_the_specification():
-    found = {(t.name, t.device, t.linkage, t.measure): t.at_most for t in TARGETS}
-    assert found["T2", "cpu", "complete", "torch D / sklearn"] == 0.5
-    assert found["T2", "cpu", "single", "torch D / sklearn"] == 1.0
-    assert found["T4", "cuda", "average", "triton D"] == 0.3
-    assert found["T4", "cuda", "average", "triton features / tome"] == 1.5
-    assert 1 / found["T4", "cuda", "average", "atc / plain"] == pytest.approx(1.5)
+    actual = {(t.name, t.device, t.linkage, t.measure): t.at_most for t in TARGETS}
+    assert actual["T2", "cpu", "complete", "torch D / sklearn"] == 0.5
+    assert actual["T2", "cpu", "single", "torch D / sklearn"] == 1.0
+    assert actual["T4", "cuda", "average", "triton D"] == 0.3
+    assert actual["T4", "cuda", "average", "triton features / tome"] == 1.5
+    assert 1 / actual["T4", "cuda", "average", "atc / plain"] == pytest.approx(1.5)
     assert {t.linkage for t in TARGETS if t.name == "T3"} == {"average", "complete", "single"}
 
 

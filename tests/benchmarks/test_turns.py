@@ -34,10 +34,10 @@ def start(folder: Path, what: str) -> subprocess.Popen[str]:
 
 def test_times_do_not_overlap_and_begin_when_all_are_ready(tmp_path: Path):
     processes = [start(tmp_path, what) for what in ("0", "0.6", "fails")]
-    said = [process.communicate(timeout=120)[0].split() for process in processes]
-    ready = [float(words[1]) for words in said[:2]]
-    spans = sorted((float(words[3]), float(words[4])) for words in said[:2])
-    assert said[2] == []
+    text = [process.communicate(timeout=120)[0].split() for process in processes]
+    ready = [float(words[1]) for words in text[:2]]
+    spans = sorted((float(words[3]), float(words[4])) for words in text[:2])
+    assert text[2] == []
     assert spans[0][0] >= max(ready)
     assert spans[1][0] >= spans[0][1]
 

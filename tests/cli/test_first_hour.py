@@ -30,11 +30,11 @@ def test_config_lies_over_the_recipe_and_below_the_flags(settings, capsys):
     assert cli.main(words) == 0
     plain = printed(capsys)
     assert cli.main([*words, "--config", str(settings), "--run.seed", "4"]) == 0
-    found = printed(capsys)
-    assert (found["run"]["seed"], found["run"]["log_steps"], found["optim"]["lr"]) == (4, 7, 0.5)
-    found["run"] |= {"seed": plain["run"]["seed"], "log_steps": plain["run"]["log_steps"]}
-    found["optim"]["lr"] = plain["optim"]["lr"]
-    assert found == plain
+    actual = printed(capsys)
+    assert (actual["run"]["seed"], actual["run"]["log_steps"], actual["optim"]["lr"]) == (4, 7, 0.5)
+    actual["run"] |= {"seed": plain["run"]["seed"], "log_steps": plain["run"]["log_steps"]}
+    actual["optim"]["lr"] = plain["optim"]["lr"]
+    assert actual == plain
 
 
 def test_config_alone_is_the_recipe(settings, capsys):
@@ -45,8 +45,8 @@ def test_config_alone_is_the_recipe(settings, capsys):
 def test_config_lies_over_the_recipe_of_a_run_that_is_measured(settings, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("run: {seed: 1}\ndata: {size: 48}\n")
     assert cli.main(["eval", str(tmp_path), "--config", str(settings), "--print-config"]) == 0
-    found = printed(capsys)
-    assert (found["run"]["seed"], found["data"]["size"]) == (3, 48)
+    actual = printed(capsys)
+    assert (actual["run"]["seed"], actual["data"]["size"]) == (3, 48)
     assert cli.main(["eval", str(tmp_path), "--config", str(settings), "--tasks", "piqa"]) == 2
     assert "does not go with --tasks" in capsys.readouterr().err
 

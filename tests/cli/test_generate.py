@@ -82,12 +82,12 @@ def test_greedy_text_is_the_likeliest_token_by_token(run, capsys):
 def test_same_seed_same_text_from_run_and_folder(run, exported, capsys):
     flags = ("A tree", "--max-new-tokens", 15, "--top-k", 40, "--json")
     code, out, _ = generate(capsys, run, *flags, "--num", 3, "--seed", 5)
-    found = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and [line["seed"] for line in found] == [5, 6, 7]
-    assert len({line["text"] for line in found}) == 3
+    actual = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [line["seed"] for line in actual] == [5, 6, 7]
+    assert len({line["text"] for line in actual}) == 3
     code, out, err = generate(capsys, exported, *flags, "--seed", 6)
     assert (code, err) == (0, "")
-    assert json.loads(out) == found[1]
+    assert json.loads(out) == actual[1]
 
 
 def test_folder_is_one_of_transformers(run, exported):
@@ -118,8 +118,8 @@ def test_a_fresh_process_can_read_the_folder(run, exported):
         "--max-new-tokens",
         "3",
     ]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("The class")
+    actual = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (actual.returncode, actual.stderr) == (0, "") and actual.stdout.startswith("The class")
 
 
 def test_text_comes_in_whole_pieces_and_leaves_the_generators_alone(run):

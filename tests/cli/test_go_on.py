@@ -51,8 +51,8 @@ def test_the_way_the_user_called_it(script, inactive, active, is_active, place, 
     monkeypatch.setattr(sys, "argv", [script.format(place=place)])
     if is_active:
         monkeypatch.setenv("PATH", f"{place}/.venv/bin:/usr/bin")
-    told = as_called("train", Path("my runs/x"), "--resume")
-    assert told == f"{active if is_active else inactive} train 'my runs/x' --resume"
+    message = as_called("train", Path("my runs/x"), "--resume")
+    assert message == f"{active if is_active else inactive} train 'my runs/x' --resume"
 
 
 def test_in_the_folder_of_the_program(place, monkeypatch):

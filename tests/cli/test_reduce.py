@@ -56,14 +56,14 @@ def test_a_run_is_measured_on_its_own_data(
         == 0
     )
     printed = capsys.readouterr().out
-    found = json.loads((out / "results.json").read_text())
-    assert len(found["rows"]) == 1 + 2 * 10
-    assert {tuple(row["tokens"]) for row in found["rows"][1:]} == {(8, 4), (4, 1)}
-    assert found["rows"][0]["top1"] == evaluate_run(trained)["top1"], "the plain model as hyptree eval sees it"
-    assert found["about"]["data"] == "24 pictures of world, val" and found["about"]["layers"] == [1, 2]
+    actual = json.loads((out / "results.json").read_text())
+    assert len(actual["rows"]) == 1 + 2 * 10
+    assert {tuple(row["tokens"]) for row in actual["rows"][1:]} == {(8, 4), (4, 1)}
+    assert actual["rows"][0]["top1"] == evaluate_run(trained)["top1"], "the plain model as hyptree eval sees it"
+    assert actual["about"]["data"] == "24 pictures of world, val" and actual["about"]["layers"] == [1, 2]
     assert "reduce: 21/21, random keep 0.25: 4 1 tokens" in printed and "atc complete" in printed and "top-1" in printed
     with (out / "results.csv").open() as file:
-        assert [row["method"] for row in csv.DictReader(file)] == [row["method"] for row in found["rows"]]
+        assert [row["method"] for row in csv.DictReader(file)] == [row["method"] for row in actual["rows"]]
     page = (out / "index.html").read_text()
     assert "photo.png" in page and page.count("<summary>") == 2 and page.count('<figure class="merge">') == 2
     assert (out / "pareto.png").stat().st_size > 5000 and (out / "picture1.png").is_file()
@@ -75,7 +75,7 @@ def test_a_run_is_measured_on_its_own_data(
         == 0
     )
     assert "reduce: 2/2, atc average keep 0.5" in capsys.readouterr().out
-    assert sorted(map(str, json.loads((out / "results.json").read_text())["rows"])) == sorted(map(str, found["rows"]))
+    assert sorted(map(str, json.loads((out / "results.json").read_text())["rows"])) == sorted(map(str, actual["rows"]))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (tmp_path / "set" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "set" / name / "1.png")
     out = tmp_path / "out"
-    given = [flag.format(run=trained, folder=tmp_path / "set") for flag in flags]
-    device = [] if "--device" in given else ["--device", "cpu"]
-    assert main(["reduce", *given, "--out", str(out), *device]) == 2
+    inputs = [flag.format(run=trained, folder=tmp_path / "set") for flag in flags]
+    device = [] if "--device" in inputs else ["--device", "cpu"]
+    assert main(["reduce", *inputs, "--out", str(out), *device]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
     assert not (out / "results.json").exists()

@@ -27,10 +27,10 @@ def test_attach_info(clip: str, capsys: pytest.CaptureFixture[str]):
     assert f"scale: {handle.num_parameters():,} parameters" in out and f"of the {base:,} of {clip}" in out
     assert "text_model.encoder.layers.0.self_attn.q_proj.weight" in out and "| text  | after  |    2 |" in out
     assert main(["vlm", "attach-info", clip, "--method", "lora", "--rank", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["config"]["rank"] == 3 and found["config"]["targets"] == ["q", "v"]
-    assert found["parameters"] == sum(stack["parameters"] for stack in found["stacks"]) > 0
-    assert found["base_parameters"] == base
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["config"]["rank"] == 3 and actual["config"]["targets"] == ["q", "v"]
+    assert actual["parameters"] == sum(stack["parameters"] for stack in actual["stacks"]) > 0
+    assert actual["base_parameters"] == base
 
 
 def test_attach_info_of_a_text_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -56,9 +56,9 @@ def test_merge(clip: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert not torch.equal(load_encoder(clip).encode_text(texts), adapted)
     assert not any("hyptree" in name for name in merged.model.state_dict())
     assert main(["vlm", "attach-info", clip, "--adapter", str(tmp_path / "adapter"), "--json", "--texts", "a car"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    before, after = found["radius"]["text"]["before"]["radius"], found["radius"]["text"]["after"]["radius"]
-    assert found["config"]["block_size"] == 8 and before["mean"] != after["mean"]
+    actual = json.loads(capsys.readouterr().out)
+    before, after = actual["radius"]["text"]["before"]["radius"], actual["radius"]["text"]["after"]["radius"]
+    assert actual["config"]["block_size"] == 8 and before["mean"] != after["mean"]
     assert main(command) == 2
     assert "has files already; give another --out, or --overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite", "--json"]) == 0

@@ -135,11 +135,11 @@ def test_report_goes_into_a_folder_and_resumes(clip, tmp_path, capsys):
     assert main([*evaluate, "--suite", "world-text", "--quiet"]) == 0
     assert capsys.readouterr().out == (out / "report.txt").read_text()
     assert main([*evaluate, "--suite", "world-text", "world-images", "--resume"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "measuring world-images\n"
+    text = capsys.readouterr()
+    assert text.err == "measuring world-images\n"
     report = json.loads((out / "report.json").read_text())
     assert list(report["suites"]) == ["world-text", "world-images"] and report["limit"] == 8
-    assert "baseline: words" in said.out and "coarse classes: groups" in said.out
+    assert "baseline: words" in text.out and "coarse classes: groups" in text.out
     with_other = [*evaluate[:4], "--limit", "9", "--out", str(out), "--suite", "world-text", "--resume"]
     assert main(with_other) == 2
     assert "it was made with limit = 8, now it is 9" in capsys.readouterr().err
@@ -150,9 +150,9 @@ def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys
     other.write_text("id,captions,image_url\n0,a => b => c => d,v/3.jpg\n1,a => b => c => d,v/5.jpg\n")
     options = ["--model", clip, "--chains", str(chains), "--out", str(tmp_path / "run"), "--steps", "1", "--json"]
     assert main(["vlm", "train-radial", *options, "--held-out", str(other)]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["num_chains"] == 10
-    assert "2 of 12 chains describe a held-out picture and are left out" in said.err
+    text = capsys.readouterr()
+    assert json.loads(text.out)["num_chains"] == 10
+    assert "2 of 12 chains describe a held-out picture and are left out" in text.err
     # In a folder of HierarCaps the pictures of its test set are held out without asking.
     folder = tmp_path / "hierarcaps"
     folder.mkdir()
@@ -178,8 +178,8 @@ def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys
 )
 def test_mistakes_are_one_line_and_exit_code_2(clip, chains, tmp_path, capsys, options, message):
     assert train(clip, chains, tmp_path / "run", "--steps", "1", *options) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert message in text and text.count("\n") == 1
 
 
 def test_random_weights_only_when_asked_for(tmp_path, chains, capsys):

@@ -80,8 +80,8 @@ def renumbered(names: Sequence[int]) -> list[int]:
 def is_valid_partition(D: Sequence[Sequence[float]], linkage: str, partition: Sequence[int]) -> bool:
     """Whether some greedy run, with ties decided in any way, passes through this partition. Exponential: N <= 9."""
     exact_D = exact(D)
-    wanted = [frozenset(i for i, x in enumerate(partition) if x == name) for name in set(partition)]
-    fits: Callable[[frozenset[int]], bool] = lambda C: any(C <= W for W in wanted)  # noqa: E731
+    expected = [frozenset(i for i, x in enumerate(partition) if x == name) for name in set(partition)]
+    fits: Callable[[frozenset[int]], bool] = lambda C: any(C <= W for W in expected)  # noqa: E731
     seen = set()
     todo = [frozenset(frozenset([i]) for i in range(len(exact_D)))]
     while todo:
@@ -89,8 +89,8 @@ def is_valid_partition(D: Sequence[Sequence[float]], linkage: str, partition: Se
         if state in seen:
             continue
         seen.add(state)
-        if len(state) == len(wanted):
-            if state == frozenset(wanted):
+        if len(state) == len(expected):
+            if state == frozenset(expected):
                 return True
             continue
         pairs = [(I, J) for I in state for J in state if min(I) < min(J)]

@@ -133,11 +133,11 @@ def test_no_rival_waits_for_the_gpu_and_labels_are_those_of_the_cpu(no_waiting) 
     on_gpu = features.cuda()
     all_labels(on_gpu, 20)
     with no_waiting():
-        found = all_labels(on_gpu, 20)
+        actual = all_labels(on_gpu, 20)
     scored = torch.randn(4, 64).cuda()
     assert torch.equal(top_k(scored, 9).cpu(), top_k(scored.cpu(), 9))
     for name, labels in all_labels(features, 20).items():
-        assert torch.equal(found[name].cpu(), labels), name
+        assert torch.equal(actual[name].cpu(), labels), name
 
 
 def patches_of_pictures(shared_data: Path, num_pictures: int) -> Tensor:

@@ -20,8 +20,8 @@ WITHOUT_CODE = {"BENCHMARKS", "CONTRIBUTING", "RESULTS", "gallery", "glossary", 
 def blocks(page: str) -> list[tuple[int, str]]:
     """Line number and text of every Python block of a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+    actual = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in actual]
 
 
 CASES = [pytest.param(page, line, code, id=f"{page}:{line}") for page in PAGES for line, code in blocks(page)]

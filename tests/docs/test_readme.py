@@ -52,15 +52,15 @@ def text_of(page: str) -> str:
 
 def commands(page: str) -> list[tuple[int, str, str]]:
     """Line number, language and text: Python blocks whole, of the others every command (with its continued lines)."""
-    text, found = text_of(page), []
+    text, actual = text_of(page), []
     for block in re.finditer(r"^```(bash|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, block.start(2)) + 1
         if block[1] == "python":
-            found.append((line, "python", block[2]))
+            actual.append((line, "python", block[2]))
             continue
         for command in re.finditer(r"(?:.*\\\n)*.+\n", block[2]):
-            found.append((line + block[2].count("\n", 0, command.start()), "bash", command[0].strip()))
-    return found
+            actual.append((line + block[2].count("\n", 0, command.start()), "bash", command[0].strip()))
+    return actual
 
 
 def clone(folder: Path) -> dict[str, str]:
@@ -122,8 +122,8 @@ def run_page(page: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", [README, pytest.param(QUICKSTART, marks=pytest.mark.slow)])
 def test_a_page_runs_as_pasted(page: str, tmp_path: Path) -> None:
     assert sorted(run_page(page, tmp_path)) == sorted(SHRUNK[page])
-    made = {path.parent.name for path in (tmp_path / "runs").rglob("*.html")}
-    assert "demo" in made
+    built = {path.parent.name for path in (tmp_path / "runs").rglob("*.html")}
+    assert "demo" in built
 
 
 def test_targets_and_settings_of_make_exist(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def texts(*folders: str) -> dict[str, str]:
     """Every text file of some folders, by its path in the checkout; those at the top as well."""
     paths = [path for path in ROOT.iterdir() if path.is_file()]
     paths += [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
-    found = {}
+    actual = {}
     for path in paths:
         with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
-            found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
-    return found
+            actual[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+    return actual
 
 
 def ids(path: Path) -> str:
@@ -53,11 +53,11 @@ def resolves(name: str) -> bool:
         depth += 1
     if depth == len(parts):
         return True
-    found = importlib.import_module(".".join(parts[:depth]))
+    actual = importlib.import_module(".".join(parts[:depth]))
     for part in parts[depth:]:
-        if found is None or not (hasattr(found, part) or part in getattr(found, "__annotations__", {})):
+        if actual is None or not (hasattr(actual, part) or part in getattr(actual, "__annotations__", {})):
             return False
-        found = getattr(found, part, None)
+        actual = getattr(actual, part, None)
     return True
 
 
@@ -87,8 +87,8 @@ def test_files_in_pages_and_code_exist() -> None:
     rooms = "src|docs|tests|benchmarks|results|recipes|examples"
     missing = []
     for path, text in texts(*FOLDERS).items():
-        found = re.findall(rf"""(?<![\w./${{}}"'-])((?:{rooms})/[\w./-]++)(?![*{{<$"'])""", text)
-        missing += [f"{path}: {file}" for file in found if not (ROOT / file.rstrip(".-")).exists()]
+        actual = re.findall(rf"""(?<![\w./${{}}"'-])((?:{rooms})/[\w./-]++)(?![*{{<$"'])""", text)
+        missing += [f"{path}: {file}" for file in actual if not (ROOT / file.rstrip(".-")).exists()]
     assert not missing, "\n".join(missing)
 
 
@@ -155,14 +155,14 @@ def test_a_wrong_command_is_seen() -> None:
 
 def long_lines(text: str) -> list[int]:
     """Numbers of lines beyond the width, but for tables, code, pictures and the targets of links."""
-    found, is_code = [], False
+    actual, is_code = [], False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             is_code = not is_code
         prose = re.sub(r"\]\([^)]*\)", "]", line)
         if len(prose) > WIDTH and not is_code and not line.startswith(("|", "    ", "!", "<")):
-            found.append(number)
-    return found
+            actual.append(number)
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_rows_of_a_table_have_the_cells_of_its_head(page: Path) -> None:
 
 def test_no_page_names_a_registry() -> None:
     hosts = r"[\w.]*(?:pypi\.|pythonhosted|anaconda\.org|npmjs|artifactory)\S*"
-    found = {ids(page): re.findall(hosts, page.read_text(encoding="utf-8")) for page in PAGES}
-    assert {page: names for page, names in found.items() if names} == {}
+    actual = {ids(page): re.findall(hosts, page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: names for page, names in actual.items() if names} == {}
 
 
 def test_the_old_name_is_in_one_line_of_the_changelog() -> None:
@@ -196,4 +196,4 @@ def test_the_old_name_is_in_one_line_of_the_changelog() -> None:
     lines = {
         path: [line for line in text.splitlines() if old in line.lower()] for path, text in texts(*FOLDERS).items()
     }
-    assert {path: len(found) for path, found in lines.items() if found} == {"CHANGELOG.md": 1}
+    assert {path: len(actual) for path, actual in lines.items() if actual} == {"CHANGELOG.md": 1}

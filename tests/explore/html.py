@@ -44,5 +44,5 @@ def read(html: str) -> Reader:
 def explorer_data(html: str) -> dict[str, Any]:
     """What the page hands to its explorer."""
     _, _, rest = html.partition('<script type="application/json" id="explorer-data">')
-    found: dict[str, Any] = json.loads(rest.partition("</script>")[0])
-    return found
+    actual: dict[str, Any] = json.loads(rest.partition("</script>")[0])
+    return actual

@@ -46,14 +46,14 @@ def test_leaves_are_the_models_own_assignments(seed: int) -> None:
     model, picture = tiny(), random_picture(seed)
     tree = hyptree.explain(model, picture, stage=1, block=2, head=1)
     with torch.no_grad():
-        given = model.assignments(model_input(model, [picture]))[1].patch[0, 1].numpy()  # (8, 8, 4)
+        inputs = model.assignments(model_input(model, [picture]))[1].patch[0, 1].numpy()  # (8, 8, 4)
     assert tree.num_leaves == 16 * 4 and tree.support is not None and tree.label is not None
     for leaf in tree.leaves():
         window, centre = (int(n) for n in tree.label[leaf].removeprefix("patches ").split("."))
         y, x = divmod(window, 4)
         expected = np.zeros((8, 8))
         inside = np.s_[2 * y : 2 * y + 2, 2 * x : 2 * x + 2]
-        expected[inside] = given[inside][..., centre]
+        expected[inside] = inputs[inside][..., centre]
         assert np.allclose(tree.support[leaf], np.kron(expected, np.ones((4, 4))), atol=1e-6)
 
 
@@ -162,8 +162,8 @@ def test_model_gets_back_its_mode(seed: int) -> None:
 
 def test_input_is_normalised_as_the_model_says(seed: int) -> None:
     picture = random_picture(seed)
-    found = model_input(tiny(), [picture])[0].permute(1, 2, 0).numpy()
-    assert np.allclose(found, (picture / 255 - np.array(MEAN)) / np.array(STD), atol=1e-5)
+    actual = model_input(tiny(), [picture])[0].permute(1, 2, 0).numpy()
+    assert np.allclose(actual, (picture / 255 - np.array(MEAN)) / np.array(STD), atol=1e-5)
     other = model_input(tiny(), [picture], (0, 0, 0), (1, 1, 1))[0].permute(1, 2, 0).numpy()
     assert np.allclose(other, picture / 255, atol=1e-6)
 
@@ -172,9 +172,9 @@ def test_input_is_normalised_as_the_model_says(seed: int) -> None:
 def test_fit_keeps_the_middle(height: int, width: int, size: int) -> None:
     picture = np.zeros((height, width, 3), np.uint8)
     picture[:, : width // 2] = 200
-    found = fit(picture, size)
-    assert found.shape == (size, size, 3)
-    assert (found[:, : size // 2 - 3] > 190).all() and (found[:, size // 2 + 3 :] < 10).all()
+    actual = fit(picture, size)
+    assert actual.shape == (size, size, 3)
+    assert (actual[:, : size // 2 - 3] > 190).all() and (actual[:, size // 2 + 3 :] < 10).all()
 
 
 def test_data_url_holds_the_picture(seed: int) -> None:

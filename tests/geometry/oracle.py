@@ -279,8 +279,8 @@ def relative_error(computed: torch.Tensor, reference) -> float:
     """Norm of the difference over the norm of the reference (0 for 0 against 0), as a float; NaN counts as infinite."""
     if not bool(torch.isfinite(computed).all()):
         return float("inf")
-    found, wanted = flatten(exact(computed)), flatten(reference)
-    size, gap = norm(wanted), norm(difference(found, wanted))
+    actual, expected = flatten(exact(computed)), flatten(reference)
+    size, gap = norm(expected), norm(difference(actual, expected))
     if not size:
         return 0.0 if not gap else float("inf")
     return float(gap / size)

@@ -235,9 +235,9 @@ def test_reference_models_agree_and_derivatives_are_right(separation: float) -> 
     M = oracle.exact(draw.normal(3, 5))
     tiny = oracle.mpf(10) ** -50
 
-    def close(found, wanted) -> bool:
-        found, wanted = oracle.flatten([found]), oracle.flatten([wanted])
-        return oracle.norm(oracle.difference(found, wanted)) <= tiny * oracle.norm(wanted)
+    def close(actual, expected) -> bool:
+        actual, expected = oracle.flatten([actual]), oracle.flatten([expected])
+        return oracle.norm(oracle.difference(actual, expected)) <= tiny * oracle.norm(expected)
 
     px, py = (oracle.lorentz_to_poincare(z, c) for z in (X, Y))
     kx, ky = (oracle.lorentz_to_klein(z, c) for z in (X, Y))
@@ -337,8 +337,8 @@ def test_lorentz_dist_same_ray(radius: int, c: float, dim: int, dtype: torch.dty
     for i, (X, Y) in enumerate(zip(oracle.exact(x), oracle.exact(y), strict=True)):
         d, in_x, in_y = oracle.pair_gradient(oracle.lorentz_dist, X, Y, exact_c)
         values.append(oracle.relative_error(value[i], d))
-        for point, found, wanted in ((X, grad_a[i], in_x), (Y, grad_b[i], in_y)):
-            miss = oracle.difference(oracle.exact(found), wanted)
+        for point, actual, expected in ((X, grad_a[i], in_x), (Y, grad_b[i], in_y)):
+            miss = oracle.difference(oracle.exact(actual), expected)
             slopes.append(float(oracle.riemannian_norm_of_gradient(point, miss, exact_c)))
     assert_below(values, tolerance(name, "value", dtype), f"{name}, value", draw, x, y)
     if dtype is torch.float32:

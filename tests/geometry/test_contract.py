@@ -223,9 +223,9 @@ def test_distances_within_one_set_compile(space, mode):
     def total(x):
         return space.pairwise_dist(x, x, mode=mode).square().sum()
 
-    (wanted,) = torch.autograd.grad(total(x), x)
-    (found,) = torch.autograd.grad(torch.compile(total, fullgraph=True, backend="aot_eager")(x), x)
-    torch.testing.assert_close(found, wanted)
+    (expected,) = torch.autograd.grad(total(x), x)
+    (actual,) = torch.autograd.grad(torch.compile(total, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_shapes_alone_go_through_products():

@@ -114,14 +114,14 @@ class Case:
         return poincare.expmap0(v) if self.model == "ball" else lorentz.expmap0(v)
 
     def __call__(self, rows: dict[str, Tensor], c: Tensor | float) -> Tensor:
-        given = dict(rows)
+        inputs = dict(rows)
         if self.model == "ambient":
-            given["x"] = torch.cat([(1 / c + given["x"].square().sum(-1, keepdim=True)).sqrt(), given["x"]], -1)
+            inputs["x"] = torch.cat([(1 / c + inputs["x"].square().sum(-1, keepdim=True)).sqrt(), inputs["x"]], -1)
         if self.reduces:  # a set of three points per row, two of which depend on the row
-            given["x"] = torch.stack([given["x"], 0.5 * given["x"].flip(-1), torch.full_like(given["x"], 0.1)], -2)
-        dtype = next(iter(given.values())).dtype
+            inputs["x"] = torch.stack([inputs["x"], 0.5 * inputs["x"].flip(-1), torch.full_like(inputs["x"], 0.1)], -2)
+        dtype = next(iter(inputs.values())).dtype
         fixed = {arg: v.to(dtype) if isinstance(v, Tensor) else v for arg, v in self.fixed.items()}
-        return self.entry.fn(**given, **fixed, c=c)
+        return self.entry.fn(**inputs, **fixed, c=c)
 
 
 def gradients(
@@ -289,9 +289,9 @@ def test_the_exterior_angle_next_to_the_ray_keeps_its_gradient(space, dim: int) 
     x = x / x.norm(dim=-1, keepdim=True) * (0.05 + 0.7 * torch.rand(500, 1, generator=g))
     y = (-x).clone()
     y[:, 0] = torch.nextafter(y[:, 0], torch.full((), math.inf))
-    found, true = ([t.requires_grad_() for t in (x.to(d), y.to(d))] for d in (torch.float32, torch.float64))
-    found, true = (torch.autograd.grad(space.exterior_angle(*p, 1.3).sum(), p) for p in (found, true))
-    for f, t in zip(found, true, strict=True):
+    actual, true = ([t.requires_grad_() for t in (x.to(d), y.to(d))] for d in (torch.float32, torch.float64))
+    actual, true = (torch.autograd.grad(space.exterior_angle(*p, 1.3).sum(), p) for p in (actual, true))
+    for f, t in zip(actual, true, strict=True):
         assert (t.norm(dim=-1) > 0.1).all(), f"seed={seed}"
         assert ((f.double() - t).norm(dim=-1) <= 1e-5 * t.norm(dim=-1)).all(), f"seed={seed}"
 
@@ -443,16 +443,16 @@ def _boost(p: Tensor, x: Tensor, c: float) -> Tensor:
 def test_models_agree_on_distance(dim: int, c: float, dtype: torch.dtype) -> None:
     g, seed = generator()
     points = [draw_points(torch.tanh, 5.0, c, 5000, dim, dtype, g) for _ in range(2)]
-    found = {
+    actual = {
         "klein": klein.dist(*points, c),
         "lorentz": lorentz.dist(*(klein.to_lorentz(k, c) for k in points), c),
         "poincare": poincare.dist(*(klein.to_poincare(k, c) for k in points), c),
         "via lorentz": poincare.dist(*(lorentz.to_poincare(klein.to_lorentz(k, c), c) for k in points), c),
         "via poincare": lorentz.dist(*(poincare.to_lorentz(klein.to_poincare(k, c), c) for k in points), c),
     }
-    for a in found:
-        for b in found:
-            gap = _disagreement(found[a], found[b], c)
+    for a in actual:
+        for b in actual:
+            gap = _disagreement(actual[a], actual[b], c)
             assert gap <= TOLERANCE["models"], f"{a} and {b} differ by {gap:.3g}, seed={seed}"
 
 
@@ -510,9 +510,9 @@ def test_no_clamp_inside_the_limits_poincare(c: float) -> None:
     assert (math.sqrt(c) * (inverse - exact).abs() <= 8 * EPS * (1 / gap + math.sqrt(c) * exact)).all(), f"seed={seed}"
 
 
-def _worst(found: Tensor, true: Tensor) -> float:
+def _worst(actual: Tensor, true: Tensor) -> float:
     """Largest error of a row (or entry) relative to its size."""
-    if found.dim() == 1:
-        found, true = found.unsqueeze(-1), true.unsqueeze(-1)
+    if actual.dim() == 1:
+        actual, true = actual.unsqueeze(-1), true.unsqueeze(-1)
     size = true.norm(dim=-1)
-    return ((found.double() - true).norm(dim=-1) / torch.where(size > 0, size, 1.0)).max().item()
+    return ((actual.double() - true).norm(dim=-1) / torch.where(size > 0, size, 1.0)).max().item()

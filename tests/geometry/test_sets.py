@@ -29,8 +29,8 @@ def test_no_call_has_more_terms_than_32_bits_count(
     monkeypatch.setattr(torch.ops.aten, "_cdist_backward", count)
     x, y = (torch.empty(*batch, size, n, device="meta") for size in (N, M))
     grad, d = (torch.empty(*batch, N, M, device="meta") for _ in range(2))
-    found = sets._Steps.apply(grad, x, y, d)
-    assert found.shape == x.shape
+    actual = sets._Steps.apply(grad, x, y, d)
+    assert actual.shape == x.shape
     assert sum(terms) == d.numel() * n > 2**31
     assert max(terms) < 2**31
 
@@ -42,10 +42,10 @@ def test_parts_give_the_same_gradient(batch: tuple[int, ...], most: int, monkeyp
     x = torch.randn(*batch, 5, 6, dtype=torch.float64).requires_grad_()
     y = torch.randn(*batch, 3, 6, dtype=torch.float64).requires_grad_()
     weight = torch.randn(*batch, 5, 3, dtype=torch.float64)
-    found = torch.autograd.grad((sets.accurate_cdist(x, y) * weight).sum(), (x, y))
+    actual = torch.autograd.grad((sets.accurate_cdist(x, y) * weight).sum(), (x, y))
     steps = x.unsqueeze(-2) - y.unsqueeze(-3)
-    wanted = torch.autograd.grad((steps.norm(dim=-1) * weight).sum(), (x, y))
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    expected = torch.autograd.grad((steps.norm(dim=-1) * weight).sum(), (x, y))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_parts_keep_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_gradient_of_more_terms_than_32_bits_count() -> None:
     x, y = (torch.randn(5, 2048, 256, device="cuda", dtype=torch.float64) for _ in range(2))
     weight = torch.randn(5, 2048, 2048, device="cuda", dtype=torch.float64)
     leaf = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad((sets.accurate_cdist(leaf, y) * weight).sum(), leaf)
+    (actual,) = torch.autograd.grad((sets.accurate_cdist(leaf, y) * weight).sum(), leaf)
     last = x[-1:, -3:].clone().requires_grad_()
-    (wanted,) = torch.autograd.grad((sets.accurate_cdist(last, y[-1:]) * weight[-1:, -3:]).sum(), last)
-    torch.testing.assert_close(found[-1:, -3:], wanted, rtol=1e-10, atol=1e-10)
+    (expected,) = torch.autograd.grad((sets.accurate_cdist(last, y[-1:]) * weight[-1:, -3:]).sum(), last)
+    torch.testing.assert_close(actual[-1:, -3:], expected, rtol=1e-10, atol=1e-10)

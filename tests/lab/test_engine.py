@@ -32,8 +32,8 @@ def dense_batches(engine: Engine, group: int, steps: int) -> Iterator[Tensor]:
 
 def run(grid: Grid, **options: object) -> tuple[Engine, Tensor]:
     engine = Engine(grid, **options)  # type: ignore[arg-type]
-    found = [engine.advance(with_loss=True) for _ in range(grid.steps)]
-    return engine, torch.stack([loss for loss in found if loss is not None])
+    actual = [engine.advance(with_loss=True) for _ in range(grid.steps)]
+    return engine, torch.stack([loss for loss in actual if loss is not None])
 
 
 def trained(engine: Engine) -> dict[Model, tuple[Tensor, Tensor]]:
@@ -70,7 +70,7 @@ def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int)
     groups = bucket.groups if mixed else [2] * len(bucket.groups)
     assert len(set(batch.num_rows)) > 1
     pieces = [build_index(batch, groups, 40, k) for k in range(len(batch.sizes))]
-    found, loss = gradients(bucket.P, pieces, batch.size, with_loss=True)
+    actual, loss = gradients(bucket.P, pieces, batch.size, with_loss=True)
     assert loss is not None
     for i, group in enumerate(groups):
         x = batch.dense(group, 40)
@@ -80,8 +80,8 @@ def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int)
         (expected / 40).backward()
         assert toy.W.grad is not None and toy.b.grad is not None
         torch.testing.assert_close(loss[i], expected.detach(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(found[i, :, :-1], toy.W.grad, rtol=1e-10, atol=1e-14)
-        torch.testing.assert_close(found[i, :, -1], toy.b.grad, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(actual[i, :, :-1], toy.W.grad, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(actual[i, :, -1], toy.b.grad, rtol=1e-10, atol=1e-14)
 
 
 def test_evaluation_is_the_mean_over_fresh_samples(seed: int) -> None:
@@ -103,10 +103,10 @@ def test_a_model_does_not_depend_on_the_rest_of_the_grid(seed: int) -> None:
     """Bit for bit, whichever other widths, exponents, decays and seeds are trained beside it."""
     many, _ = run(fresh(seed, steps=20), chunk=3)
     few, _ = run(fresh(seed, steps=20, m=(7,), alpha=(1.5, 0.0), gamma=(0.3,), seeds=1))
-    found = trained(many)
+    actual = trained(many)
     assert len(few.models) == 2
     for model, (W, b) in trained(few).items():
-        assert torch.equal(W, found[model][0]) and torch.equal(b, found[model][1])
+        assert torch.equal(W, actual[model][0]) and torch.equal(b, actual[model][1])
 
 
 def test_padding_is_exact(seed: int) -> None:
@@ -220,22 +220,22 @@ def test_learning_rates_of_wide_runs() -> None:
     ],
 )
 def test_wrong_grids_are_one_line(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("?", r"\?")) as found:
+    with pytest.raises(UserError, match=message.replace("?", r"\?")) as actual:
         fresh(0, **changes)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
 
 
 def test_large_batches_are_worked_on_in_pieces(seed: int) -> None:
     """Of at least 128 rows on a CPU; the training is the same."""
     grid = fresh(seed, n=3000, m=(2,), alpha=(1.0,), gamma=(-1.0,), seeds=1, batch=300, steps=2)
-    engine, found = run(grid, dtype=torch.float64)
+    engine, actual = run(grid, dtype=torch.float64)
     assert engine.sampler.sizes == [100, 100, 100]
     toy = definition.ToyModel(*definition.initial(engine.models[0], dtype=torch.float64))
     expected = definition.train(toy, dense_batches(engine, 0, 2), grid, -1.0)
-    torch.testing.assert_close(found[:, 0], torch.stack(expected), rtol=1e-10, atol=0)
+    torch.testing.assert_close(actual[:, 0], torch.stack(expected), rtol=1e-10, atol=0)
     torch.testing.assert_close(engine.buckets[0].weights(0)[0], toy.W.detach(), rtol=0, atol=1e-10)
     mean, _ = engine.evaluate(600)
-    assert mean[0].item() == pytest.approx(found[-1, 0].item(), rel=0.1)
+    assert mean[0].item() == pytest.approx(actual[-1, 0].item(), rel=0.1)
 
 
 def test_precision_that_the_program_chose_plays_no_part(seed: int) -> None:
@@ -245,12 +245,12 @@ def test_precision_that_the_program_chose_plays_no_part(seed: int) -> None:
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            found, losses_found = run(grid)
+            actual, losses_found = run(grid)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(losses, losses_found)
-    assert torch.equal(exact.buckets[0].P, found.buckets[0].P)
+    assert torch.equal(exact.buckets[0].P, actual.buckets[0].P)
 
 
 def test_batches_without_any_active_feature(seed: int) -> None:

@@ -187,9 +187,9 @@ def test_llm_fit_from_a_table(seed: int, tmp_path: Path, capsys: pytest.CaptureF
     table = tmp_path / "losses.csv"
     table.write_text("\n".join(lines))
     assert main(["lab", "llm-fit", str(table), "--draws", "20", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["exponent"] == pytest.approx(fit_shared(m, loss, group).exponent)
-    assert found["low"] < found["high"] and len(found["offsets"]) == 16
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["exponent"] == pytest.approx(fit_shared(m, loss, group).exponent)
+    assert actual["low"] < actual["high"] and len(actual["offsets"]) == 16
     assert main(["lab", "llm-fit", str(table), "--draws", "5"]) == 0
     assert "Chinchilla's exponent in parameters, in width: 0.88 ± 0.05" in capsys.readouterr().out
     for text, message in (
@@ -225,10 +225,10 @@ def test_a_fit_records_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFi
     table = [{**dict.fromkeys(COLUMNS, 0.5), **row, "regime": "strong"} for row in rows()]
     table = [{**row, "loss_train": row["loss_eval"]} for row in table]
     (tmp_path / "runs.csv").write_text(to_csv(table))
-    for drop, said in ((0, ""), (1, "the smallest width is left out"), (2, "the 2 smallest widths are left out")):
+    for drop, text in ((0, ""), (1, "the smallest width is left out"), (2, "the 2 smallest widths are left out")):
         assert main(["lab", "fit", str(tmp_path), "--drop-small", str(drop), "--loss", "train"]) == 0
         out = capsys.readouterr().out
-        assert said in out and ("left out of every fit" in out) == bool(drop)
+        assert text in out and ("left out of every fit" in out) == bool(drop)
         with (tmp_path / "fits.csv").open(encoding="utf-8") as file:
             (line,) = csv.DictReader(file)
         assert (line["drop_small"], line["loss"]) == (str(drop), "loss_train")

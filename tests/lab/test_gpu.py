@@ -23,8 +23,8 @@ GRID = Grid(n=40, m=(3, 7), alpha=(0.0, 1.0, 1.5), gamma=(-0.8, 0.3), seeds=2, b
 
 def run(grid: Grid, **options: object) -> tuple[Engine, Tensor]:
     engine = Engine(grid, "cuda", **options)  # type: ignore[arg-type]
-    found = [engine.advance(with_loss=True) for _ in range(grid.steps)]
-    return engine, torch.stack([loss for loss in found if loss is not None])
+    actual = [engine.advance(with_loss=True) for _ in range(grid.steps)]
+    return engine, torch.stack([loss for loss in actual if loss is not None])
 
 
 @pytest.mark.parametrize("pad", [False, True])
@@ -63,19 +63,19 @@ def test_tf32_is_kept_out(seed: int) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found, _ = run(grid)
+        actual, _ = run(grid)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert torch.equal(exact.buckets[0].P, found.buckets[0].P)
+    assert torch.equal(exact.buckets[0].P, actual.buckets[0].P)
 
 
 def test_chances_on_the_gpu(seed: int) -> None:
     p = torch.full((1, 500), 1.5 * 2.0**-12, dtype=torch.float64, device="cuda")
     sampler = Sampler(p, 4000, seed)
-    found = sum(sampler.draw(step).starts[-1] for step in range(20))
+    actual = sum(sampler.draw(step).starts[-1] for step in range(20))
     expected = 20 * 4000 * 500 * p[0, 0].item()
-    assert abs(found - expected) < 5 * expected**0.5
+    assert abs(actual - expected) < 5 * expected**0.5
 
 
 def test_a_sweep_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,10 @@ def test_excess_does_not_cancel(seed: int) -> None:
     points = torch.randn(50, 5, dtype=torch.float64)
     for c in (1e-8, 1e-3, 1.0, 1e6):
         root = torch.tensor(c, dtype=torch.float64).sqrt()
-        found = excess(points.float(), root.float()).double().squeeze(-1)
+        actual = excess(points.float(), root.float()).double().squeeze(-1)
         square = points.float().double().square().sum(-1)
         exact = [math.sqrt(c) * s / (1 + math.sqrt(1 + c * s)) for s in square.tolist()]
-        torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=1e-6, atol=0)
+        torch.testing.assert_close(actual, torch.tensor(exact, dtype=torch.float64), rtol=1e-6, atol=0)
     assert excess(points, torch.zeros(1, dtype=torch.float64)).count_nonzero() == 0
 
 
@@ -90,8 +90,8 @@ def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int)
     bucket, batch = engine.buckets[1], Sampler(engine.p, 64, seed, torch.float64, piece).draw(3)
     groups = bucket.groups if mixed else [1] * len(bucket.groups)
     pieces = [build_index(batch, groups, 40, k) for k in range(len(batch.sizes))]
-    found, loss = gradients(bucket.P, pieces, batch.size, with_loss=True, root=bucket.root)
-    assert loss is not None and found.shape == bucket.P.shape
+    actual, loss = gradients(bucket.P, pieces, batch.size, with_loss=True, root=bucket.root)
+    assert loss is not None and actual.shape == bucket.P.shape
     for i, (group, model) in enumerate(zip(groups, bucket.models, strict=True)):
         x = batch.dense(group, 40)
         x = torch.cat([x, x.new_zeros(batch.size - len(x), 40)])
@@ -100,8 +100,8 @@ def test_gradients_and_losses_equal_autograd(seed: int, mixed: bool, piece: int)
         (expected / 40).backward()
         assert toy.W.grad is not None and toy.b.grad is not None
         torch.testing.assert_close(loss[i], expected.detach(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(found[i, :, :-1], toy.W.grad, rtol=1e-10, atol=1e-14)
-        torch.testing.assert_close(found[i, :, -1], toy.b.grad, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(actual[i, :, :-1], toy.W.grad, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(actual[i, :, -1], toy.b.grad, rtol=1e-10, atol=1e-14)
 
 
 def test_evaluation_knows_the_curvature(seed: int) -> None:
@@ -139,9 +139,9 @@ def test_models_that_differ_in_curvature_start_alike(seed: int) -> None:
 
 
 def test_curvature_near_zero_is_nearly_flat(seed: int) -> None:
-    found = trained(run(fresh(seed, curvature=(0.0, 1e-10), steps=10), dtype=torch.float64)[0])
-    for model, (W, _) in found.items():
-        twin = found[Model(**{**model.__dict__, "curvature": 0.0})][0]
+    actual = trained(run(fresh(seed, curvature=(0.0, 1e-10), steps=10), dtype=torch.float64)[0])
+    for model, (W, _) in actual.items():
+        twin = actual[Model(**{**model.__dict__, "curvature": 0.0})][0]
         assert (W - twin).abs().max() < 1e-6
 
 

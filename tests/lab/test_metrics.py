@@ -41,42 +41,42 @@ def simplex(m: int) -> Tensor:
 def test_overlaps_equal_all_pairs(seed: int) -> None:
     W = torch.randn(37, 6) * torch.rand(37, 1) + 0.3
     expected = np.array(by_pairs(W))
-    found = overlap(W, block=10)
-    assert found.num == 37
-    assert found.mean_square == pytest.approx((expected**2).mean(), abs=1e-12)
-    assert found.signed_mean == pytest.approx(expected.mean(), abs=1e-12)
-    assert found.variance == pytest.approx((expected**2).var(), abs=1e-12)
-    assert found.largest == pytest.approx(np.abs(expected).max(), abs=1e-12)
+    actual = overlap(W, block=10)
+    assert actual.num == 37
+    assert actual.mean_square == pytest.approx((expected**2).mean(), abs=1e-12)
+    assert actual.signed_mean == pytest.approx(expected.mean(), abs=1e-12)
+    assert actual.variance == pytest.approx((expected**2).var(), abs=1e-12)
+    assert actual.largest == pytest.approx(np.abs(expected).max(), abs=1e-12)
     with_zero = overlap(torch.cat([W[:5], torch.zeros(1, 6), W[5:]]))
-    assert with_zero.num == 37 and with_zero.mean_square == pytest.approx(found.mean_square, abs=1e-12)
+    assert with_zero.num == 37 and with_zero.mean_square == pytest.approx(actual.mean_square, abs=1e-12)
 
 
 def test_random_directions_overlap_by_one_over_m(seed: int) -> None:
     m, num = 20, 400
     mean, variance = random_overlap(m)
-    found = overlap(torch.randn(num, m))
+    actual = overlap(torch.randn(num, m))
     # Overlaps of random directions are independent in pairs, so pairs add like independent draws.
-    assert abs(found.mean_square - mean) < 3 * (variance / (num * (num - 1) / 2)) ** 0.5
-    assert found.variance == pytest.approx(variance, rel=0.1)
+    assert abs(actual.mean_square - mean) < 3 * (variance / (num * (num - 1) / 2)) ** 0.5
+    assert actual.variance == pytest.approx(variance, rel=0.1)
     assert (mean, variance) == pytest.approx((1 / 20, 2 * 19 / (400 * 22)))
 
 
 @pytest.mark.parametrize("m", [2, 5, 12])
 def test_frames_that_reach_the_bound(m: int) -> None:
-    found = overlap(simplex(m))
-    assert found.largest == pytest.approx(1 / m, abs=1e-12)
-    assert found.welch == pytest.approx(1 / m, abs=1e-12)
-    assert found.mean_square == pytest.approx(1 / m**2, abs=1e-12)
-    assert found.variance == pytest.approx(0, abs=1e-12)
+    actual = overlap(simplex(m))
+    assert actual.largest == pytest.approx(1 / m, abs=1e-12)
+    assert actual.welch == pytest.approx(1 / m, abs=1e-12)
+    assert actual.mean_square == pytest.approx(1 / m**2, abs=1e-12)
+    assert actual.variance == pytest.approx(0, abs=1e-12)
     orthogonal = overlap(torch.eye(m))
     assert (orthogonal.mean_square, orthogonal.largest, orthogonal.welch) == (0, 0, 0)
 
 
 def test_welch_is_below_every_set(seed: int) -> None:
     for m in (3, 8):
-        found = overlap(torch.randn(50, m))
-        assert found.welch == welch_bound(50, m) < found.largest
-        assert found.welch**2 < found.mean_square
+        actual = overlap(torch.randn(50, m))
+        assert actual.welch == welch_bound(50, m) < actual.largest
+        assert actual.welch**2 < actual.mean_square
     assert welch_bound(1000, 100) ** 2 == pytest.approx(900 / (100 * 999))
 
 
@@ -91,11 +91,11 @@ def test_measure_counts_rows_by_norm(seed: int) -> None:
     W[:4] *= 1.3
     W[4:10] *= 0.8
     W[10:] *= 0.1
-    found = measure(W)
-    assert found["phi_half"] == pytest.approx(10 / 40) and found["phi_one"] == pytest.approx(4 / 40)
-    assert found["regime"] == "weak"
-    assert found["mso_strong"] == pytest.approx((np.array(by_pairs(W[:4])) ** 2).mean())
-    assert found["mso_all"] == pytest.approx((np.array(by_pairs(W)) ** 2).mean())
+    actual = measure(W)
+    assert actual["phi_half"] == pytest.approx(10 / 40) and actual["phi_one"] == pytest.approx(4 / 40)
+    assert actual["regime"] == "weak"
+    assert actual["mso_strong"] == pytest.approx((np.array(by_pairs(W[:4])) ** 2).mean())
+    assert actual["mso_all"] == pytest.approx((np.array(by_pairs(W)) ** 2).mean())
     W[3, 2] = torch.nan
     assert measure(W)["regime"] == "diverged" and math.isnan(measure(W)["phi_half"])  # type: ignore[arg-type]
 
@@ -107,8 +107,8 @@ def test_silent_features_never_answer(curvature: float, seed: int) -> None:
     expected = torch.relu(alone + b) == 0
     assert 10 < expected.sum() < 190
     assert torch.equal(silent_features(W, b, curvature), expected)
-    found = measure(W, curvature, b)
-    assert found["silent"] == expected.sum() and found["first_silent"] == 1 + expected.int().argmax()
+    actual = measure(W, curvature, b)
+    assert actual["silent"] == expected.sum() and actual["first_silent"] == 1 + expected.int().argmax()
     none = measure(W, curvature, b + 100)
     assert none["silent"] == 0 and math.isnan(none["first_silent"])  # type: ignore[arg-type]
     assert math.isnan(measure(W, curvature)["silent"])  # type: ignore[arg-type]

@@ -15,11 +15,11 @@ from tests.lab.figures.test_figures import RUNS
 LOSSES = "model,family,dataset,m,loss\n" + "".join(f"A{m},A,x,{m},{300 * m**-0.9 + 2!r}\n" for m in (64, 128, 256, 512))
 
 
-def refused(args: list[str], capsys: pytest.CaptureFixture[str], *said: str) -> None:
+def refused(args: list[str], capsys: pytest.CaptureFixture[str], *output: str) -> None:
     assert main(["lab", *args]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and captured.out == ""
-    for text in said:
+    for text in output:
         assert text in captured.err
 
 

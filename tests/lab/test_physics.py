@@ -47,11 +47,11 @@ def test_skewed_data_in_strong_superposition_falls_faster(seed: int, tmp_path: P
 def dropped_losses(rows: list[dict[str, Any]], out: Path) -> list[float]:
     """Of each model the loss of the very features that it dropped; ``loss_unlearned`` is that of as many rare ones."""
     norms = load_tensors(out / "parts" / f"{rows[0]['part']}.safetensors")[0]["norms"]
-    found = []
+    actual = []
     for row, norm in zip(rows, norms, strict=True):
         p = frequencies(row["n"], row["alpha"], row["density"])
-        found.append(float((4 / 3 * p - p**2)[norm.numpy() <= 0.5].sum()))
-    return found
+        actual.append(float((4 / 3 * p - p**2)[norm.numpy() <= 0.5].sum()))
+    return actual
 
 
 @pytest.mark.parametrize("changes", [{}, {"seed": 99566, "data_seed": 921352}], ids=["fresh", "farthest"])

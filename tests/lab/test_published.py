@@ -61,8 +61,8 @@ def test_a_point_comes_with_its_error_and_a_cell_of_the_map_without(gamma: float
 
 def test_every_setting_of_the_preset_has_one() -> None:
     (grid,) = preset("paper-grid")
-    found = [published_exponent(models(alpha, gamma)) for alpha in grid.alpha for gamma in grid.gamma]
-    assert len(found) == 170 and None not in found
+    actual = [published_exponent(models(alpha, gamma)) for alpha in grid.alpha for gamma in grid.gamma]
+    assert len(actual) == 170 and None not in actual
     assert grid.lr_rule == "flat" and grid.m == PAPER_WIDTHS and grid.gamma == PAPER_GAMMAS and grid.density == (1.0,)
 
 

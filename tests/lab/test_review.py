@@ -70,9 +70,9 @@ def test_error_of_the_shared_exponent_counts_every_offset(seed: int) -> None:
         return theta[0] * np.exp(-theta[1] * x) + theta[2:][place] - loss
 
     start = np.array([fit.scale * 1000**-fit.exponent, fit.exponent, *fit.offsets.values()])
-    found = optimize.least_squares(residual, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
-    variance = 2 * found.cost / (len(loss) - 18) * np.linalg.inv(found.jac.T @ found.jac)[1, 1]
-    assert fit.exponent == pytest.approx(found.x[1], abs=1e-5)
+    actual = optimize.least_squares(residual, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    variance = 2 * actual.cost / (len(loss) - 18) * np.linalg.inv(actual.jac.T @ actual.jac)[1, 1]
+    assert fit.exponent == pytest.approx(actual.x[1], abs=1e-5)
     assert fit.error == pytest.approx(variance**0.5, rel=1e-3)
 
 

@@ -61,9 +61,9 @@ def test_rare_features_keep_their_chance(seed: int) -> None:
     """A chance of 1.5 of the coarse steps: the fine bits decide, else it would be a third more or less."""
     p = torch.full((1, 4000), 1.5 * 2.0**-16, dtype=torch.float64)
     sampler = Sampler(p, 4000, seed)
-    found = sum(sampler.draw(step).starts[-1] for step in range(8))
+    actual = sum(sampler.draw(step).starts[-1] for step in range(8))
     expected = 8 * 4000 * 4000 * p[0, 0].item()
-    assert abs(found - expected) < 5 * expected**0.5 < expected / 3
+    assert abs(actual - expected) < 5 * expected**0.5 < expected / 3
 
 
 def test_tables_share_their_random_numbers(seed: int) -> None:

@@ -106,12 +106,12 @@ def test_flex_is_fused(c: float, kind: str) -> None:
     flex.load_state_dict(fused.state_dict())
     s, tables = inputs(fused)
     packed = masks(2, 9)["packed"]
-    given: BlockMask | Tensor | None = packed.expand(2, 1, -1, -1) if kind == "packed" else None
+    settings: BlockMask | Tensor | None = packed.expand(2, 1, -1, -1) if kind == "packed" else None
     if kind == "blocks":
-        given = create_block_mask(lambda b, h, i, j: packed[0, 0][i, j], None, None, 9, 9, device="cpu")
+        settings = create_block_mask(lambda b, h, i, j: packed[0, 0][i, j], None, None, 9, 9, device="cpu")
     with torch.no_grad():
         expected = fused(lift(s, c), tables, None if kind == "causal" else packed)
-        out = flex(lift(s, c), tables, given)
+        out = flex(lift(s, c), tables, settings)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -36,9 +36,9 @@ def test_values_and_gradients_are_those_of_cross_entropy(chunk: int | None, fact
     hidden, weight, labels = problem()
     expected = definition(hidden, weight, labels)
     expected_grads = torch.autograd.grad(factor * expected, (hidden, weight))
-    found = linear_cross_entropy(hidden, weight, labels, chunk=chunk)
-    grads = torch.autograd.grad(factor * found, (hidden, weight))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    actual = linear_cross_entropy(hidden, weight, labels, chunk=chunk)
+    grads = torch.autograd.grad(factor * actual, (hidden, weight))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
 
@@ -46,9 +46,9 @@ def test_values_and_gradients_are_those_of_cross_entropy(chunk: int | None, fact
 def test_large_logits_do_not_overflow() -> None:
     hidden, weight, labels = problem(dtype=torch.float32)
     hidden = (hidden.detach() * 1e4).requires_grad_()
-    found = linear_cross_entropy(hidden, weight, labels)
-    torch.testing.assert_close(found, definition(hidden, weight, labels))
-    grad = torch.autograd.grad(found, hidden)[0]
+    actual = linear_cross_entropy(hidden, weight, labels)
+    torch.testing.assert_close(actual, definition(hidden, weight, labels))
+    grad = torch.autograd.grad(actual, hidden)[0]
     torch.testing.assert_close(grad, torch.autograd.grad(definition(hidden, weight, labels), hidden)[0])
 
 
@@ -90,9 +90,9 @@ def test_all_labels_ignored_is_zero_with_zero_gradients() -> None:
 def test_another_label_can_be_the_ignored_one() -> None:
     hidden, weight, labels = problem()
     labels = labels.clamp_min(0)
-    found = linear_cross_entropy(hidden, weight, labels, ignore_index=0)
+    actual = linear_cross_entropy(hidden, weight, labels, ignore_index=0)
     expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten(), ignore_index=0)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_num_items_replaces_the_count() -> None:
@@ -100,9 +100,9 @@ def test_num_items_replaces_the_count() -> None:
     count = int((labels != -100).sum())
     mean = linear_cross_entropy(hidden, weight, labels)
     for num_items in (3 * count, torch.tensor(3 * count)):
-        found = linear_cross_entropy(hidden, weight, labels, num_items=num_items)
-        torch.testing.assert_close(found * 3, mean, rtol=1e-12, atol=0)
-        grad, expected = (torch.autograd.grad(x, weight, retain_graph=True)[0] for x in (found * 3, mean))
+        actual = linear_cross_entropy(hidden, weight, labels, num_items=num_items)
+        torch.testing.assert_close(actual * 3, mean, rtol=1e-12, atol=0)
+        grad, expected = (torch.autograd.grad(x, weight, retain_graph=True)[0] for x in (actual * 3, mean))
         torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-15)
 
 
@@ -136,11 +136,11 @@ def test_bfloat16_is_near_float32(autocast: bool) -> None:
     dtype = torch.float32 if autocast else torch.bfloat16
     leaves = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight)]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        found = linear_cross_entropy(*leaves, labels, chunk=32)
-    assert found.dtype == torch.float32
+        actual = linear_cross_entropy(*leaves, labels, chunk=32)
+    assert actual.dtype == torch.float32
     # Logits are rounded to 8 bits; single losses are off by up to 2^-9 of a logit, their mean by far less.
-    assert abs(found.item() - expected.item()) < 1e-3 * expected.item()
-    for grad, leaf, exact in zip(torch.autograd.grad(found, leaves), leaves, expected_grads, strict=True):
+    assert abs(actual.item() - expected.item()) < 1e-3 * expected.item()
+    for grad, leaf, exact in zip(torch.autograd.grad(actual, leaves), leaves, expected_grads, strict=True):
         assert grad.dtype == leaf.dtype
         assert (grad.float() - exact).norm() < 4e-3 * exact.norm()
 
@@ -166,9 +166,9 @@ def test_compiled_as_one_graph(autocast: bool) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for tokens in ((3, 7), (2, 11)):  # the second one makes the shape dynamic
         hidden, weight, labels = problem(tokens, dtype=torch.float32)
-        expected, found = step(hidden, weight, labels), compiled(hidden, weight, labels)
-        assert torch.equal(found, expected)
-        for grad, exact in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (found, expected)), strict=True):
+        expected, actual = step(hidden, weight, labels), compiled(hidden, weight, labels)
+        assert torch.equal(actual, expected)
+        for grad, exact in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (actual, expected)), strict=True):
             torch.testing.assert_close(grad, exact, rtol=1e-5, atol=1e-7)
     with torch.no_grad():
         assert torch.equal(compiled(hidden, weight, labels), expected)
@@ -286,9 +286,9 @@ def test_large_vocabulary_on_the_gpu(autocast: bool) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
-        found = linear_cross_entropy(*leaves, labels, chunk=512)
+        actual = linear_cross_entropy(*leaves, labels, chunk=512)
     peak = torch.cuda.max_memory_allocated() - before
-    grads = torch.autograd.grad(found, leaves)
+    grads = torch.autograd.grad(actual, leaves)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         assert (grad.float() - expected_grad).norm() < 4e-3 * expected_grad.norm()
     logits = 512 * 128256 * 2

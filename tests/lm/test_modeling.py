@@ -474,9 +474,9 @@ def test_evaluation_sees_what_a_fused_optimiser_did(variant: str, head: str) -> 
             optimizer.zero_grad()
         if mode:
             model.eval()
-        found = logits(model)
-        assert torch.equal(found, logits(copy.deepcopy(model)))  # a copy keeps nothing
-        assert (found - logits(small(variant, dtype=torch.float32, head=head).eval())).abs().max() > 0.01
+        actual = logits(model)
+        assert torch.equal(actual, logits(copy.deepcopy(model)))  # a copy keeps nothing
+        assert (actual - logits(small(variant, dtype=torch.float32, head=head).eval())).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

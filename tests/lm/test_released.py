@@ -96,5 +96,5 @@ def test_the_published_code_and_ours_agree() -> None:
     model.load_state_dict(published_weights())
     ids = torch.arange(14).reshape(2, 7) * 5 % VOCABULARY
     with torch.no_grad():
-        found = model(ids).logits[:, :, SHOWN]
-    torch.testing.assert_close(found, torch.tensor(LOGITS), rtol=0, atol=3e-6)  # they are written to 1e-6
+        actual = model(ids).logits[:, :, SHOWN]
+    torch.testing.assert_close(actual, torch.tensor(LOGITS), rtol=0, atol=3e-6)  # they are written to 1e-6

@@ -69,10 +69,10 @@ def test_loss_is_that_of_the_logits(name: str) -> None:
 def test_generate_continues_with_the_likeliest_token(name: str) -> None:
     model = twin(name).eval()
     ids = torch.randint(300, (2, 5))
-    found = model.generate(ids, max_new_tokens=3, do_sample=False)
+    actual = model.generate(ids, max_new_tokens=3, do_sample=False)
     for _ in range(3):
         ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
-    assert torch.equal(found, ids)
+    assert torch.equal(actual, ids)
 
 
 def test_both_ways_to_run_experts_agree() -> None:
@@ -108,9 +108,9 @@ def test_compiled_as_one_graph(name: str) -> None:
     ids = torch.randint(300, (2, 16))
     expected = model(ids, labels=ids).loss
     torch._dynamo.reset()
-    found = torch.compile(model, fullgraph=True, backend="aot_eager")(input_ids=ids, labels=ids).loss
-    torch.testing.assert_close(found, expected)
-    found.backward()
+    actual = torch.compile(model, fullgraph=True, backend="aot_eager")(input_ids=ids, labels=ids).loss
+    torch.testing.assert_close(actual, expected)
+    actual.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 

@@ -79,8 +79,8 @@ def test_detections_lie_in_their_picture() -> None:
     detector = mask_rcnn(ToyBackbone(), 3, min_score=0.0, max_detections=7, **SMALL).eval()
     images, _ = make_batch()
     with torch.no_grad():
-        found = detector(images)
-    for image, one in zip(images, found, strict=True):
+        actual = detector(images)
+    for image, one in zip(images, actual, strict=True):
         height, width = image.shape[-2:]
         assert len(one["boxes"]) == 7
         assert one["masks"].shape == (7, 1, height, width)
@@ -100,8 +100,10 @@ def test_boxes_stay_exact_under_autocast() -> None:
     proposals: list[Tensor] = []
     detector.rpn.register_forward_hook(lambda module, inputs, output: proposals.extend(output[0]))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        (found,) = detector([torch.randn(3, 32, 1024)])
-    assert proposals[0].dtype == found["boxes"].dtype == found["scores"].dtype == found["masks"].dtype == torch.float32
+        (actual,) = detector([torch.randn(3, 32, 1024)])
+    assert (
+        proposals[0].dtype == actual["boxes"].dtype == actual["scores"].dtype == actual["masks"].dtype == torch.float32
+    )
     # Anchors have whole corners; the picture's edge cuts them. bfloat16 knows no odd number above 256.
     far = proposals[0][proposals[0] > 512]
     torch.testing.assert_close(far, far.round(), rtol=0, atol=1e-3)

@@ -34,8 +34,8 @@ def as_function(layer: nn.Module, inputs: tuple[Tensor, ...]):
     def call(*tensors: Tensor) -> Tensor:
         parameters = dict(zip(names, tensors[: len(names)], strict=True))
         rest = iter(tensors[len(names) :])
-        given = tuple(next(rest) if x.is_floating_point() else x for x in inputs)
-        return functional_call(layer, parameters, given)
+        settings = tuple(next(rest) if x.is_floating_point() else x for x in inputs)
+        return functional_call(layer, parameters, settings)
 
     return call, tuple(t.clone().requires_grad_() for t in (*values, *floating))
 
@@ -44,8 +44,8 @@ def results(layer: nn.Module, inputs: tuple[Tensor, ...], cotangent: Tensor | No
     """Output and gradients of floating inputs and parameters."""
     inputs = tuple(x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
     out = layer(*inputs)
-    wanted = [x for x in inputs if x.requires_grad] + list(layer.parameters())
-    grads = torch.autograd.grad(out, wanted, torch.ones_like(out) if cotangent is None else cotangent)
+    expected = [x for x in inputs if x.requires_grad] + list(layer.parameters())
+    grads = torch.autograd.grad(out, expected, torch.ones_like(out) if cotangent is None else cotangent)
     return [out.detach(), *grads]
 
 

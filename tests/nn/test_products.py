@@ -32,14 +32,14 @@ def test_values_and_gradients_are_those_of_the_definition(bias: bool, scaled: bo
     x = torch.randn(2, 5, 7, dtype=torch.float64, requires_grad=True)
     linear = nn.Linear(7, 3, bias=bias, dtype=torch.float64)
     factor = torch.randn(3, dtype=torch.float64, requires_grad=True) if scaled else None
-    given = [x, *linear.parameters(), *([] if factor is None else [factor])]
+    inputs = [x, *linear.parameters(), *([] if factor is None else [factor])]
     times = 1.0 if factor is None else factor
     for fast, slow in (
         (scaled_linear(x, linear.weight, linear.bias, factor), times * linear(x)),
         (gelu_linear(x, linear, factor), times * linear(F.gelu(x))),
     ):
         torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-        for one, other in zip(grads(fast, *given), grads(slow, *given), strict=True):
+        for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     assert torch.autograd.gradgradcheck(lambda x: gelu_linear(x, linear, factor), (x,))
 
@@ -62,8 +62,8 @@ def test_the_activation_is_not_kept(seed: int, monkeypatch: pytest.MonkeyPatch) 
 def test_functional_transforms(seed: int) -> None:
     linear, x = nn.Linear(6, 3), torch.randn(4, 6)
     rows = torch.func.vmap(torch.func.grad(lambda row: gelu_linear(row.unsqueeze(0), linear).square().sum()))(x)
-    given = x.clone().requires_grad_()
-    expected = torch.autograd.grad(linear(F.gelu(given)).square().sum(), given)[0]
+    inputs = x.clone().requires_grad_()
+    expected = torch.autograd.grad(linear(F.gelu(inputs)).square().sum(), inputs)[0]
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -73,9 +73,9 @@ def test_a_small_factor_survives_float16(seed: int) -> None:
     nn.init.normal_(linear.weight, std=0.02)
     factor = torch.full((4,), 1e-6)
     with torch.autocast("cpu", torch.float16):
-        found = [scaled_linear(x, linear.weight, linear.bias, factor), gelu_linear(x, linear, factor)]
+        actual = [scaled_linear(x, linear.weight, linear.bias, factor), gelu_linear(x, linear, factor)]
     expected = [linear(x) * factor, linear(F.gelu(x)) * factor]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert ((one.float() - other).norm() / other.norm()).item() < 5e-3
 
 
@@ -97,11 +97,11 @@ def test_the_norm_inside_a_product(seed: int) -> None:
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     x = torch.randn(2, 4, 3, 6, dtype=torch.float64, requires_grad=True)
-    given = [x, *norm.parameters(), *linear.parameters()]
+    inputs = [x, *norm.parameters(), *linear.parameters()]
     inside, plain = norm.inside(x, linear), linear(norm(x))
     torch.testing.assert_close(inside, plain, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(norm.before(x, linear), plain, rtol=0, atol=0)
-    for one, other in zip(grads(inside, *given), grads(plain, *given), strict=True):
+    for one, other in zip(grads(inside, *inputs), grads(plain, *inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
@@ -125,30 +125,30 @@ def mlp_parts(dtype: torch.dtype, bias: bool, scaled: bool) -> tuple[nn.Linear, 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_mlp_by_its_kernel(bias: bool, scaled: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
-    first, last, given = mlp_parts(torch.float32, bias, scaled)
-    x, factor = given[0], given[-1] if scaled else None
+    first, last, inputs = mlp_parts(torch.float32, bias, scaled)
+    x, factor = inputs[0], inputs[-1] if scaled else None
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         assert has_gelu_mlp(x)
         out = gelu_mlp(x, first.weight, first.bias, last, factor)
     # a factor that stays outside of a float16 product has its own dtype, as everywhere
     assert out.dtype == (torch.float32 if scaled and dtype == torch.float16 else dtype)
-    exact = [leaf.detach().double().requires_grad_() for leaf in given]
+    exact = [leaf.detach().double().requires_grad_() for leaf in inputs]
     weights = exact[1:3] if bias else [exact[1], None], exact[3:5] if bias else [exact[2], None]
     plain = F.linear(F.gelu(F.linear(exact[0], *weights[0])), *weights[1])  # type: ignore[arg-type]
     plain = plain * exact[-1] if scaled else plain
-    found = [out.detach(), *grads(out, *given)]
+    actual = [out.detach(), *grads(out, *inputs)]
     unit = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
-    for one, other in zip(found, [plain.detach(), *grads(plain, *exact)], strict=True):
+    for one, other in zip(actual, [plain.detach(), *grads(plain, *exact)], strict=True):
         assert one.shape == other.shape and ((one - other).norm() / other.norm()).item() < unit
-    assert all(one.dtype == torch.float32 for one in found[1:])
+    assert all(one.dtype == torch.float32 for one in actual[1:])
 
 
 def test_an_mlp_keeps_the_map_before_its_activation(seed: int, by_kernel: None) -> None:
-    first, last, given = mlp_parts(torch.float32, True, False)
+    first, last, inputs = mlp_parts(torch.float32, True, False)
     seen: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
-        gelu_mlp(given[0], first.weight, first.bias, last)
-    hidden = first(given[0])
+        gelu_mlp(inputs[0], first.weight, first.bias, last)
+    hidden = first(inputs[0])
     maps = [t for t in seen if t.numel() == hidden.numel() and t.dim() == hidden.dim()]
     assert len(seen) == 6 and len(maps) == 1
     torch.testing.assert_close(maps[0], hidden)
@@ -161,34 +161,34 @@ def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
     x = torch.randn(3000, 3)
     with torch.autocast("cpu", torch.bfloat16):
         out = gelu_mlp(x, weight, bias, last)
-    (found,) = torch.autograd.grad(out, bias, torch.ones_like(out))
+    (actual,) = torch.autograd.grad(out, bias, torch.ones_like(out))
     exact = bias.detach().double().requires_grad_()
     hidden = F.linear(x.bfloat16().double(), weight.detach().bfloat16().double(), exact)
     plain = F.gelu(hidden) @ last.weight.detach().bfloat16().double().mT
-    (wanted,) = torch.autograd.grad(plain, exact, torch.ones_like(plain))
-    torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=0.0)
+    (expected,) = torch.autograd.grad(plain, exact, torch.ones_like(plain))
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=0.0)
 
 
 def test_an_mlp_in_parts_that_learn(seed: int, by_kernel: None) -> None:
     """Whatever is frozen has no gradient, and the rest is as it was."""
-    first, last, given = mlp_parts(torch.float32, True, False)
-    whole = grads(gelu_mlp(given[0], first.weight, first.bias, last), *given)
-    for place, leaf in enumerate(given):
-        for other in given:
+    first, last, inputs = mlp_parts(torch.float32, True, False)
+    whole = grads(gelu_mlp(inputs[0], first.weight, first.bias, last), *inputs)
+    for place, leaf in enumerate(inputs):
+        for other in inputs:
             other.requires_grad_(other is leaf)
-        (alone,) = grads(gelu_mlp(given[0], first.weight, first.bias, last), leaf)
+        (alone,) = grads(gelu_mlp(inputs[0], first.weight, first.bias, last), leaf)
         torch.testing.assert_close(alone, whole[place], rtol=1e-6, atol=1e-6)
 
 
 def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
-    first, last, given = mlp_parts(torch.float32, True, True)
+    first, last, inputs = mlp_parts(torch.float32, True, True)
     twice = []
     for out in (
-        gelu_mlp(given[0], first.weight, first.bias, last, given[-1]),
-        last(F.gelu(first(given[0]))) * given[-1],
+        gelu_mlp(inputs[0], first.weight, first.bias, last, inputs[-1]),
+        last(F.gelu(first(inputs[0]))) * inputs[-1],
     ):
-        inner = torch.autograd.grad(out.square().sum(), given, create_graph=True)
-        twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), given))
+        inner = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), inputs))
     for one, other in zip(*twice, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -203,21 +203,21 @@ def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_linear_layer_with_a_gradient_of_its_own(dtype: torch.dtype, seed: int, by_product: None) -> None:
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     layer, x = nn.Linear(6, 9, dtype=kind), torch.randn(2, 150, 6, dtype=kind, requires_grad=True)
-    given = [x, *layer.parameters()]
+    inputs = [x, *layer.parameters()]
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        found, plain = linear(x, layer), layer(x)
-    assert found.grad_fn is not None and "_Linear" in found.grad_fn.name() and torch.equal(found, plain)
-    exact = [leaf.detach().double().requires_grad_() for leaf in given]
-    weight = torch.rand(found.shape).to(found.dtype)  # of one sign, so that sums keep their digits
-    wanted = torch.autograd.grad(F.linear(exact[0], *exact[1:]), exact, weight.double())
-    for one, other in zip(torch.autograd.grad(found, given, weight), wanted, strict=True):
+        actual, plain = linear(x, layer), layer(x)
+    assert actual.grad_fn is not None and "_Linear" in actual.grad_fn.name() and torch.equal(actual, plain)
+    exact = [leaf.detach().double().requires_grad_() for leaf in inputs]
+    weight = torch.rand(actual.shape).to(actual.dtype)  # of one sign, so that sums keep their digits
+    expected = torch.autograd.grad(F.linear(exact[0], *exact[1:]), exact, weight.double())
+    for one, other in zip(torch.autograd.grad(actual, inputs, weight), expected, strict=True):
         unit = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 0.01}[dtype]
         assert one.dtype == kind and ((one - other).norm() / other.norm()).item() < unit
     if dtype != torch.bfloat16:
         twice = []
         for y in (linear(x, layer), layer(x)):
-            inner = torch.autograd.grad(y.pow(3).mean(), given, create_graph=True)
-            twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), given, allow_unused=True))
+            inner = torch.autograd.grad(y.pow(3).mean(), inputs, create_graph=True)
+            twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), inputs, allow_unused=True))
         for one, other in zip(*twice, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -227,8 +227,8 @@ def test_a_bias_sums_many_ones(by_product: None) -> None:
     layer, x = nn.Linear(2, 3), torch.randn(3001, 2)
     with torch.autocast("cpu", torch.bfloat16):
         out = linear(x, layer)
-    (found,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
-    assert found.tolist() == [3001.0] * 3
+    (actual,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
+    assert actual.tolist() == [3001.0] * 3
 
 
 def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,8 +249,8 @@ def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.Monk
             torch, "mm", lambda *args, **kwargs: called.append(args[1].dtype) or product(*args, **kwargs)
         )
         for x in maps.values():
-            found = products._sum_rows(x)
-            assert found.shape == (3,) and found.dtype == torch.float32 and found.is_cuda
+            actual = products._sum_rows(x)
+            assert actual.shape == (3,) and actual.dtype == torch.float32 and actual.is_cuda
     assert called == [torch.bfloat16, torch.float16]
 
 
@@ -260,10 +260,10 @@ def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.Monk
 def test_the_product_with_ones_is_the_sum(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
     """As near to float64 as torch's own sum in float32: nothing is rounded to half precision on the way."""
     x = (torch.randn(num_rows, width, device="cuda") + 0.1).to(dtype)
-    exact, found = x.double().sum(0), products._sum_rows(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5 * max(num_rows, 1) ** 0.5)
-    assert torch.equal(products._sum_rows(x), found)
+    exact, actual = x.double().sum(0), products._sum_rows(x)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5 * max(num_rows, 1) ** 0.5)
+    assert torch.equal(products._sum_rows(x), actual)
 
 
 def test_a_layer_without_bias_has_nothing_to_sum(seed: int, by_product: None) -> None:
@@ -332,10 +332,10 @@ def test_a_factor_of_the_mixer(
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)
     x, factor = torch.randn(2, size, size, 6, requires_grad=True), torch.randn(6, requires_grad=True)
-    given = [x, factor, *mixer.parameters()]
+    inputs = [x, factor, *mixer.parameters()]
     fast, slow = mixer(x, None, factor), mixer(x) * factor
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
-    for one, other in zip(grads(fast, *given), grads(slow, *given), strict=True):
+    for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 

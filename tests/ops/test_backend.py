@@ -36,9 +36,9 @@ def test_what_fits_no_kernel_is_torch_or_one_line() -> None:
 
 
 def _with_shared(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    found = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152, multi_processor_count=7)
+    actual = SimpleNamespace(shared_memory_per_block_optin=size, shared_memory_per_block=49152, multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: actual)
     backend._ask_limits.cache_clear()
 
 

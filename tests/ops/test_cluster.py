@@ -33,11 +33,11 @@ CUTS = {  # map, windows, window, margin, centres, heads, dim, cells
 }
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
+def error(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, or that in norm, relative to the size of ``wanted``; NaN fails every comparison."""
-    if not wanted.numel():
+    if not expected.numel():
         return 0.0
-    return ((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-6)).item()
+    return ((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-6)).item()
 
 
 def limit(dtype: torch.dtype, device: str) -> float:
@@ -60,21 +60,21 @@ def patch_input(cut: Cut, B: int, dtype: torch.dtype, device: str, with_bias: bo
 def outcome(call: Any, leaves: list[Tensor | None], cotangents: list[Tensor] | None) -> tuple[Any, list[Tensor], Any]:
     """Results and gradients, and the cotangents that were drawn for them."""
     held = [None if x is None else x.detach().clone().requires_grad_() for x in leaves]
-    made = [x for x in call(*held) if x.numel() or not x.shape[0]]
+    built = [x for x in call(*held) if x.numel() or not x.shape[0]]
     if cotangents is None:
-        cotangents = [torch.randn_like(x) * (0.05 if x.shape[1:] == (2,) else 1.0) for x in made]
+        cotangents = [torch.randn_like(x) * (0.05 if x.shape[1:] == (2,) else 1.0) for x in built]
     used = [x for x in held if x is not None]
-    grads = torch.autograd.grad(made, used, [c.to(x.dtype) for c, x in zip(cotangents, made, strict=True)])
-    return made, list(grads), cotangents
+    grads = torch.autograd.grad(built, used, [c.to(x.dtype) for c, x in zip(cotangents, built, strict=True)])
+    return built, list(grads), cotangents
 
 
 def compare(run: Any, leaves: list[Tensor | None], tolerance: float) -> None:
     """The kernel against the definition in float64."""
-    made, grads, cotangents = outcome(lambda *x: run(*x, backend="triton"), leaves, None)
+    built, grads, cotangents = outcome(lambda *x: run(*x, backend="triton"), leaves, None)
     exact = [None if x is None else x.double() for x in leaves]
-    wanted, wanted_grads, _ = outcome(lambda *x: run(*x, backend="torch"), exact, cotangents)
-    assert len(made) == len(wanted)
-    for one, other in zip([*made, *grads], [*wanted, *wanted_grads], strict=True):
+    expected, wanted_grads, _ = outcome(lambda *x: run(*x, backend="torch"), exact, cotangents)
+    assert len(built) == len(expected)
+    for one, other in zip([*built, *grads], [*expected, *wanted_grads], strict=True):
         assert one.shape == other.shape
         # a scalar is a sum of either sign over everything: as exact as its terms, not as itself
         assert error(one, other) < tolerance * (1 if other.dim() else 100), one.shape
@@ -82,12 +82,12 @@ def compare(run: Any, leaves: list[Tensor | None], tolerance: float) -> None:
 
 def cases(names: Any, half: tuple[str, ...]) -> list[Any]:
     """Every cut in every precision; by default only some in half precision, as the interpreter is slow."""
-    found = []
+    actual = []
     for name in names:
         for dtype in TOLERANCE:
             is_quick = dtype == torch.float32 or (name in half and dtype == torch.bfloat16)
-            found.append(pytest.param(name, dtype, marks=() if is_quick else pytest.mark.slow))
-    return found
+            actual.append(pytest.param(name, dtype, marks=() if is_quick else pytest.mark.slow))
+    return actual
 
 
 @pytest.mark.parametrize(("name", "dtype"), cases(CUTS, ("one window", "wide, padding")))
@@ -114,13 +114,13 @@ def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None
     cut = CUTS["wide, padding"]  # whose kernel keeps something for the gradient
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
     assert both is not None and alpha is not None
-    found = cluster_patch(both, alpha, bias, cut, backend="triton")
+    actual = cluster_patch(both, alpha, bias, cut, backend="triton")
     with_grad = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
-    assert with_grad[0].requires_grad and not found[0].requires_grad
-    for one, other in zip(found, with_grad, strict=True):
+    assert with_grad[0].requires_grad and not actual[0].requires_grad
+    for one, other in zip(actual, with_grad, strict=True):
         assert (one - other).norm() <= 1e-6 * other.norm()
     with torch.no_grad():
-        assert torch.equal(cluster_patch(both, alpha, bias, cut, backend="triton")[0], found[0])
+        assert torch.equal(cluster_patch(both, alpha, bias, cut, backend="triton")[0], actual[0])
 
 
 def test_gradients_may_be_taken_twice(device: str, seed: int) -> None:
@@ -156,9 +156,9 @@ def test_a_map_that_is_not_contiguous(device: str, seed: int) -> None:
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
     assert both is not None and alpha is not None
     other = both.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-    found = cluster_patch(other, alpha, bias, cut, backend="triton")
-    for one, wanted in zip(found, cluster_patch(both, alpha, bias, cut, backend="triton"), strict=True):
-        assert torch.equal(one, wanted)
+    actual = cluster_patch(other, alpha, bias, cut, backend="triton")
+    for one, expected in zip(actual, cluster_patch(both, alpha, bias, cut, backend="triton"), strict=True):
+        assert torch.equal(one, expected)
 
 
 def test_a_short_vector_has_a_bounded_gradient(device: str, seed: int) -> None:
@@ -166,8 +166,8 @@ def test_a_short_vector_has_a_bounded_gradient(device: str, seed: int) -> None:
     leaves = patch_input(cut, 1, torch.float32, device, True)
     assert leaves[0] is not None
     leaves[0][0, 1, 2] = 0.0
-    made, grads, _ = outcome(lambda *x: cluster_patch(*x, cut, backend="triton"), leaves, None)
-    assert all(x.isfinite().all() for x in (*made, *grads))
+    built, grads, _ = outcome(lambda *x: cluster_patch(*x, cut, backend="triton"), leaves, None)
+    assert all(x.isfinite().all() for x in (*built, *grads))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
@@ -181,8 +181,8 @@ def test_a_bad_patch_spoils_its_window_alone(name: str, device: str, seed: int) 
         leaf = both.requires_grad_()
         out, _, _ = cluster_patch(leaf, alpha, bias, cut, backend="triton")
         (grad,) = torch.autograd.grad(out, leaf, torch.randn_like(out))
-        for found, width in ((out, cut.inner), (grad, 2 * cut.inner)):
-            bad = found.isnan().reshape(2, cut.height, cut.width, width // cut.inner, cut.num_heads, cut.dim)
+        for actual, width in ((out, cut.inner), (grad, 2 * cut.inner)):
+            bad = actual.isnan().reshape(2, cut.height, cut.width, width // cut.inner, cut.num_heads, cut.dim)
             assert bad[0, : cut.wy, : cut.wx, :, 0].any()
             assert not bad[1].any() and not bad[0, cut.wy :].any() and not bad[0, :, cut.wx :].any()
             assert not bad[0, :, :, :, 1:].any(), "other heads"
@@ -267,7 +267,7 @@ def test_the_layer_by_kernels_equals_the_plain_layer(
     wanted_leaf = x.detach().double().requires_grad_()
     exact = make(name, device).double()
     exact.load_state_dict(mixer.state_dict())
-    wanted = exact(wanted_leaf)
+    expected = exact(wanted_leaf)
     calls = []
     by_kernels = mixer._by_kernels
     monkeypatch.setattr(mixer, "_by_kernels", lambda *a: calls.append(1) or by_kernels(*a))
@@ -275,9 +275,9 @@ def test_the_layer_by_kernels_equals_the_plain_layer(
     out = mixer(x)
     assert calls
     cotangent = torch.randn_like(out)
-    assert error(out, wanted) < 1e-5
+    assert error(out, expected) < 1e-5
     grads = torch.autograd.grad(out, [x, *mixer.parameters()], cotangent)
-    wanted_grads = torch.autograd.grad(wanted, [wanted_leaf, *exact.parameters()], cotangent.double())
+    wanted_grads = torch.autograd.grad(expected, [wanted_leaf, *exact.parameters()], cotangent.double())
     for (key, _), one, other in zip([("x", x), *mixer.named_parameters()], grads, wanted_grads, strict=True):
         assert error(one, other) < (1e-5 if other.numel() > 1 else 1e-3), key
 

@@ -53,8 +53,8 @@ def test_kernels_compile_and_can_start_whatever_the_sizes(tmp_path: Path) -> Non
     assert len(lines) == 13
     for line in lines:
         # Exact gradients of pairs have a kernel of their own for close points.
-        wanted = 2 + line["name"].startswith("pairs") + line["name"].endswith("exact")
-        assert len(line["kernels"]) == wanted, line["name"]
+        expected = 2 + line["name"].startswith("pairs") + line["name"].endswith("exact")
+        assert len(line["kernels"]) == expected, line["name"]
         for one in line["kernels"]:
             assert one["resident"] >= 1, (line["name"], one)
 

@@ -36,12 +36,12 @@ def test_there_and_back(
     leaf = rows.double().requires_grad_()
     by_choice = (a[chosen] if a is not None else torch.ones(T * k, device=device)).double().requires_grad_()
     is_one = torch.arange(width, device=device) == one
-    wanted = leaf.repeat_interleave(k, 0) * torch.where(is_one, 1 / by_choice[:, None], 1.0)
-    to_rows, to_choice = torch.autograd.grad(wanted, (leaf, by_choice), grad[inverse].double())
+    expected = leaf.repeat_interleave(k, 0) * torch.where(is_one, 1 / by_choice[:, None], 1.0)
+    to_rows, to_choice = torch.autograd.grad(expected, (leaf, by_choice), grad[inverse].double())
     if initial is not None:
         to_rows = to_rows + initial.double()
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(dispatched[inverse].double(), wanted.detach(), **close)
+    torch.testing.assert_close(dispatched[inverse].double(), expected.detach(), **close)
     torch.testing.assert_close(grad_rows.double(), to_rows, **close)
     assert (factors is None) == (per_choice is None) == (a is None)
     if a is not None and factors is not None and per_choice is not None:

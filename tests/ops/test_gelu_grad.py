@@ -40,20 +40,20 @@ def test_the_kernel_equals_the_definition(
 ) -> None:
     x = (torch.randn(shape, device=device) * 2).to(dtype)
     grad = torch.randn(shape, device=device).to(dtype)
-    wanted, given = expected(x, grad), grad.clone()
+    reference, inputs = expected(x, grad), grad.clone()
     empty_like, empty = torch.empty_like, torch.empty
     with monkeypatch.context() as patched:  # what the kernel does not write is seen
         patched.setattr(torch, "empty_like", lambda *args, **kwargs: empty_like(*args, **kwargs).fill_(math.nan))
         patched.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(math.nan))
-        to_x, gelu, sums = gelu_grad(x, given, overwrite=overwrite, backend="triton")
+        to_x, gelu, sums = gelu_grad(x, inputs, overwrite=overwrite, backend="triton")
     unit = UNIT[dtype] * (2 if device == "cpu" and dtype != torch.float32 else 1)  # the interpreter cuts, a GPU rounds
-    torch.testing.assert_close(gelu.double(), wanted[1], rtol=2 * unit, atol=4e-7)
-    torch.testing.assert_close(to_x.double(), wanted[0], rtol=2 * unit, atol=2e-6)
+    torch.testing.assert_close(gelu.double(), reference[1], rtol=2 * unit, atol=4e-7)
+    torch.testing.assert_close(to_x.double(), reference[0], rtol=2 * unit, atol=2e-6)
     assert sums.dtype == torch.float32 and to_x.dtype == gelu.dtype == dtype
-    torch.testing.assert_close(sums.double(), wanted[2], rtol=1e-5, atol=3e-6 * math.sqrt(max(1, x[..., 0].numel())))
-    assert (to_x.data_ptr() == given.data_ptr()) == (overwrite or x.numel() == 0)
+    torch.testing.assert_close(sums.double(), reference[2], rtol=1e-5, atol=3e-6 * math.sqrt(max(1, x[..., 0].numel())))
+    assert (to_x.data_ptr() == inputs.data_ptr()) == (overwrite or x.numel() == 0)
     if not overwrite:
-        assert torch.equal(given, grad)
+        assert torch.equal(inputs, grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -68,9 +68,9 @@ def test_the_definition_scores_pairs_by_their_minkowski_product() -> None:
     query, key, value = parts["rows"].unflatten(-1, (3, 2, 8)).unbind(2)
     query, key = (rotate(x[..., :5], cos[:, :, None], sin[:, :, None]) for x in (query, key))
     scores = 2 * 1.3 * lorentz.minkowski(query[:, :, None], key[:, None], 0.7) / math.exp(0.4)
-    found = torch.einsum("bnhw,bmhw->bnmh", q, k)
+    actual = torch.einsum("bnhw,bmhw->bnmh", q, k)
     shift = q[..., 5] / math.sqrt(0.7)  # of a row, from the excess in place of the time
-    torch.testing.assert_close(found + shift[:, :, None], scores, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual + shift[:, :, None], scores, rtol=1e-12, atol=1e-12)
     point = 0.6 * value[..., :6]
     torch.testing.assert_close(v[..., :6], point)
     torch.testing.assert_close(v[..., 6], lorentz.time(point, 0.7) - 1 / math.sqrt(0.7), rtol=1e-12, atol=1e-12)
@@ -85,27 +85,27 @@ def test_kernels_equal_the_definition(
     parts = given(heads, B, N, dtype, device)
     cos, sin = (table.to(device) for table in angles(min(B, tables) or 1, N, turned, heads.interleaved))
     log_tau = torch.randn(1, device=device)
-    made = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads, backend="triton")
-    grads = tuple(torch.randn(x.shape, device=device).to(dtype) for x in made)
+    built = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads, backend="triton")
+    grads = tuple(torch.randn(x.shape, device=device).to(dtype) for x in built)
     padded = 0 if parts["shared"] is None else parts["shared"].shape[-1]
-    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=padded, backend="triton")
+    actual = lift_heads_grad(built, grads, cos, sin, log_tau, heads, shared_width=padded, backend="triton")
 
     exact = {name: None if x is None else x.detach().double().requires_grad_() for name, x in parts.items()}
     leaf = log_tau.double().requires_grad_()
     want = lift_heads(**exact, cos=cos.double(), sin=sin.double(), log_tau=leaf, heads=heads)
     leaves = [exact["rows"], exact["queries"], exact["shared"], leaf]
     held = [x for x in leaves if x is not None]
-    wanted = iter(torch.autograd.grad(want, held, [grad.double() for grad in grads]))
+    expected = iter(torch.autograd.grad(want, held, [grad.double() for grad in grads]))
     close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    for one, other in zip(made, want, strict=True):
+    for one, other in zip(built, want, strict=True):
         torch.testing.assert_close(one.double(), other.detach(), **close)
-    for one, x in zip(found, leaves, strict=True):
+    for one, x in zip(actual, leaves, strict=True):
         assert (one is None) == (x is None)
         if one is not None:
-            other = next(wanted)
+            other = next(expected)
             # the temperature's is a sum over everything, of either sign: as exact as its terms are, not as itself
-            terms = grads[0].double() * want[0].detach() if one is found[3] else other
-            scale = max(1.0, terms.norm().item() if one is found[3] else terms.abs().max().item()) if B else 1.0
+            terms = grads[0].double() * want[0].detach() if one is actual[3] else other
+            scale = max(1.0, terms.norm().item() if one is actual[3] else terms.abs().max().item()) if B else 1.0
             torch.testing.assert_close(one.double() / scale, other / scale, **close)
 
 
@@ -117,14 +117,14 @@ def test_the_definition_of_the_gradient_is_that_of_the_definition(
     cos, sin = (table.double() for table in angles(min(B, tables) or 1, N, turned, heads.interleaved))
     leaves = [None if x is None else x.requires_grad_() for x in parts.values()]
     log_tau = torch.randn(1, dtype=torch.float64, requires_grad=True)
-    made = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads)
-    grads = tuple(torch.randn_like(x) for x in made)
-    wanted = iter(torch.autograd.grad(made, [x for x in [*leaves, log_tau] if x is not None], grads))
+    built = lift_heads(**parts, cos=cos, sin=sin, log_tau=log_tau, heads=heads)
+    grads = tuple(torch.randn_like(x) for x in built)
+    expected = iter(torch.autograd.grad(built, [x for x in [*leaves, log_tau] if x is not None], grads))
     padded = 0 if leaves[2] is None else leaves[2].shape[-1]
-    found = lift_heads_grad(made, grads, cos, sin, log_tau, heads, shared_width=padded)
-    for one in found:
+    actual = lift_heads_grad(built, grads, cos, sin, log_tau, heads, shared_width=padded)
+    for one in actual:
         if one is not None:
-            torch.testing.assert_close(one, next(wanted), rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(one, next(expected), rtol=1e-11, atol=1e-11)
 
 
 def test_the_time_belongs_to_the_rounded_point(device: str) -> None:
@@ -146,11 +146,11 @@ def test_a_bad_row_stays_alone(device: str) -> None:
     rows[0, 1, 3] = torch.nan  # a query of the first head of the second token
     cos, sin = (table.to(device) for table in angles(1, 3, 6, True))
     log_tau = torch.zeros(1, device=device)
-    made = lift_heads(rows, cos, sin, log_tau, heads, backend="triton")
-    assert made[0][0, 1, 0].isnan().any()
-    assert made[0][0, [0, 0, 1, 2, 2], [0, 1, 1, 0, 1]].isfinite().all()
-    assert made[1].isfinite().all()
-    found, _, _, _ = lift_heads_grad(made, made, cos, sin, log_tau, heads, backend="triton")
-    assert found[0, 1, :8].isnan().any()
-    assert found[0, 1, 8:].isfinite().all()
-    assert found[0, [0, 2]].isfinite().all()
+    built = lift_heads(rows, cos, sin, log_tau, heads, backend="triton")
+    assert built[0][0, 1, 0].isnan().any()
+    assert built[0][0, [0, 0, 1, 2, 2], [0, 1, 1, 0, 1]].isfinite().all()
+    assert built[1].isfinite().all()
+    actual, _, _, _ = lift_heads_grad(built, built, cos, sin, log_tau, heads, backend="triton")
+    assert actual[0, 1, :8].isnan().any()
+    assert actual[0, 1, 8:].isfinite().all()
+    assert actual[0, [0, 2]].isfinite().all()

@@ -20,15 +20,15 @@ from tests.ops.test_pairwise import C, assert_softmax, charts, draw, ops
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the rows of each joint softmax were."""
-    found: list[int] = []
+    actual: list[int] = []
     run = joint_kernel.joint_softmax
 
     def note(*args: object) -> None:
-        found.append(args[2].shape[-1])  # type: ignore[attr-defined]
+        actual.append(args[2].shape[-1])  # type: ignore[attr-defined]
         run(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(softmax_kernel, "joint_softmax", note)
-    return found
+    return actual
 
 
 @ops
@@ -49,9 +49,9 @@ def test_half_precision(dtype: torch.dtype, device: str, launched: list[int]) ->
     """Rows are taken as they are: what differs from float64 on the same numbers is float32's."""
     for n, m in ((64, 512), (70, 700)):
         x, y = (draw(pairwise_lorentz, 1, size, 32, device=device, tangent=True).to(dtype) for size in (n, m))
-        wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, tangent=True)
-        found = pairwise_lorentz.distance_softmax(x, y, C, tangent=True, backend="triton")
-        assert found.dtype == torch.float32 and (found - wanted).abs().max() <= 2e-6
+        expected = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, tangent=True)
+        actual = pairwise_lorentz.distance_softmax(x, y, C, tangent=True, backend="triton")
+        assert actual.dtype == torch.float32 and (actual - expected).abs().max() <= 2e-6
     assert launched == [512, 700]
 
 
@@ -64,30 +64,30 @@ def test_any_radius(radius: float, temperature: float, device: str, launched: li
     y = w * radius * (1 - 0.1 * torch.rand(1, 520, 1, device=device)) / C**0.5
     y[0, 130:250] *= 0.3  # nearer to all of x than other shares are
     y[0, 5] = -x[0, 3]
-    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
-    found = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
+    expected = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
+    actual = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
     distances = pairwise_lorentz.pairwise_dist(x.double(), y.double(), C, tangent=True)
     # the roundings of float32, 2e-6 of a short distance, and the 22 bits that a logarithm has of a long one
     share = 1e-6 + (2e-6 / C**0.5 + 2.0**-22 * distances) / temperature
-    assert ((found - wanted).abs() <= share * wanted + 1e-30).all()
+    assert ((actual - expected).abs() <= share * expected + 1e-30).all()
     assert launched == [520]
 
 
 def test_a_set_with_itself(device: str, launched: list[int]) -> None:
     x = draw(pairwise_lorentz, 2, 600, 16, device=device, tangent=True)
-    wanted = pairwise_lorentz.distance_softmax(x.double(), x.double(), C, tangent=True)
-    found = pairwise_lorentz.distance_softmax(x, x, C, tangent=True, backend="triton")
-    assert (found - wanted).abs().max() <= 2e-5 and launched == [600]
+    expected = pairwise_lorentz.distance_softmax(x.double(), x.double(), C, tangent=True)
+    actual = pairwise_lorentz.distance_softmax(x, x, C, tangent=True, backend="triton")
+    assert (actual - expected).abs().max() <= 2e-5 and launched == [600]
 
 
 def test_a_row_that_is_not_finite_spoils_itself_alone(device: str) -> None:
     x, y = (draw(pairwise_lorentz, 1, size, 8, device=device, tangent=True) for size in (70, 600))
     whole = pairwise_lorentz.distance_softmax(x, y, C, tangent=True, backend="triton")
     x[0, 66, 2] = torch.nan
-    found = pairwise_lorentz.distance_softmax(x, y, C, tangent=True, backend="triton")
-    assert found[0, 66].isnan().all()
+    actual = pairwise_lorentz.distance_softmax(x, y, C, tangent=True, backend="triton")
+    assert actual[0, 66].isnan().all()
     rest = torch.arange(70, device=device) != 66
-    assert torch.equal(found[:, rest], whole[:, rest])
+    assert torch.equal(actual[:, rest], whole[:, rest])
 
 
 def both(x: Tensor, y: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -121,12 +121,12 @@ def test_where_rows_are_joint() -> None:
 def test_the_same_bits_every_time_and_beside_other_work() -> None:
     """Sums are added in the order of shares, whoever came first; other streams may hold multiprocessors."""
     x, y = (draw(pairwise_lorentz, 4, size, 64, device="cuda", tangent=True) for size in (1000, 5000))
-    wanted = softmax_kernel.distance_softmax(x, y, LORENTZ_TANGENT, C, 0.5)[:2]
+    expected = softmax_kernel.distance_softmax(x, y, LORENTZ_TANGENT, C, 0.5)[:2]
     side, big = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
         with torch.cuda.stream(side):
             big = (big @ big).sigmoid_()
-        found = softmax_kernel.distance_softmax(x, y, LORENTZ_TANGENT, C, 0.5)[:2]
-        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        actual = softmax_kernel.distance_softmax(x, y, LORENTZ_TANGENT, C, 0.5)[:2]
+        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
     torch.cuda.synchronize()
     assert big.isfinite().all()

@@ -51,9 +51,9 @@ def test_labels_are_those_of_the_definition(kind: str, linkage: str, device: str
         forest = reference.build_forest(D.cpu(), linkage)
         counts = {1, num_tokens, *(max(1, int(num_tokens * keep)) for keep in (0.9, 0.5, 0.25))}
         for k in sorted(counts if device == "cuda" else {max(1, num_tokens // 3)}):
-            found = labels(D, k, linkage, backend="triton")
-            assert found.dtype == torch.int64 and found.device == D.device
-            assert torch.equal(found.cpu(), reference.cut(forest, k)), (num_tokens, k)
+            actual = labels(D, k, linkage, backend="triton")
+            assert actual.dtype == torch.int64 and actual.device == D.device
+            assert torch.equal(actual.cpu(), reference.cut(forest, k)), (num_tokens, k)
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
@@ -74,9 +74,9 @@ def test_links_of_equal_height_go_by_their_ends(linkage: str, device: str) -> No
 def test_nan_among_the_distances_ends(linkage: str, device: str) -> None:
     D = distances(2, 6, "noise", device)
     D[0, 2] = D[0, :, 2] = torch.nan
-    found = labels(D, 1, linkage, backend="triton")
-    assert ((found >= 0) & (found < 6)).all()
-    assert found[1].eq(0).all()
+    actual = labels(D, 1, linkage, backend="triton")
+    assert ((actual >= 0) & (actual < 6)).all()
+    assert actual[1].eq(0).all()
     D.fill_(torch.nan)
     assert (labels(D, 2, linkage, backend="triton") >= 0).all()
 
@@ -168,8 +168,8 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str, no_wa
     size = torch.ones(4, 197, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
-        found = labels(cosine_distance(static), 50, linkage)
-        return found, merge_mean(tokens, size, found, 50, num_prefix=1)[0]
+        actual = labels(cosine_distance(static), 50, linkage)
+        return actual, merge_mean(tokens, size, actual, 50, num_prefix=1)[0]
 
     for _ in range(2):
         step()
@@ -178,14 +178,14 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str, no_wa
         step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found, merged = step()
+        actual, merged = step()
     fresh = features(4, 196, 64, "noise", "cuda")
     static.copy_(fresh)
-    found.fill_(-1)
+    actual.fill_(-1)
     merged.fill_(float("nan"))
     graph.replay()
     expected = step()
-    assert torch.equal(found, expected[0]) and torch.equal(merged, expected[1])
+    assert torch.equal(actual, expected[0]) and torch.equal(merged, expected[1])
 
 
 @pytest.mark.gpu

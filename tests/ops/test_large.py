@@ -38,9 +38,9 @@ def test_numbers_of_many_rows() -> None:
     rows._rows_kernel[(1,)](x, x, stats, stats, stats, stats, counters, R, 0, 5, 0, 3, **settings)
     assert counters.tolist() == [0, 0, 0, 7, 7]
     over = 1 / x.double().norm(dim=-1)
-    for place, wanted in ((2, 1 / over), (3, torch.sqrt(1 + over**-2)), (4, over), (6, torch.ones(16))):
-        found = stats[place * R : place * R + 16]
-        torch.testing.assert_close(found, wanted.float(), rtol=1e-6, atol=0)
+    for place, expected in ((2, 1 / over), (3, torch.sqrt(1 + over**-2)), (4, over), (6, torch.ones(16))):
+        actual = stats[place * R : place * R + 16]
+        torch.testing.assert_close(actual, expected.float(), rtol=1e-6, atol=0)
 
 
 def test_cosine_distances_of_many_tokens() -> None:
@@ -50,9 +50,9 @@ def test_cosine_distances_of_many_tokens() -> None:
     distance = reserved(64 * N)
     unit = torch.nn.functional.normalize(torch.randn(64, C), dim=-1)
     _distance_kernel[(1, 1)](unit, distance, N, C, 64, 16, "ieee")
-    wanted = (1 - unit.double() @ unit.double().T).fill_diagonal_(0).float()
-    found = torch.stack([distance[i * N : i * N + 64] for i in range(64)])
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    expected = (1 - unit.double() @ unit.double().T).fill_diagonal_(0).float()
+    actual = torch.stack([distance[i * N : i * N + 64] for i in range(64)])
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_merged_tokens_that_lie_far_apart() -> None:
@@ -62,9 +62,9 @@ def test_merged_tokens_that_lie_far_apart() -> None:
     step = 800_000_000
     x = reserved(3 * step + 8).as_strided((1, 4, 8), (8, step, 1))
     x.copy_(torch.randn(1, 4, 8))
-    found, size = merge_mean(x, torch.ones(1, 4), torch.zeros(1, 3, dtype=torch.int64), 1, 1)
-    torch.testing.assert_close(found[0, 0], x[0, 0])
-    torch.testing.assert_close(found[0, 1], x[0, 1:].mean(0))
+    actual, size = merge_mean(x, torch.ones(1, 4), torch.zeros(1, 3, dtype=torch.int64), 1, 1)
+    torch.testing.assert_close(actual[0, 0], x[0, 0])
+    torch.testing.assert_close(actual[0, 1], x[0, 1:].mean(0))
     assert size.tolist() == [[1.0, 3.0]]
-    found, _ = merge_mean(x, torch.ones(1, 4), torch.zeros(1, 1, dtype=torch.int64), 1, 3)
-    torch.testing.assert_close(found, x)
+    actual, _ = merge_mean(x, torch.ones(1, 4), torch.zeros(1, 1, dtype=torch.int64), 1, 3)
+    torch.testing.assert_close(actual, x)

@@ -38,9 +38,9 @@ def drawn(
     return queries, time.to(device), keys, both.to(dtype), up_value
 
 
-def exact(given: tuple[Tensor, ...], mask: Tensor | None, width: int) -> Tensor:
+def exact(inputs: tuple[Tensor, ...], mask: Tensor | None, width: int) -> Tensor:
     """The definition in float64; times of two numbers are joined before."""
-    queries, time, keys, times, up_value = (x.double() for x in given)
+    queries, time, keys, times, up_value = (x.double() for x in inputs)
     H = queries.shape[1]
     if times.shape[-1] == 4 * H:
         times = times[..., : 2 * H] + times[..., 2 * H :]
@@ -49,10 +49,10 @@ def exact(given: tuple[Tensor, ...], mask: Tensor | None, width: int) -> Tensor:
 
 def test_the_definition_is_softmax_and_centroid() -> None:
     """Values of all tokens and heads, their Lorentz centroid with weights from explicit scores."""
-    queries, time, keys, times, up_value = given = drawn(2, 9, 3, 5, 6, 4, torch.float64)
+    queries, time, keys, times, up_value = inputs = drawn(2, 9, 3, 5, 6, 4, torch.float64)
     mask = torch.rand(2, 11) < 0.6
     mask[:, 4] = True
-    out = exact(given, mask, 8)
+    out = exact(inputs, mask, 8)
     for b in range(2):
         for h in range(3):
             scores = keys[b] @ queries[b, h] - time[b, h] * times[b, :, h]
@@ -68,11 +68,11 @@ def test_the_definition_is_softmax_and_centroid() -> None:
     ((2, 300, 6, 63, 64, 16), 64), ((1, 1, 3, 7, 11, 4), 8), ((3, 63, 4, 9, 67, 16), 16), ((1, 130, 17, 15, 16, 0), 16),
 ])  # fmt: skip
 def test_kernels_equal_the_definition(sizes: tuple[int, ...], width: int, dtype: torch.dtype, device: str) -> None:
-    given = drawn(*sizes, dtype, device)
-    out = latent_decode(*given, value_scale=0.6, width=width, c=C, backend="triton")
+    inputs = drawn(*sizes, dtype, device)
+    out = latent_decode(*inputs, value_scale=0.6, width=width, c=C, backend="triton")
     assert out.dtype == dtype
     close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    torch.testing.assert_close(out.double(), exact(given, None, width), **close)
+    torch.testing.assert_close(out.double(), exact(inputs, None, width), **close)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -84,27 +84,27 @@ def test_mixed_lengths_padding_and_unused_places(
     monkeypatch.setattr(kernels, "PROGRAMS", programs)
     kernels._cut.cache_clear()
     B, M = 4, 700
-    given = drawn(B, M, 5, 15, 14, 6, dtype, device)
+    inputs = drawn(B, M, 5, 15, 14, 6, dtype, device)
     place = torch.arange(M + 3)
     first, last = torch.tensor([0, 650, 130, 0])[:, None], torch.tensor([M, 700, 131, 300])[:, None]
     mask = ((place >= first) & (place < last)).to(device)
-    wanted = exact(given, mask, 16)
-    for x in (given[2], given[3]):
+    expected = exact(inputs, mask, 16)
+    for x in (inputs[2], inputs[3]):
         x[~mask[:, :M]] = math.nan
-    out = latent_decode(*given, mask, value_scale=0.6, width=16, c=C, backend="triton")
+    out = latent_decode(*inputs, mask, value_scale=0.6, width=16, c=C, backend="triton")
     kernels._cut.cache_clear()
-    torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_one_mask_for_all_and_none_for_one(device: str) -> None:
     """A mask of one row counts for all sequences; a sequence that sees nothing gets the origin."""
-    given = drawn(3, 40, 2, 7, 8, 4, torch.float32, device)
+    inputs = drawn(3, 40, 2, 7, 8, 4, torch.float32, device)
     mask = torch.arange(40, device=device)[None] < 33
-    out = latent_decode(*given, mask, value_scale=0.6, width=8, c=C, backend="triton")
-    torch.testing.assert_close(out.double(), exact(given, mask, 8), rtol=1e-5, atol=1e-5)
+    out = latent_decode(*inputs, mask, value_scale=0.6, width=8, c=C, backend="triton")
+    torch.testing.assert_close(out.double(), exact(inputs, mask, 8), rtol=1e-5, atol=1e-5)
     mask = mask.repeat(3, 1)
     mask[1] = False
-    again = latent_decode(*given, mask, value_scale=0.6, width=8, c=C, backend="triton")
+    again = latent_decode(*inputs, mask, value_scale=0.6, width=8, c=C, backend="triton")
     assert torch.equal(again[[0, 2]], out[[0, 2]])
     origin = torch.tensor([0.0] * 7 + [1 / math.sqrt(C)], device=device)
     torch.testing.assert_close(again[1], origin.expand(2, 8))
@@ -112,25 +112,25 @@ def test_one_mask_for_all_and_none_for_one(device: str) -> None:
 
 def test_caches_and_maps_are_read_where_they_lie(device: str) -> None:
     """Part of a longer static cache, and a map inside of a wider matrix: views, as the model gives them."""
-    given = list(drawn(2, 50, 3, 7, 10, 6, torch.float32, device))
-    expected = latent_decode(*given, value_scale=0.6, width=8, c=C, backend="triton")
+    inputs = list(drawn(2, 50, 3, 7, 10, 6, torch.float32, device))
+    expected = latent_decode(*inputs, value_scale=0.6, width=8, c=C, backend="triton")
     for place in (2, 3):
-        longer = torch.full((2, 1, 64, given[place].shape[-1]), math.nan, device=device)
-        longer[:, 0, :50] = given[place]
-        given[place] = longer[:, 0, :50]
+        longer = torch.full((2, 1, 64, inputs[place].shape[-1]), math.nan, device=device)
+        longer[:, 0, :50] = inputs[place]
+        inputs[place] = longer[:, 0, :50]
     wider = torch.full((3, 9, 16), math.nan, device=device)
-    wider[:, :7, :10] = given[4]
-    given[4] = wider[:, :7, :10]
-    assert torch.equal(latent_decode(*given, value_scale=0.6, width=8, c=C, backend="triton"), expected)
+    wider[:, :7, :10] = inputs[4]
+    inputs[4] = wider[:, :7, :10]
+    assert torch.equal(latent_decode(*inputs, value_scale=0.6, width=8, c=C, backend="triton"), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_far_values_stay_on_the_hyperboloid(dtype: torch.dtype, device: str) -> None:
     """Means of far values: weights are rounded before they are summed, so the centroid is one of other weights."""
-    given = drawn(2, 200, 4, 15, 16, 0, dtype, device, far=6.0)
-    given = (0 * given[0], 0 * given[1], *given[2:])  # all weights are equal
-    out = latent_decode(*given, value_scale=0.6, width=16, c=C, backend="triton").double()
-    torch.testing.assert_close(out, exact(given, None, 16), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    inputs = drawn(2, 200, 4, 15, 16, 0, dtype, device, far=6.0)
+    inputs = (0 * inputs[0], 0 * inputs[1], *inputs[2:])  # all weights are equal
+    out = latent_decode(*inputs, value_scale=0.6, width=16, c=C, backend="triton").double()
+    torch.testing.assert_close(out, exact(inputs, None, 16), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 TOKENS = {
@@ -155,39 +155,39 @@ def test_a_token_is_absorbed_as_defined(name: str, dtype: torch.dtype, device: s
     q, latent, shared = product.split([H * heads.width, columns, heads.shared_dim + 2], -1)
     cos, sin = torch.randn(2, B, turned, device=device).unbind(0)
     log_tau, gain = torch.full((1,), 0.8).to(device, dtype), (torch.rand(rank) + 0.5).to(device, dtype)
-    given = (q.unflatten(-1, (H, heads.width)), latent, shared, cos, sin, log_tau, gain, up)
-    found = absorb_token(*given, heads, eps=1e-6, bias=bias, backend="triton")
-    wanted = absorb_token(*(x.double() for x in given), heads, eps=1e-6, bias=bias, backend="torch")
+    inputs = (q.unflatten(-1, (H, heads.width)), latent, shared, cos, sin, log_tau, gain, up)
+    actual = absorb_token(*inputs, heads, eps=1e-6, bias=bias, backend="triton")
+    expected = absorb_token(*(x.double() for x in inputs), heads, eps=1e-6, bias=bias, backend="torch")
     shapes = [(B, H, rank + 1 + bias + heads.shared_dim), (B, H), (B, rank + 1 + bias + heads.shared_dim)]
-    assert [tuple(x.shape) for x in found[:3]] == shapes
-    assert [x.dtype for x in found] == [dtype, torch.float32, dtype, dtype]
-    for one, other in zip(found[:3], wanted[:3], strict=True):
+    assert [tuple(x.shape) for x in actual[:3]] == shapes
+    assert [x.dtype for x in actual] == [dtype, torch.float32, dtype, dtype]
+    for one, other in zip(actual[:3], expected[:3], strict=True):
         assert (one.double() - other).norm() <= TOLERANCE[dtype] * other.norm()
-    times = found[3].double()
+    times = actual[3].double()
     if dtype != torch.float32:
         assert times.shape == (B, 4 * H)
         times = times[:, : 2 * H] + times[:, 2 * H :]
-        again = absorb_token(*given, heads, eps=1e-6, bias=bias, backend="torch")[3].double()
+        again = absorb_token(*inputs, heads, eps=1e-6, bias=bias, backend="torch")[3].double()
         again = again[:, : 2 * H] + again[:, 2 * H :]
         # Of the same rounded points the times have more digits than the dtype, though some point rounds another way.
         if device == "cuda" or dtype == torch.float16:  # Triton's interpreter cuts bfloat16 in place of rounding it
             assert ((times - again).abs() / again).median() < 0.1 * torch.finfo(dtype).eps
-    assert (times - wanted[3]).norm() <= TOLERANCE[dtype] * wanted[3].norm()
+    assert (times - expected[3]).norm() <= TOLERANCE[dtype] * expected[3].norm()
 
 
 def test_what_does_not_fit_is_said(device: str) -> None:
-    given: Any = drawn(2, 5, 3, 7, 8, 4, torch.float64, device)
-    assert not fits(given[2], given[4].shape)
+    inputs: Any = drawn(2, 5, 3, 7, 8, 4, torch.float64, device)
+    assert not fits(inputs[2], inputs[4].shape)
     with pytest.raises(ValueError, match="float64"):
-        latent_decode(*given, width=8, backend="triton")
-    given = drawn(2, 5, 3, 7, 8, 4, torch.float32, device)
+        latent_decode(*inputs, width=8, backend="triton")
+    inputs = drawn(2, 5, 3, 7, 8, 4, torch.float32, device)
     with pytest.raises(ValueError, match="boolean"):
-        latent_decode(*given, torch.zeros(2, 5, device=device), width=8, backend="triton")
+        latent_decode(*inputs, torch.zeros(2, 5, device=device), width=8, backend="triton")
 
 
 def test_it_is_one_node_of_a_graph(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-    given = drawn(2, 20, 3, 7, 8, 4, torch.float32, device)
+    settings = drawn(2, 20, 3, 7, 8, 4, torch.float32, device)
     mask = torch.rand(2, 20, device=device) < 0.8
     graphs: list[torch.fx.GraphModule] = []
 
@@ -198,6 +198,6 @@ def test_it_is_one_node_of_a_graph(device: str, monkeypatch: pytest.MonkeyPatch)
     def run(*x: Tensor) -> Tensor:
         return latent_decode(*x, width=8, c=C)
 
-    found = torch.compile(run, backend=keep, fullgraph=True)(*given, mask)
-    assert torch.equal(found, run(*given, mask))
+    actual = torch.compile(run, backend=keep, fullgraph=True)(*settings, mask)
+    assert torch.equal(actual, run(*settings, mask))
     assert [str(node.target) for node in graphs[0].graph.nodes].count("hyptree.latent_decode.default") == 1

@@ -24,9 +24,9 @@ def draw(rows: tuple[int, ...], n: int, K: int, dtype: torch.dtype, device: str)
 
 def outcome(tensors: list[Tensor], c: Tensor | float, weight: Tensor, backend: str) -> list[Tensor]:
     leaves = [t.detach().requires_grad_() for t in tensors]
-    wanted = [*leaves, c] if isinstance(c, Tensor) else leaves
+    expected = [*leaves, c] if isinstance(c, Tensor) else leaves
     out = mlr_logits(*leaves, c, backend=backend)
-    return [out.detach(), *torch.autograd.grad((out * weight).sum(), wanted)]
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), expected)]
 
 
 @pytest.mark.parametrize("is_learned", [False, True])
@@ -39,15 +39,15 @@ def test_kernels_equal_the_definition(
     tensors, weight = draw(rows, n, K, dtype, device), torch.randn(*rows, K, device=device)
     c = torch.tensor(0.7, device=device).requires_grad_() if is_learned else 0.7
     exact = c.detach().double().requires_grad_() if isinstance(c, Tensor) else c
-    wanted = outcome([t.double() for t in tensors], exact, weight.double(), "torch")
+    expected = outcome([t.double() for t in tensors], exact, weight.double(), "torch")
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: empty_like(*args, **kwargs).fill_(torch.nan))
-    found = outcome(tensors, c, weight, "triton")
-    assert found[0].dtype == torch.float32 and found[0].shape == (*rows, K)
-    assert [t.dtype for t in found[1:5]] == [t.dtype for t in tensors]
-    torch.testing.assert_close(found[0].double(), wanted[0], rtol=1e-5, atol=1e-5)
-    for i, (one, other) in enumerate(zip(found[1:], wanted[1:], strict=True)):
+    actual = outcome(tensors, c, weight, "triton")
+    assert actual[0].dtype == torch.float32 and actual[0].shape == (*rows, K)
+    assert [t.dtype for t in actual[1:5]] == [t.dtype for t in tensors]
+    torch.testing.assert_close(actual[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    for i, (one, other) in enumerate(zip(actual[1:], expected[1:], strict=True)):
         loose = 8e-3 if dtype != torch.float32 and i < 2 else 1e-5  # what is stored in half precision
         assert (one.double() - other).norm() <= loose * other.norm()
 
@@ -63,8 +63,8 @@ def test_far_points_and_a_bad_row(device: str) -> None:
     assert torch.equal(out.isnan(), bad)
     (grad,) = torch.autograd.grad(out.sum(), leaf)
     assert torch.equal(grad.isnan(), bad) and not grad[0].eq(0).any()
-    wanted = mlr_logits(product.double(), x.double(), time_column.double(), scale.double())
-    torch.testing.assert_close(out[:4].double(), wanted[:4], rtol=1e-5, atol=1e-5)
+    expected = mlr_logits(product.double(), x.double(), time_column.double(), scale.double())
+    torch.testing.assert_close(out[:4].double(), expected[:4], rtol=1e-5, atol=1e-5)
 
 
 def test_second_derivatives_are_those_of_the_definition(device: str) -> None:
@@ -75,8 +75,8 @@ def test_second_derivatives_are_those_of_the_definition(device: str) -> None:
         grads = torch.autograd.grad(mlr_logits(*leaves, 0.7, backend=backend).sum(), leaves, create_graph=True)
         return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves))
 
-    wanted = penalty([t.double() for t in tensors], "torch")
-    for one, other in zip(penalty(tensors, "triton"), wanted, strict=True):
+    expected = penalty([t.double() for t in tensors], "torch")
+    for one, other in zip(penalty(tensors, "triton"), expected, strict=True):
         assert other.norm() > 1e-3
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
@@ -97,11 +97,11 @@ def test_the_classifier_gives_the_same_with_kernels(device: str, monkeypatch: py
         return [out, *torch.autograd.grad((out * cotangent).sum(), leaves)]
 
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-    wanted = result()
+    expected = result()
     assert not calls
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-    found = result()
+    actual = result()
     assert len(calls) == 1
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
-    assert not found[0][..., 2].any() and not found[2][2].any()
+    assert not actual[0][..., 2].any() and not actual[2][2].any()

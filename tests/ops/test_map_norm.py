@@ -49,9 +49,9 @@ def test_the_plain_gradient_is_that_of_autograd_with_one_of_its_own() -> None:
     normed = map_norm(x, 0.1, F64)
     rstd = torch.rsqrt(x.var((1, 2), correction=0) + 0.1)
     grad, to_rstd = torch.randn_like(normed, requires_grad=True), torch.randn(2, dtype=F64)
-    (wanted,) = torch.autograd.grad([normed, rstd], x, [grad, to_rstd], retain_graph=True)
-    found = map_norm_grad(normed, rstd, grad, F64, to_rstd)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    (expected,) = torch.autograd.grad([normed, rstd], x, [grad, to_rstd], retain_graph=True)
+    actual = map_norm_grad(normed, rstd, grad, F64, to_rstd)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     assert torch.autograd.gradcheck(lambda g: map_norm_grad(normed.detach(), rstd.detach(), g, F64, to_rstd), (grad,))
 
 
@@ -59,34 +59,34 @@ def test_the_plain_gradient_is_that_of_autograd_with_one_of_its_own() -> None:
 @pytest.mark.parametrize("shape", [(3, 2, 3, 5), (2, 1), (2, 200), (3, 257), (2, 4, 8, 32), (2, 1000), (0, 7)])
 @pytest.mark.usefixtures("small")
 def test_kernels_equal_the_definition(shape: tuple[int, ...], dtypes: tuple[Any, Any], device: str) -> None:
-    given, made = dtypes
-    x = drawn(shape, given, device).requires_grad_()
+    inputs, built = dtypes
+    x = drawn(shape, inputs, device).requires_grad_()
     exact = x.detach().double().requires_grad_()
     with poisoned():
-        found = map_norm(x, EPS, made, backend="triton")
-        grad = torch.randn(shape).to(device, made)
-        (to_x,) = torch.autograd.grad(found, x, grad)
-    wanted = reference.map_norm(exact, EPS, F64)
-    (wanted_grad,) = torch.autograd.grad(wanted, exact, grad.double())
-    assert found.dtype == made and to_x.dtype == given and found.shape == to_x.shape == x.shape
-    close = max(CLOSE[given], CLOSE[made])
-    torch.testing.assert_close(found.double(), wanted, rtol=CLOSE[made], atol=CLOSE[made])
+        actual = map_norm(x, EPS, built, backend="triton")
+        grad = torch.randn(shape).to(device, built)
+        (to_x,) = torch.autograd.grad(actual, x, grad)
+    expected = reference.map_norm(exact, EPS, F64)
+    (wanted_grad,) = torch.autograd.grad(expected, exact, grad.double())
+    assert actual.dtype == built and to_x.dtype == inputs and actual.shape == to_x.shape == x.shape
+    close = max(CLOSE[inputs], CLOSE[built])
+    torch.testing.assert_close(actual.double(), expected, rtol=CLOSE[built], atol=CLOSE[built])
     torch.testing.assert_close(to_x.double(), wanted_grad, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 7, 512), (2, 14, 14, 320)])
 def test_the_sizes_of_models_on_a_map_far_from_zero(shape: tuple[int, ...], device: str) -> None:
     x = (torch.randn(shape) + 1000).to(device)
-    found = map_norm(x, EPS, F32, backend="triton")
-    wanted = map_norm(x.double(), EPS, F64)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2000 * torch.finfo(F32).eps)  # of the mean
+    actual = map_norm(x, EPS, F32, backend="triton")
+    expected = map_norm(x.double(), EPS, F64)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2000 * torch.finfo(F32).eps)  # of the mean
 
 
 @pytest.mark.usefixtures("small")
 def test_more_tiles_than_parts_keep_a_far_mean(device: str) -> None:
     x = (torch.randn(2, 2000) + 1000 * torch.linspace(-1, 1, 2000)).to(device)
-    found, wanted = map_norm(x, EPS, F32, backend="triton"), map_norm(x.double(), EPS, F64)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    actual, expected = map_norm(x, EPS, F32, backend="triton"), map_norm(x.double(), EPS, F64)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 100), (2, 600)])
@@ -99,10 +99,10 @@ def test_the_gradient_of_a_kept_result_is_as_exact_as_the_gradient_that_arrives(
     normed = map_norm(exact.detach(), EPS, F64).to(BF16)  # rounded as a GPU does; Triton's interpreter cuts off
     rstd = torch.rsqrt(exact.detach().var(1, correction=0) + EPS)
     grad = 3 * normed
-    found = map_norm_grad(normed, rstd.float(), grad, F32, backend="triton")
-    (wanted,) = torch.autograd.grad(map_norm(exact, EPS, F64), exact, grad.double())
+    actual = map_norm_grad(normed, rstd.float(), grad, F32, backend="triton")
+    (expected,) = torch.autograd.grad(map_norm(exact, EPS, F64), exact, grad.double())
     size = grad.double().norm(dim=1) * rstd
-    assert found.dtype == F32 and ((found - wanted).norm(dim=1) / size).max() < torch.finfo(BF16).eps / 2
+    assert actual.dtype == F32 and ((actual - expected).norm(dim=1) / size).max() < torch.finfo(BF16).eps / 2
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 700)])
@@ -116,9 +116,9 @@ def test_second_derivatives_are_those_of_the_definition(shape: tuple[int, ...], 
         (first,) = torch.autograd.grad((y**3 + y * g).sum(), x, create_graph=True)
         return [first, *torch.autograd.grad(first.square().sum(), (x, g))]
 
-    for found, wanted in zip(outcome(F32, "triton"), outcome(F64, "torch"), strict=True):
-        scale = wanted.abs().max()
-        torch.testing.assert_close(found.double() / scale, wanted / scale, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(outcome(F32, "triton"), outcome(F64, "torch"), strict=True):
+        scale = expected.abs().max()
+        torch.testing.assert_close(actual.double() / scale, expected / scale, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("small")
@@ -144,8 +144,8 @@ def test_maps_and_gradients_in_any_order_of_memory(device: str) -> None:
     for width in (3, 60):
         x = drawn((2, 5, width, 4), F32, device).permute(0, 2, 3, 1).requires_grad_()
         y = map_norm(x, EPS, F32, backend="triton")
-        (found,) = torch.autograd.grad(y, x, torch.ones((), device=device).expand_as(y))
-        assert found.abs().max() < 1e-5  # a shift of all numbers changes nothing
+        (actual,) = torch.autograd.grad(y, x, torch.ones((), device=device).expand_as(y))
+        assert actual.abs().max() < 1e-5  # a shift of all numbers changes nothing
         torch.testing.assert_close(y, map_norm(x, EPS, F32, backend="torch"), rtol=1e-5, atol=1e-5)
 
 
@@ -191,13 +191,13 @@ def test_map_norm_by_the_kernel_is_its_definition(
             else:
                 y = norm.inside(leaf, linear) if way == "inside" else norm.by_layer_norm(leaf)
         assert y.dtype == (dtype if way == "by_layer_norm" or not autocast or dtype == F64 else BF16)
-        wanted = [leaf, *norm.parameters(), *(linear.parameters() if way == "inside" else ())]
-        return [y, *torch.autograd.grad(y, wanted, grad.to(y.dtype))]
+        expected = [leaf, *norm.parameters(), *(linear.parameters() if way == "inside" else ())]
+        return [y, *torch.autograd.grad(y, expected, grad.to(y.dtype))]
 
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-    found = outcome(F32)
+    actual = outcome(F32)
     monkeypatch.delenv("HYPTREE_BACKEND")
-    for one, other in zip(found, outcome(F64), strict=True):
+    for one, other in zip(actual, outcome(F64), strict=True):
         close = 2e-2 if autocast and way == "inside" else 1e-5
         assert one.dtype != F64 and ((one - other).norm() / other.norm()).item() < close
 
@@ -231,9 +231,9 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
         y = run(x, linear)
         return [y, *torch.autograd.grad(y.square().sum(), [x, *norm.parameters(), *linear.parameters()])]
 
-    wanted = outcome(norm.inside)
-    found = outcome(torch.compile(norm.inside, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
-    for one, other in zip(found, wanted, strict=True):
+    expected = outcome(norm.inside)
+    actual = outcome(torch.compile(norm.inside, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     calls = [str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)]
     assert calls == ["hyptree.map_norm.default", "hyptree.map_norm_grad.default"]

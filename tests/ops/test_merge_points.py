@@ -38,14 +38,14 @@ def test_it_is_the_centroid(
 ) -> None:
     shared, routed, weight, inverse, grad = draw(s, T, k, n, M, device, dtype)
     assert routed is not None and weight is not None and inverse is not None and grad is not None
-    found = merge_points(shared, routed, weight, inverse, n, 0.6, backend=backend)
+    actual = merge_points(shared, routed, weight, inverse, n, 0.6, backend=backend)
     grads = merge_points_grad(shared, routed, weight, inverse, grad, 0.6, backend=backend)
     leaves = [x.double().requires_grad_() for x in (routed, weight, shared) if x is not None]
-    wanted = by_geometry(leaves[2] if s else None, leaves[0], leaves[1], inverse, n, 0.6)
-    to_routed, to_weight, *to_shared = torch.autograd.grad(wanted, leaves, grad.double())
+    expected = by_geometry(leaves[2] if s else None, leaves[0], leaves[1], inverse, n, 0.6)
+    to_routed, to_weight, *to_shared = torch.autograd.grad(expected, leaves, grad.double())
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    assert found.dtype == dtype and found.shape == (T, n) and (grads[0] is None) == (s == 0)
-    torch.testing.assert_close(found.double(), wanted.detach(), **close)
+    assert actual.dtype == dtype and actual.shape == (T, n) and (grads[0] is None) == (s == 0)
+    torch.testing.assert_close(actual.double(), expected.detach(), **close)
     torch.testing.assert_close(grads[1].double(), to_routed, **close)
     torch.testing.assert_close(grads[2].double(), to_weight, rtol=1e-5, atol=1e-5)
     if grads[0] is not None:
@@ -58,12 +58,12 @@ def test_the_bound_holds_where_rounding_breaks_it(device: str) -> None:
     routed = 1e4 * torch.randn(50, 8, device=device)
     weight, inverse = torch.rand(50, 1, device=device) + 0.1, torch.arange(50, device=device)
     grad = torch.randn(50, 8, device=device)
-    found = merge_points(None, routed, weight, inverse, 8, 2.0, backend="triton")
-    assert found.isfinite().all()
-    assert (found.norm(dim=-1) <= routed.norm(dim=-1) * (1 + 1e-5)).all()
+    actual = merge_points(None, routed, weight, inverse, 8, 2.0, backend="triton")
+    assert actual.isfinite().all()
+    assert (actual.norm(dim=-1) <= routed.norm(dim=-1) * (1 + 1e-5)).all()
     plain = merge_points(None, routed, weight, inverse, 8, 2.0, backend="torch")
     bound = (weight[:, 0] ** 2 / 2).double()
-    q = (weight[:, 0].double() * routed.double().norm(dim=-1) / found.double().norm(dim=-1)) ** 2 / 2
+    q = (weight[:, 0].double() * routed.double().norm(dim=-1) / actual.double().norm(dim=-1)) ** 2 / 2
     at_bound = (q / bound - 1).abs() < 1e-5
     assert at_bound.any() and (q >= bound * (1 - 1e-5)).all() and plain.isfinite().all()
     for one in merge_points_grad(None, routed, weight, inverse, grad, 2.0, backend="triton")[1:]:
@@ -80,9 +80,9 @@ def test_a_bad_row_stays_with_its_token(device: str) -> None:
     assert shared is not None and routed is not None and weight is not None and inverse is not None
     assert grad is not None
     routed[inverse[2], 3] = torch.nan  # the first choice of token 1
-    found = merge_points(shared, routed, weight, inverse, 8, backend="triton")
+    actual = merge_points(shared, routed, weight, inverse, 8, backend="triton")
     grads = merge_points_grad(shared, routed, weight, inverse, grad, backend="triton")
     assert grads[0] is not None
-    for rows in (found, grads[0][0], grads[1][inverse].view(4, -1), grads[2]):
+    for rows in (actual, grads[0][0], grads[1][inverse].view(4, -1), grads[2]):
         assert rows[1].isnan().any()
         assert rows[[0, 2, 3]].isfinite().all()

@@ -48,9 +48,9 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
         graphs.append(graph)
         return make_boxed_func(graph)
 
-    wanted = outcome(block)
-    found = outcome(torch.compile(block, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
-    for one, other in zip(found, wanted, strict=True):
+    expected = outcome(block)
+    actual = outcome(torch.compile(block, backend=aot_autograd(fw_compiler=keep), fullgraph=True))
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     kernels = ["residual_norm", "residual_norm_grad", "swiglu_lift", "swiglu_grad", "pack_weight", "unpack_weight"]
     assert names(graphs) == {f"hyptree.{name}.default" for name in kernels}
@@ -67,9 +67,11 @@ def test_a_second_launch_is_told_apart_from_the_first() -> None:
                 for shift in (0, 1):
                     flat = torch.randn(rows * 64 + shift, device="cuda").to(dtype)
                     both = flat[shift:].view(rows, 64)
-                    found = swiglu_lift(both, hidden, backend="triton")
-                    wanted = reference.swiglu_lift(both, hidden, 1.0, True)
-                    torch.testing.assert_close(found, wanted, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+                    actual = swiglu_lift(both, hidden, backend="triton")
+                    expected = reference.swiglu_lift(both, hidden, 1.0, True)
+                    torch.testing.assert_close(
+                        actual, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5
+                    )
 
 
 def test_launch_finds_what_was_compiled_for_equal_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +144,9 @@ def test_without_gradients_autograd_is_not_asked(
     forward = owner.forward
     monkeypatch.setattr(owner, "forward", staticmethod(lambda *args: applied.append(1) or forward(*args)))
 
-    def run(*given: Tensor) -> list[Tensor]:
-        found = function(*given)
-        return [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
+    def run(*settings: Tensor) -> list[Tensor]:
+        actual = function(*settings)
+        return [actual] if isinstance(actual, Tensor) else list(actual)  # type: ignore[call-overload]
 
     plain = run(*inputs)
     with torch.no_grad():
@@ -153,8 +155,8 @@ def test_without_gradients_autograd_is_not_asked(
         inference = run(*inputs)
     assert not applied
     for place in range(len(inputs)):
-        given = [x.clone().requires_grad_(place == i) for i, x in enumerate(inputs)]
-        learned = run(*given)
+        settings = [x.clone().requires_grad_(place == i) for i, x in enumerate(inputs)]
+        learned = run(*settings)
         assert len(applied) == place + 1 and learned[0].requires_grad
         for others in (plain, inside, inference):
             assert all(torch.equal(one, other) for one, other in zip(learned, others, strict=True))

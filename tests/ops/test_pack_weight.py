@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 def test_the_definition_puts_every_part_in_its_place() -> None:
     weight, time, bias = torch.arange(6.0).view(2, 3), torch.tensor([10.0, 11.0]), torch.tensor([20.0, 21.0])
-    found = reference.pack_weight(weight, time, bias, Layout(2, 1, 2, 1, 6), torch.float32)
+    actual = reference.pack_weight(weight, time, bias, Layout(2, 1, 2, 1, 6), torch.float32)
     zeros = [0.0] * 6
-    assert found.tolist() == [[0, 1, 2, 10, 20, 0], zeros, [3, 4, 5, 11, 21, 0], zeros]
+    assert actual.tolist() == [[0, 1, 2, 10, 20, 0], zeros, [3, 4, 5, 11, 21, 0], zeros]
     heads = reference.pack_weight(torch.arange(4.0).view(1, 4), torch.tensor([[7.0, 8.0]]), None, Layout(1, 1, 1, 2, 4),
                            torch.float32)  # fmt: skip
     assert heads.tolist() == [[0, 1, 7, 0, 2, 3, 8, 0]]
@@ -36,13 +36,13 @@ def test_kernels_equal_the_definition(layout: Layout, size: int, bias: bool, dty
     )
     shift = torch.randn(m, device=device).bfloat16().float().requires_grad_() if bias else None
     leaves = [leaf for leaf in (weight, time, shift) if leaf is not None]
-    found, wanted = (
+    actual, expected = (
         pack_weight(weight, time, shift, layout, dtype, backend=backend) for backend in ("triton", "torch")
     )
-    assert torch.equal(found, wanted)
-    grad = torch.randn_like(wanted)
+    assert torch.equal(actual, expected)
+    grad = torch.randn_like(expected)
     for one, other in zip(
-        torch.autograd.grad(found, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True
+        torch.autograd.grad(actual, leaves, grad), torch.autograd.grad(expected, leaves, grad), strict=True
     ):
         assert one.is_contiguous()
         assert torch.equal(one, other)

@@ -50,10 +50,10 @@ def outcome(run: object, x: Tensor, y: Tensor, weight: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), (a, b))]
 
 
-def assert_equal(found: list[Tensor], wanted: list[Tensor], value: float, gradient: float) -> None:
+def assert_equal(actual: list[Tensor], expected: list[Tensor], value: float, gradient: float) -> None:
     """The largest error of values, and the error of each gradient beside its own length."""
-    assert (found[0].double() - wanted[0]).abs().max().item() <= value if found[0].numel() else True
-    for one, other in zip(found[1:], wanted[1:], strict=True):
+    assert (actual[0].double() - expected[0]).abs().max().item() <= value if actual[0].numel() else True
+    for one, other in zip(actual[1:], expected[1:], strict=True):
         assert (one.double() - other).norm() <= gradient * other.norm()
 
 
@@ -67,16 +67,16 @@ def test_distances(op: ModuleType, tangent: bool, mode: str, device: str, monkey
     for b, n, m, d in shapes:
         x, y = (draw(op, b, size, d, device=device, tangent=tangent) for size in (n, m))
         weight = torch.randn(b, n, m, device=device)
-        wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        expected = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
         with monkeypatch.context() as patch:
             poison(patch)
-            found = outcome(
+            actual = outcome(
                 lambda x, y: op.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"), x, y, weight
             )
-        assert found[0].dtype == torch.float32 and found[0].shape == (b, n, m)
+        assert actual[0].dtype == torch.float32 and actual[0].shape == (b, n, m)
         # Close points are what "matmul" is poor at: in few dimensions there are some.
         loose = mode == "matmul" and d < 16
-        assert_equal(found, wanted, 1e-4 if loose else 5e-6, 1e-4 if mode == "matmul" else 1e-5)
+        assert_equal(actual, expected, 1e-4 if loose else 5e-6, 1e-4 if mode == "matmul" else 1e-5)
 
 
 def assert_softmax(
@@ -87,12 +87,12 @@ def assert_softmax(
     settings = {"temperature": 0.3, "tangent": tangent}
     x, y = (draw(op, b, size, d, device=device, tangent=tangent) for size in (n, m))
     weight = torch.randn(b, n, m, device=device)
-    wanted = outcome(lambda x, y: op.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
+    expected = outcome(lambda x, y: op.distance_softmax(x, y, C, **settings), x.double(), y.double(), weight)
     with monkeypatch.context() as patch:
         poison(patch)
-        found = outcome(lambda x, y: op.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
-    torch.testing.assert_close(found[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
-    assert_equal(found, wanted, 2e-5, 1e-4)
+        actual = outcome(lambda x, y: op.distance_softmax(x, y, C, backend="triton", **settings), x, y, weight)
+    torch.testing.assert_close(actual[0].sum(-1), torch.ones(b, n, device=device), rtol=1e-5, atol=0)
+    assert_equal(actual, expected, 2e-5, 1e-4)
 
 
 @ops
@@ -114,11 +114,11 @@ def test_softmax_of_any_radius(radius: float, temperature: float, device: str) -
     x = v * radius / C**0.5
     y = w * radius * (1 - 0.1 * torch.rand(1, 70, 1, device=device)) / C**0.5
     y[0, 5] = -x[0, 3]
-    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
-    found = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
+    expected = pairwise_lorentz.distance_softmax(x.double(), y.double(), C, temperature=temperature, tangent=True)
+    actual = pairwise_lorentz.distance_softmax(x, y, C, temperature=temperature, tangent=True, backend="triton")
     # the roundings of float32, 2e-6 of the distance, and the 22 bits that a logarithm has of a long one
     share = 1e-6 + (2e-6 + 2.0**-22 * radius) / temperature
-    assert ((found - wanted).abs() <= share * wanted + 1e-30).all()
+    assert ((actual - expected).abs() <= share * expected + 1e-30).all()
 
 
 def test_softmax_of_equal_and_close_points(device: str) -> None:
@@ -126,9 +126,9 @@ def test_softmax_of_equal_and_close_points(device: str) -> None:
     x = draw(pairwise_lorentz, 1, 32, 16, device=device)
     close = x * (1 + 1e-4 * torch.randn(1, 32, 16, device=device))
     y = torch.cat([x, close, draw(pairwise_lorentz, 1, 64, 16, device=device)], 1)
-    wanted = pairwise_lorentz.distance_softmax(x.double(), y.double(), C)
-    found = pairwise_lorentz.distance_softmax(x, y, C, backend="triton")
-    assert found.isfinite().all() and ((found - wanted).abs() <= 1e-2 * wanted).all()
+    expected = pairwise_lorentz.distance_softmax(x.double(), y.double(), C)
+    actual = pairwise_lorentz.distance_softmax(x, y, C, backend="triton")
+    assert actual.isfinite().all() and ((actual - expected).abs() <= 1e-2 * expected).all()
 
 
 @ops
@@ -168,15 +168,15 @@ def test_exact_distances_far_out_and_close_together(dim: int, device: str) -> No
     direction = torch.nn.functional.normalize(torch.randn(24, dim, dtype=torch.float64), dim=-1)
     x = (torch.sinh(radius) * direction / C**0.5).float().to(device)
     y = x.roll(1, 0) * (1 + 1e-6 * torch.randn(24, dim, device=device))
-    wanted = lorentz.pairwise_dist(x.double(), y.double(), C)
-    found = pairwise_lorentz.pairwise_dist(x, y, C, backend="triton")
-    assert C**0.5 * (found - wanted).abs().max() < 5e-6
+    expected = lorentz.pairwise_dist(x.double(), y.double(), C)
+    actual = pairwise_lorentz.pairwise_dist(x, y, C, backend="triton")
+    assert C**0.5 * (actual - expected).abs().max() < 5e-6
     y = (torch.sinh(radius.flip(0)) * direction.roll(5, -1) / C**0.5).float().to(device)
     weight = torch.rand(24, 24, device=device)
-    wanted = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
-    found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
-    assert C**0.5 * (found[0] - wanted[0]).abs().max() < 5e-6
-    for one, other in zip(found[1:], wanted[1:], strict=True):  # row by row: far rows have short gradients
+    expected = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+    actual = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+    assert C**0.5 * (actual[0] - expected[0]).abs().max() < 5e-6
+    for one, other in zip(actual[1:], expected[1:], strict=True):  # row by row: far rows have short gradients
         assert ((one - other).norm(dim=-1) <= 1e-5 * other.norm(dim=-1)).all()
 
 
@@ -188,12 +188,12 @@ def test_one_set_has_a_zero_diagonal_and_one_gradient(op: ModuleType, mode: str,
     leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     d = op.pairwise_dist(leaf, leaf, C, mode=mode, backend="triton")
     assert not d.diagonal(dim1=-2, dim2=-1).any()
-    (found,) = torch.autograd.grad((d * weight).sum(), leaf)
-    (wanted,) = torch.autograd.grad((op.pairwise_dist(exact, exact, C) * weight).sum(), exact)
-    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
-    (found,) = torch.autograd.grad((op.distance_softmax(leaf, leaf, C, backend="triton") * weight).sum(), leaf)
-    (wanted,) = torch.autograd.grad((op.distance_softmax(exact, exact, C) * weight).sum(), exact)
-    assert (found - wanted).norm() <= 1e-4 * wanted.norm()
+    (actual,) = torch.autograd.grad((d * weight).sum(), leaf)
+    (expected,) = torch.autograd.grad((op.pairwise_dist(exact, exact, C) * weight).sum(), exact)
+    assert (actual - expected).norm() <= 1e-5 * expected.norm()
+    (actual,) = torch.autograd.grad((op.distance_softmax(leaf, leaf, C, backend="triton") * weight).sum(), leaf)
+    (expected,) = torch.autograd.grad((op.distance_softmax(exact, exact, C) * weight).sum(), exact)
+    assert (actual - expected).norm() <= 1e-4 * expected.norm()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="replaces what the interpreter runs")
@@ -210,13 +210,13 @@ def test_a_point_has_no_slope_to_itself_whatever_differences_round_to(monkeypatc
     x = draw(pairwise_lorentz, 1, 9, 4, device="cpu")
     x[0, 5] = x[0, 2] * 1.01  # the tile has close points
     weight = torch.rand(1, 9, 9)
-    found = []
+    actual = []
     for run in (plain, contracted):
         monkeypatch.setattr(grad, "across_by_differences", run)
         leaf = x.clone().requires_grad_()
         d = pairwise_lorentz.pairwise_dist(leaf, leaf, C, backend="triton")
-        found.append(torch.autograd.grad((d * weight).sum(), leaf)[0])
-    assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
+        actual.append(torch.autograd.grad((d * weight).sum(), leaf)[0])
+    assert (actual[0] - actual[1]).norm() <= 1e-6 * actual[0].norm()
 
 
 @ops
@@ -230,12 +230,12 @@ def test_many_distances_leave_close_points_to_a_second_kernel(
     y[1, 128] = x[1, 66] * (1 + 1e-3 * torch.randn(9, device=device))
     y[0, 3] = x[0, 1]
     for end in (y, x):
-        wanted = op.pairwise_dist(x.double(), x.double() if end is x else y.double(), C)
+        expected = op.pairwise_dist(x.double(), x.double() if end is x else y.double(), C)
         with monkeypatch.context() as patch:
             poison(patch)
-            found = op.pairwise_dist(x, end, C, backend="triton")
-        assert (found - wanted).abs().max() < 5e-6
-        assert (found.diagonal(dim1=1, dim2=2) == 0).all() if end is x else found[0, 1, 3] == 0
+            actual = op.pairwise_dist(x, end, C, backend="triton")
+        assert (actual - expected).abs().max() < 5e-6
+        assert (actual.diagonal(dim1=1, dim2=2) == 0).all() if end is x else actual[0, 1, 3] == 0
 
 
 @pytest.mark.parametrize(
@@ -255,22 +255,22 @@ def test_many_distances_walk_over_tiles(
         y[0, 200] = x[0, 7] * (1 + 1e-3 * torch.randn(d, device=device))
         x, y = x.to(dtype), y.to(dtype)
         y[0, 100] = x[0, 3]
-        wanted = pairwise_lorentz.pairwise_dist(x.double(), y.double(), C)
+        expected = pairwise_lorentz.pairwise_dist(x.double(), y.double(), C)
         for mode in ("exact", "matmul"):
             with monkeypatch.context() as patch:
                 poison(patch)
-                found = pairwise_lorentz.pairwise_dist(x, y, C, mode=mode, backend="triton")
-            assert found.dtype == torch.float32 and found.isfinite().all()
-            error = (found - wanted).abs()
+                actual = pairwise_lorentz.pairwise_dist(x, y, C, mode=mode, backend="triton")
+            assert actual.dtype == torch.float32 and actual.isfinite().all()
+            error = (actual - expected).abs()
             if mode == "exact":
-                assert error.max() < 5e-6 and found[0, 3, 100] == 0
+                assert error.max() < 5e-6 and actual[0, 3, 100] == 0
             else:  # a product is poor at close points: those that are not are as good
-                assert error[wanted > 1].max() < 1e-4
+                assert error[expected > 1].max() < 1e-4
     with monkeypatch.context() as patch:
         poison(patch)
-        found = pairwise_lorentz.pairwise_dist(y, y, C, backend="triton")
-    assert (found - pairwise_lorentz.pairwise_dist(y.double(), y.double(), C)).abs().max() < 5e-6
-    assert not found.diagonal(dim1=1, dim2=2).any()
+        actual = pairwise_lorentz.pairwise_dist(y, y, C, backend="triton")
+    assert (actual - pairwise_lorentz.pairwise_dist(y.double(), y.double(), C)).abs().max() < 5e-6
+    assert not actual.diagonal(dim1=1, dim2=2).any()
 
 
 def test_close_points_far_along_the_other_set(device: str) -> None:
@@ -292,9 +292,9 @@ def test_gradients_of_many_columns_do_not_drift(device: str) -> None:
     b, n, m, d = (1, 16, 130, 16) if device == "cpu" else (1, 70, 4000, 64)
     x, y = (draw(pairwise_lorentz, b, size, d, device=device) for size in (n, m))
     weight = torch.rand(b, n, m, device=device)
-    wanted = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
-    found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
-    for one, other in zip(found[1:], wanted[1:], strict=True):
+    expected = outcome(lambda x, y: lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+    actual = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+    for one, other in zip(actual[1:], expected[1:], strict=True):
         assert (one - other).norm() <= 2e-6 * other.norm()
 
 
@@ -304,10 +304,10 @@ def test_half_precision_is_right_for_the_numbers_it_holds(op: ModuleType, dtype:
     x, y = (draw(op, 1, size, 20, device=device, radius=2.0).to(dtype) for size in (18, 9))
     weight = torch.randn(1, 18, 9, device=device)
     for run in (op.pairwise_dist, op.distance_softmax):
-        wanted = outcome(lambda x, y, run=run: run(x, y, C), x.double(), y.double(), weight)
-        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, weight)
-        assert found[0].dtype == torch.float32 and found[1].dtype == dtype
-        assert_equal(found, wanted, 5e-6, 8e-3)
+        expected = outcome(lambda x, y, run=run: run(x, y, C), x.double(), y.double(), weight)
+        actual = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, weight)
+        assert actual[0].dtype == torch.float32 and actual[1].dtype == dtype
+        assert_equal(actual, expected, 5e-6, 8e-3)
 
 
 @ops
@@ -318,10 +318,10 @@ def test_gradients_that_come_in_may_have_any_size(op: ModuleType, mode: str, sca
     x, y = (draw(op, 1, size, 20, device=device) for size in (19, 70))
     weight = torch.randn(1, 19, 70, device=device) * 10.0 ** (torch.rand(1, 19, 70, device=device) * 12 - 6)
     weight *= scale * 10.0 ** (torch.rand(1, 19, 1, device=device) * 8 - 4)
-    wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C), x.double(), y.double(), weight.double())
-    found = outcome(lambda x, y: op.pairwise_dist(x, y, C, mode=mode, backend="triton"), x, y, weight)
+    expected = outcome(lambda x, y: op.pairwise_dist(x, y, C), x.double(), y.double(), weight.double())
+    actual = outcome(lambda x, y: op.pairwise_dist(x, y, C, mode=mode, backend="triton"), x, y, weight)
     # The columns' own sizes differ less: their sums run over rows of all sizes.
-    for one, other in zip(found[1:], wanted[1:], strict=True):
+    for one, other in zip(actual[1:], expected[1:], strict=True):
         assert ((one.double() - other).norm(dim=-1) <= 2e-5 * other.norm(dim=-1)).all()
 
 
@@ -330,13 +330,15 @@ def test_wide_rows(width: int, device: str, monkeypatch: pytest.MonkeyPatch) -> 
     x, y = (draw(pairwise_lorentz, 1, size, width, device=device) for size in (5, 18))
     weight = torch.randn(1, 5, 18, device=device)
     for run, kind in (("pairwise_dist", 5e-6), ("distance_softmax", 2e-5)):
-        wanted = outcome(lambda x, y, run=run: getattr(pairwise_lorentz, run)(x, y, C), x.double(), y.double(), weight)
+        expected = outcome(
+            lambda x, y, run=run: getattr(pairwise_lorentz, run)(x, y, C), x.double(), y.double(), weight
+        )
         with monkeypatch.context() as patch:
             poison(patch)
-            found = outcome(
+            actual = outcome(
                 lambda x, y, run=run: getattr(pairwise_lorentz, run)(x, y, C, backend="triton"), x, y, weight
             )  # fmt: skip
-        assert_equal(found, wanted, kind, 1e-5)
+        assert_equal(actual, expected, kind, 1e-5)
     every = lorentz.pairwise_dist(x.double(), y.double(), C)
     assert torch.equal(pairwise_lorentz.nearest(x, y, C, backend="triton")[0], every.argmin(-1))
 
@@ -364,19 +366,19 @@ def test_parts_of_rows_are_unit_vectors(n: int, device: str, monkeypatch: pytest
         poison(patch)
         *_, parts, none = rows.row_stats(x, None, rows.LORENTZ, C)
     assert parts.shape == (2, 18, 16 * -(-n // 16)) and none.numel() == 0
-    found = parts.double().sum(0) / 256
+    actual = parts.double().sum(0) / 256
     unit = torch.nn.functional.normalize(x.double(), dim=-1, eps=1e-300).view(18, n)
-    assert not found[:, n:].any()
-    assert ((found[:, :n] - unit).abs() <= 2.0**-22 * unit.abs() + 2.0**-33).all()
+    assert not actual[:, n:].any()
+    assert ((actual[:, :n] - unit).abs() <= 2.0**-22 * unit.abs() + 2.0**-33).all()
 
 
 def test_batch_axes_broadcast_and_any_layout_will_do(device: str) -> None:
     def check(x: Tensor, y: Tensor) -> None:
         shape = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
         weight = torch.randn(shape, device=device)
-        wanted = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
-        found = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
-        assert_equal(found, wanted, 5e-6, 1e-5)
+        expected = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C), x.double(), y.double(), weight)
+        actual = outcome(lambda x, y: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), x, y, weight)
+        assert_equal(actual, expected, 5e-6, 1e-5)
 
     points = draw(pairwise_lorentz, 2, 1, 5, 3, device=device)
     check(points, draw(pairwise_lorentz, 4, 3, device=device))
@@ -390,8 +392,8 @@ def test_empty_sets(device: str) -> None:
     x, y = draw(pairwise_lorentz, 4, 3, device=device), draw(pairwise_lorentz, 0, 3, device=device)
     for run in (pairwise_lorentz.pairwise_dist, pairwise_lorentz.distance_softmax):
         assert run(x, y, C, backend="triton").shape == (4, 0)
-        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), y, x, torch.zeros(0, 4, device=device))
-        assert found[0].shape == (0, 4) and not found[2].any()
+        actual = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), y, x, torch.zeros(0, 4, device=device))
+        assert actual[0].shape == (0, 4) and not actual[2].any()
         assert run(x.expand(0, 4, 3), x, C, backend="triton").shape == (0, 4, 4)
     with pytest.raises(ValueError, match="at least one point in y"):
         pairwise_lorentz.nearest(x, y)
@@ -406,18 +408,18 @@ def test_the_origin_and_coincident_points(op: ModuleType, tangent: bool, device:
     y = torch.stack([x[0], torch.zeros_like(x[0]), x[3]])
     weight = torch.rand(5, 3, device=device)
     for mode in ("exact", "matmul"):
-        found = outcome(
+        actual = outcome(
             lambda x, y, mode=mode: op.pairwise_dist(x, y, C, mode=mode, tangent=tangent, backend="triton"),
             x,
             y,
             weight,
         )
-        wanted = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
+        expected = outcome(lambda x, y: op.pairwise_dist(x, y, C, tangent=tangent), x.double(), y.double(), weight)
         if mode == "exact":
-            assert found[0][0, 0] == 0 and found[0][1, 1] == 0 and found[0][3, 2] == 0
-            assert_equal(found, wanted, 5e-6, 1e-5)
-        assert found[1].isfinite().all() and found[2].isfinite().all()
-        torch.testing.assert_close(found[1][1].double(), wanted[1][1], rtol=1e-5, atol=1e-5)
+            assert actual[0][0, 0] == 0 and actual[0][1, 1] == 0 and actual[0][3, 2] == 0
+            assert_equal(actual, expected, 5e-6, 1e-5)
+        assert actual[1].isfinite().all() and actual[2].isfinite().all()
+        torch.testing.assert_close(actual[1][1].double(), expected[1][1], rtol=1e-5, atol=1e-5)
 
 
 @ops
@@ -430,10 +432,10 @@ def test_a_bad_row_stays_alone(op: ModuleType, device: str) -> None:
         assert torch.equal(op.pairwise_dist(x, y, C, mode=mode, backend="triton").isnan(), bad)
     y[4] = 0
     for run in (op.pairwise_dist, op.distance_softmax):
-        found = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, torch.rand(20, 7, device=device))
+        actual = outcome(lambda x, y, run=run: run(x, y, C, backend="triton"), x, y, torch.rand(20, 7, device=device))
         good = torch.arange(20, device=device) != 3
-        assert found[0][3].isnan().all() and found[0][good].isfinite().all()
-        assert found[1][3].isnan().all() and found[1][good].isfinite().all()
+        assert actual[0][3].isnan().all() and actual[0][good].isfinite().all()
+        assert actual[1][3].isnan().all() and actual[1][good].isfinite().all()
     y[2] = torch.nan
     index, distance = op.nearest(x, y, C, backend="triton")
     assert distance[3].isnan() and distance[good].isfinite().all() and not (index[good] == 2).any()
@@ -442,15 +444,15 @@ def test_a_bad_row_stays_alone(op: ModuleType, device: str) -> None:
 def test_rows_at_the_limit_are_capped_as_in_the_geometry(device: str) -> None:
     v = torch.randn(6, 4, device=device)
     y = draw(pairwise_lorentz, 5, 4, device=device, tangent=True)
-    found = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="triton")
-    wanted = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="torch")
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    actual = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="triton")
+    expected = pairwise_lorentz.pairwise_dist(100 * v, y, C, tangent=True, backend="torch")
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     x, y = 10 * v, draw(pairwise_poincare, 5, 4, device=device)
-    found = pairwise_poincare.pairwise_dist(x, y, C, backend="triton")
-    wanted = pairwise_poincare.pairwise_dist(
+    actual = pairwise_poincare.pairwise_dist(x, y, C, backend="triton")
+    expected = pairwise_poincare.pairwise_dist(
         x.double() * ((1 - 4 * 2.0**-23) / C**0.5 / x.double().norm(dim=-1, keepdim=True)), y.double(), C
     )
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @ops
@@ -467,9 +469,9 @@ def test_learned_curvature(op: ModuleType, device: str) -> None:
     weight = torch.rand(3, 9, 8, device=device)
     c = torch.tensor([0.4, 0.7, 0.6], device=device).view(3, 1, 1).requires_grad_()
     exact = c.detach().double().requires_grad_()
-    found = torch.autograd.grad((op.pairwise_dist(x, y, c, backend="triton") * weight).sum(), c)[0]
-    wanted = torch.autograd.grad((op.pairwise_dist(x.double(), y.double(), exact) * weight).sum(), exact)[0]
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    actual = torch.autograd.grad((op.pairwise_dist(x, y, c, backend="triton") * weight).sum(), c)[0]
+    expected = torch.autograd.grad((op.pairwise_dist(x.double(), y.double(), exact) * weight).sum(), exact)[0]
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
@@ -487,8 +489,8 @@ def test_graphs_hold_each_kernel_as_one_call(device: str) -> None:
         targets.update(str(node.target) for node in graph.graph.nodes if "hyptree" in str(node.target))
         return make_boxed_func(graph)
 
-    found = outcome(torch.compile(both, backend=aot_autograd(fw_compiler=keep), fullgraph=True), x, y, weight)
-    for one, other in zip(found, outcome(both, x, y, weight), strict=True):
+    actual = outcome(torch.compile(both, backend=aot_autograd(fw_compiler=keep), fullgraph=True), x, y, weight)
+    for one, other in zip(actual, outcome(both, x, y, weight), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert targets == {
         f"hyptree.{name}.default" for name in ("pairwise_dist", "distance_softmax", "row_means", "pairs_grad")
@@ -507,8 +509,8 @@ def test_second_derivatives_are_those_of_the_definition(op: ModuleType, tangent:
         return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), (x, y)))
 
     for name in ("pairwise_dist", "distance_softmax"):
-        found = penalty(x, y, name, "triton")
-        for one, other in zip(found, penalty(x.double(), y.double(), name, "torch"), strict=True):
+        actual = penalty(x, y, name, "triton")
+        for one, other in zip(actual, penalty(x.double(), y.double(), name, "torch"), strict=True):
             assert other.norm() > 1e-3
             torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
 
@@ -517,8 +519,8 @@ def test_transforms_of_functions_take_the_definition(device: str) -> None:
     x, y = draw(pairwise_lorentz, 3, 4, 2, device=device), draw(pairwise_lorentz, 5, 2, device=device)
     with pytest.raises(ValueError, match=r"transformed by torch\.func"):
         torch.func.vmap(lambda x: pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"))(x)
-    found = torch.func.vmap(lambda x: pairwise_lorentz.pairwise_dist(x, y, C))(x)
-    torch.testing.assert_close(found, pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), rtol=1e-5, atol=1e-5)
+    actual = torch.func.vmap(lambda x: pairwise_lorentz.pairwise_dist(x, y, C))(x)
+    torch.testing.assert_close(actual, pairwise_lorentz.pairwise_dist(x, y, C, backend="triton"), rtol=1e-5, atol=1e-5)
 
 
 def test_input_that_does_not_fit() -> None:

@@ -48,23 +48,23 @@ def made(rows: int, n: int, parts: str, dtype: torch.dtype, device: str) -> list
 @pytest.mark.parametrize("parts", ["yng", "yn", "yg", "ng", "n"])
 @pytest.mark.parametrize(("rows", "n"), [(5, 6), (3, 33), (0, 8)])
 def test_kernels_equal_the_definition(rows: int, n: int, parts: str, dtype: torch.dtype, device: str) -> None:
-    given = made(rows, n, parts, dtype, device)
+    inputs = made(rows, n, parts, dtype, device)
     width = -(-(n + 2) // 8) * 8
     settings = {**SETTINGS, "width": width}
-    joined, lifted = residual_norm(*given[:4], dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
-    found = residual_norm_grad(*given, dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
-    exact = [None if part is None else part.double() for part in given]
+    joined, lifted = residual_norm(*inputs[:4], dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
+    actual = residual_norm_grad(*inputs, dtype=dtype, **settings, backend="triton")  # type: ignore[arg-type]
+    exact = [None if part is None else part.double() for part in inputs]
     want_joined, want_lifted = residual_norm(*exact[:4], dtype=torch.float64, **settings)  # type: ignore[arg-type]
-    wanted = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
+    expected = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
     close = {"rtol": 2e-5, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
-    for one, other in ((joined, want_joined), (lifted, want_lifted), *zip(found, wanted, strict=True)):
+    for one, other in ((joined, want_joined), (lifted, want_lifted), *zip(actual, expected, strict=True)):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             scale = max(1.0, other.abs().max().item()) if other.numel() else 1.0
             torch.testing.assert_close(one.double() / scale, other / scale, **close)
-    if lifted is not None and found[4] is not None:
+    if lifted is not None and actual[4] is not None:
         unit = torch.finfo(dtype).eps  # the backward may contract products that the forward does not
-        torch.testing.assert_close(lifted, found[4], rtol=2 * unit, atol=2 * unit)
+        torch.testing.assert_close(lifted, actual[4], rtol=2 * unit, atol=2 * unit)
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
@@ -77,18 +77,18 @@ def test_programs_sum_gradients_over_their_rows(
     from hyptree.ops.residual_norm import triton
 
     monkeypatch.setattr(triton, "PROCESSORS", 1)  # and a few programs
-    given = made(rows, n, parts, torch.float32, device)
-    assert given[0] is not None
-    given[0] *= 0.1
+    inputs = made(rows, n, parts, torch.float32, device)
+    assert inputs[0] is not None
+    inputs[0] *= 0.1
     settings = {**SETTINGS, "eps": eps, "width": n + 8}
-    exact = [None if part is None else part.double() for part in given]
-    wanted = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
+    exact = [None if part is None else part.double() for part in inputs]
+    expected = residual_norm_grad(*exact, dtype=torch.float64, **settings)  # type: ignore[arg-type]
     torch.use_deterministic_algorithms(True)  # what is allocated holds NaN until it is written
     try:
-        found = residual_norm_grad(*given, dtype=torch.float32, **settings, backend="triton")  # type: ignore[arg-type]
+        actual = residual_norm_grad(*inputs, dtype=torch.float32, **settings, backend="triton")  # type: ignore[arg-type]
     finally:
         torch.use_deterministic_algorithms(False)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5 * max(1.0, other.abs().max().item()))
@@ -112,7 +112,7 @@ def test_a_bad_row_stays_alone(device: str) -> None:
     x[2, 5] = torch.nan
     joined, lifted = residual_norm(x, y, raw, gain, dtype=torch.float32, width=16, backend="triton")
     grads = residual_norm_grad(x, y, raw, gain, g, gl, dtype=torch.float32, width=16, backend="triton")
-    for found in (joined, lifted, grads[0], grads[1]):
-        assert found is not None
-        assert found[[0, 1, 3]].isfinite().all()
-        assert found[2].isnan().any()
+    for actual in (joined, lifted, grads[0], grads[1]):
+        assert actual is not None
+        assert actual[[0, 1, 3]].isfinite().all()
+        assert actual[2].isnan().any()

@@ -33,20 +33,20 @@ def test_kernels_equal_the_definition(
     both = both.flatten(1)
     grad = torch.randn(rows, width, device=device, dtype=dtype)
     lifted = swiglu_lift(both, hidden, 0.7, bias, backend="triton")
-    found, again = swiglu_grad(both, grad, hidden, 0.7, bias, backend="triton")
+    actual, again = swiglu_grad(both, grad, hidden, 0.7, bias, backend="triton")
     leaf = both.double().requires_grad_()
     exact = swiglu_lift(leaf, hidden, 0.7, bias)
     (expected,) = torch.autograd.grad(exact, leaf, grad.double())
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     assert torch.equal(lifted, again)
     torch.testing.assert_close(lifted.double(), exact.detach(), **close)
-    torch.testing.assert_close(found.double(), expected, **close)
+    torch.testing.assert_close(actual.double(), expected, **close)
     if dtype == torch.bfloat16:  # the definition in the same precision rounds as the kernel does; the interpreter cuts
         unit = 2.0**-6 if device == "cpu" else 2.0**-8
         plain = swiglu_lift(both, hidden, 0.7, bias, backend="torch")
         torch.testing.assert_close(lifted, plain, rtol=unit, atol=1e-3)
         plain, _ = swiglu_grad(both, grad, hidden, 0.7, bias, backend="torch")
-        torch.testing.assert_close(found, plain, rtol=1.6e-2, atol=1e-2)
+        torch.testing.assert_close(actual, plain, rtol=1.6e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -61,20 +61,20 @@ def test_every_row_may_have_a_factor(
     both[..., hidden:] = 0.0
     both, a = both.flatten(-2), 0.3 + 2 * torch.rand(shape, device=device)
     grad = torch.randn(*shape, width, device=device, dtype=dtype)
-    found = swiglu_lift(both, hidden, 0.7, bias, a, backend="triton")
+    actual = swiglu_lift(both, hidden, 0.7, bias, a, backend="triton")
     to_both, again, to_a = swiglu_grad(both, grad, hidden, 0.7, bias, a, backend="triton")
     leaf, factor = both.double().requires_grad_(), a.double().requires_grad_()
     gate, up = leaf.unflatten(-1, (2, width))[..., :hidden].unbind(-2)
     h = F.silu(factor[..., None] * gate) * up
     tail = [torch.sqrt(h.square().sum(-1) + 1 / 0.7), *([1 / factor] if bias else [])]
     exact = torch.cat([h, torch.stack(tail, -1)], -1)
-    wanted = torch.autograd.grad(exact, (leaf, factor), grad[..., : exact.shape[-1]].double())
+    expected = torch.autograd.grad(exact, (leaf, factor), grad[..., : exact.shape[-1]].double())
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    assert torch.equal(found, again) and to_a.dtype == torch.float32
-    torch.testing.assert_close(found[..., : exact.shape[-1]].double(), exact.detach(), **close)
-    assert found[..., exact.shape[-1] :].count_nonzero() == 0
-    torch.testing.assert_close(to_both.double(), wanted[0], **close)
-    torch.testing.assert_close(to_a.double(), wanted[1], **close)
+    assert torch.equal(actual, again) and to_a.dtype == torch.float32
+    torch.testing.assert_close(actual[..., : exact.shape[-1]].double(), exact.detach(), **close)
+    assert actual[..., exact.shape[-1] :].count_nonzero() == 0
+    torch.testing.assert_close(to_both.double(), expected[0], **close)
+    torch.testing.assert_close(to_a.double(), expected[1], **close)
     plain = swiglu_lift(both.double(), hidden, 0.7, bias, a.double())
     torch.testing.assert_close(plain[..., : exact.shape[-1]], exact.detach(), rtol=1e-12, atol=1e-12)
     for one, other in zip(
@@ -96,6 +96,6 @@ def test_a_bad_row_stays_alone(device: str) -> None:
     both = torch.randn(4, 2 * 16, device=device)
     both[1, 3] = torch.nan
     grad = torch.randn(4, 16, device=device)
-    for found in (swiglu_lift(both, 14, backend="triton"), *swiglu_grad(both, grad, 14, backend="triton")):
-        assert found[1].isnan().any()
-        assert found[[0, 2, 3]].isfinite().all()
+    for actual in (swiglu_lift(both, 14, backend="triton"), *swiglu_grad(both, grad, 14, backend="triton")):
+        assert actual[1].isnan().any()
+        assert actual[[0, 2, 3]].isfinite().all()

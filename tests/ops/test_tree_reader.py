@@ -33,8 +33,8 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
 
     def filled(*shape: Any, **options: Any) -> Tensor:
-        made = empty(*shape, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+        built = empty(*shape, **options)
+        return built.fill_(torch.nan) if built.is_floating_point() else built
 
     monkeypatch.setattr(torch, "empty", filled)
 
@@ -56,17 +56,17 @@ def reading(
 ) -> list[Tensor]:  # fmt: skip
     unit = 5 * F.normalize(torch.randn(sum(sizes), heads, width // heads), dim=-1).flatten(1)
     matrices = weights(reference.read_matrices(width, len(sizes)))
-    made = [unit.to(dtype), torch.randn(batch, tokens, 2 * width).to(dtype), matrices.to(dtype)]
-    return [x.to(device) for x in (*made, weights(reference.read_vectors(width, len(sizes))), levels(sizes))]
+    built = [unit.to(dtype), torch.randn(batch, tokens, 2 * width).to(dtype), matrices.to(dtype)]
+    return [x.to(device) for x in (*built, weights(reference.read_vectors(width, len(sizes))), levels(sizes))]
 
 
 def encoding(
     batch: int, dtype: torch.dtype, device: str, width: int = WIDTH, sizes: tuple[int, ...] = SIZES
 ) -> list[Tensor]:
-    made = torch.randn(batch, width), torch.randn(batch, sum(sizes), 2 * width)
+    built = torch.randn(batch, width), torch.randn(batch, sum(sizes), 2 * width)
     matrices = weights(reference.encode_matrices(width), len(sizes))
     vectors = weights(reference.encode_vectors(width), len(sizes), 2 * width)
-    return [*(x.to(device, dtype) for x in (*made, matrices)), vectors.to(device)]
+    return [*(x.to(device, dtype) for x in (*built, matrices)), vectors.to(device)]
 
 
 def framed(x: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ def framed(x: Tensor) -> Tensor:
     return inside.copy_(x)
 
 
-def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    assert found.shape == wanted.shape and torch.isfinite(found).all()
-    assert (found - wanted).abs().max() < LIMITS[dtype] * wanted.abs().max()
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert actual.shape == expected.shape and torch.isfinite(actual).all()
+    assert (actual - expected).abs().max() < LIMITS[dtype] * expected.abs().max()
 
 
 @DTYPES
@@ -89,9 +89,9 @@ def test_reading(tokens: int, cosine: bool, dtype: torch.dtype, device: str) -> 
     inputs = reading(3, tokens, dtype, device)
     nodes, key_value = kernels.read_tree(*inputs, list(SIZES), HEADS, 0.8, cosine)
     assert nodes.dtype == torch.float32 and key_value.dtype == dtype
-    wanted = reference.read_tree(*(x.double() for x in inputs), SIZES, HEADS, 0.8, cosine)
-    close(nodes, wanted[0], dtype)
-    close(key_value, wanted[1], dtype)
+    expected = reference.read_tree(*(x.double() for x in inputs), SIZES, HEADS, 0.8, cosine)
+    close(nodes, expected[0], dtype)
+    close(key_value, expected[1], dtype)
 
 
 @DTYPES
@@ -114,10 +114,10 @@ def test_reading_with_trees_of_all_sizes(
         pytest.skip("what a step multiplies by has no room in shared memory, and unsupported says no to float32")
     inputs = reading(2, tokens, dtype, device, width, heads, sizes)
     inputs[2] *= 2.5 * width**-0.5  # sums of so many stay near one
-    found = kernels.read_tree(*inputs, list(sizes), heads, 0.8, True)
-    wanted = reference.read_tree(*(x.double() for x in inputs), sizes, heads, 0.8, True)
-    close(found[0], wanted[0], dtype)
-    close(found[1], wanted[1], dtype)
+    actual = kernels.read_tree(*inputs, list(sizes), heads, 0.8, True)
+    expected = reference.read_tree(*(x.double() for x in inputs), sizes, heads, 0.8, True)
+    close(actual[0], expected[0], dtype)
+    close(actual[1], expected[1], dtype)
 
 
 @triton.jit
@@ -128,9 +128,9 @@ def _gelu_kernel(x, out, N: tl.constexpr):
 
 def test_gelu_is_as_near_as_torch_in_float32(device: str) -> None:
     x = torch.cat([torch.linspace(-8, 8, 12288), torch.linspace(-200, 200, 4096)]).to(device)
-    found = torch.full_like(x, torch.nan)
-    _gelu_kernel[(len(x) // 1024,)](x, found, N=1024)
-    error = (found.double() - F.gelu(x.double())).abs()
+    actual = torch.full_like(x, torch.nan)
+    _gelu_kernel[(len(x) // 1024,)](x, actual, N=1024)
+    error = (actual.double() - F.gelu(x.double())).abs()
     assert error[x.abs() < 8].max() < 3e-7
     assert (error <= 1e-6 * x.abs()).all()
 
@@ -145,8 +145,8 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_programs_take_more_images_once_all_are_busy() -> None:
-    found = [kernels._images(batch, 32, 4)[0] for batch in (1, 132, 133, 264, 265, 4096)]
-    assert found == [1, 1, 2, 2, 4, 4]
+    actual = [kernels._images(batch, 32, 4)[0] for batch in (1, 132, 133, 264, 265, 4096)]
+    assert actual == [1, 1, 2, 2, 4, 4]
     assert kernels._images(4096, 32, 8)[0] == kernels._images(4096, 64, 1)[0] == 2  # by their heads, by their nodes
 
 
@@ -155,8 +155,8 @@ def test_programs_take_more_images_once_all_are_busy() -> None:
 @pytest.mark.usefixtures("spoilt")
 def test_encoding_one_image_a_program(batch: int, dtype: torch.dtype, device: str) -> None:
     inputs = encoding(batch, dtype, device)
-    found = kernels.encode_tree(*inputs, list(SIZES), HEADS)
-    close(found, reference.encode_tree(*(x.double() for x in inputs), SIZES, HEADS), dtype)
+    actual = kernels.encode_tree(*inputs, list(SIZES), HEADS)
+    close(actual, reference.encode_tree(*(x.double() for x in inputs), SIZES, HEADS), dtype)
 
 
 @DTYPES
@@ -164,9 +164,9 @@ def test_encoding_one_image_a_program(batch: int, dtype: torch.dtype, device: st
 @pytest.mark.usefixtures("spoilt", "crowded")
 def test_encoding(batch: int, dtype: torch.dtype, device: str) -> None:
     inputs = encoding(batch, dtype, device)
-    found = kernels.encode_tree(*inputs, list(SIZES), HEADS)
-    assert found.dtype == dtype
-    close(found, reference.encode_tree(*(x.double() for x in inputs), SIZES, HEADS), dtype)
+    actual = kernels.encode_tree(*inputs, list(SIZES), HEADS)
+    assert actual.dtype == dtype
+    close(actual, reference.encode_tree(*(x.double() for x in inputs), SIZES, HEADS), dtype)
 
 
 @DTYPES
@@ -189,8 +189,8 @@ def test_encoding_trees_of_all_sizes(
         pytest.skip("what a step multiplies by has no room in shared memory, and unsupported says no to float32")
     inputs = encoding(batch, dtype, device, width, sizes)
     inputs[2] *= 2.5 * width**-0.5  # sums of so many stay near one
-    found = kernels.encode_tree(*inputs, list(sizes), heads)
-    close(found, reference.encode_tree(*(x.double() for x in inputs), sizes, heads), dtype)
+    actual = kernels.encode_tree(*inputs, list(sizes), heads)
+    close(actual, reference.encode_tree(*(x.double() for x in inputs), sizes, heads), dtype)
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (5, 70)])
@@ -198,20 +198,23 @@ def test_nothing_beside_the_tensors_is_read_or_written(
     batch: int, tokens: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, encoded = reading(batch, tokens, torch.float16, device), encoding(batch, torch.float16, device)
-    wanted = *kernels.read_tree(*read, list(SIZES), HEADS, 0.8, True), kernels.encode_tree(*encoded, list(SIZES), HEADS)
+    expected = (
+        *kernels.read_tree(*read, list(SIZES), HEADS, 0.8, True),
+        kernels.encode_tree(*encoded, list(SIZES), HEADS),
+    )
     empty = torch.empty
-    made: list[Tensor] = []
+    built: list[Tensor] = []
 
     def framed_empty(*shape: int, **options: Any) -> Tensor:
-        made.append(framed(empty(*shape, **options).fill_(torch.nan)))
-        return made[-1]
+        built.append(framed(empty(*shape, **options).fill_(torch.nan)))
+        return built[-1]
 
     monkeypatch.setattr(torch, "empty", framed_empty)
     read, encoded = [framed(x) for x in read], [framed(x) for x in encoded]
-    found = *kernels.read_tree(*read, list(SIZES), HEADS, 0.8, True), kernels.encode_tree(*encoded, list(SIZES), HEADS)
-    assert len(made) == len(found) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    for x in (*read, *encoded, *made):
+    actual = *kernels.read_tree(*read, list(SIZES), HEADS, 0.8, True), kernels.encode_tree(*encoded, list(SIZES), HEADS)
+    assert len(built) == len(actual) == 3
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    for x in (*read, *encoded, *built):
         frame = x.new_empty(0).set_(x.untyped_storage())
         assert frame[:MARGIN].isnan().all() and frame[-MARGIN:].isnan().all()
 
@@ -236,9 +239,9 @@ def test_keys_of_any_length_are_read_the_same(device: str) -> None:
 
 def test_what_the_kernels_cannot_take_goes_the_plain_way(device: str) -> None:
     inputs = reading(2, 9, torch.float32, device)
-    found = tree_reader.read_tree(*inputs, SIZES, HEADS)
+    actual = tree_reader.read_tree(*inputs, SIZES, HEADS)
     assert all(
-        torch.equal(a, b) for a, b in zip(found, reference.read_tree(*inputs, SIZES, HEADS, 1.0, True), strict=True)
+        torch.equal(a, b) for a, b in zip(actual, reference.read_tree(*inputs, SIZES, HEADS, 1.0, True), strict=True)
     )
     with pytest.raises(ValueError, match=r"cannot run here: torch.float32, the kernel takes bfloat16 and float16"):
         tree_reader.read_tree(*inputs, SIZES, HEADS, backend="triton")

@@ -73,9 +73,9 @@ def _worker(rank: int, world_size: int, path: str, seed: int) -> None:
             train(net, way, seed, slice(rank * share, (rank + 1) * share))
             train(alone, way, seed, slice(None))
             for name, expected in alone.state_dict().items():
-                found = net.state_dict()[name].full_tensor()
+                actual = net.state_dict()[name].full_tensor()
                 torch.testing.assert_close(
-                    found, expected, rtol=1e-4, atol=1e-5, msg=partial("{}, {}: {}".format, way, name)
+                    actual, expected, rtol=1e-4, atol=1e-5, msg=partial("{}, {}: {}".format, way, name)
                 )
                 assert (expected - start[name]).abs().max() > 1e-3, f"{way}: {name} did not move"
             net.ball.manifold.check(net.ball.weight.full_tensor())

@@ -68,8 +68,8 @@ def test_every_way_is_measured_at_equal_token_counts(runs, monkeypatch):
 def test_the_whole_model_is_measured_as_evaluation_measures_it(runs, tmp_path):
     from hyptree.train import evaluate_run
 
-    found = measure_run(settings(runs, ways=(), fresh=True), runs[1])
-    assert found.top1 == {ALL: evaluate_run(runs[1])["top1"]}
+    actual = measure_run(settings(runs, ways=(), fresh=True), runs[1])
+    assert actual.top1 == {ALL: evaluate_run(runs[1])["top1"]}
 
 
 def test_mean_spread_and_paired_differences():

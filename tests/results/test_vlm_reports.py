@@ -23,13 +23,13 @@ def fewshot(folder: Path, base: float, full: float) -> Path:
 
 
 def hierarchy(folder: Path, tau: float, suites: dict[str, Any] | None = None) -> Path:
-    found = {
+    actual = {
         "tau_d": {"tau_b": tau, "first_two": 0.25},
         "baselines": {"words": {"tau_b": 0.9, "first_two": 0.2}},
         "angles": {"negative": {"accuracy": 0.75, "cosine_accuracy": 0.5}},
     }
     folder.mkdir(parents=True)
-    report = {"geometry": "lorentz", "suites": {"world-text": found} if suites is None else suites}
+    report = {"geometry": "lorentz", "suites": {"world-text": actual} if suites is None else suites}
     (folder / "report.json").write_text(json.dumps(report))
     return folder
 
@@ -72,8 +72,8 @@ def test_the_command_writes_into_a_page_and_says_mistakes_in_a_line(
     page.write_text("before\n<!-- few -->\n<!-- /few -->\nafter\n")
     shots, report = fewshot(tmp_path / "f", 0.1, 0.2), hierarchy(tmp_path / "h", 0.5)
     assert call(table, "vlm", ["--row", "frozen", str(shots), "--results", str(page), "--name", "few"]) == 0
-    said = capsys.readouterr().out
-    assert "commit" in said and said in page.read_text() and page.read_text().endswith("after\n")
+    text = capsys.readouterr().out
+    assert "commit" in text and text in page.read_text() and page.read_text().endswith("after\n")
     for options, message in (
         (["--row", "a", str(tmp_path / "none")], "holds neither results.json of train-fewshot"),
         (["--row", "a", str(shots), "--row", "b", str(report)], "expected folders of one kind"),

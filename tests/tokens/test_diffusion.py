@@ -145,24 +145,24 @@ def test_two_images_are_clustered_each_for_itself(unet: nn.Module) -> None:
 def test_clusters_are_those_of_the_input_of_the_block(
     unet: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], linkage: str
 ) -> None:
-    given: dict[str, Tensor] = {}
+    settings: dict[str, Tensor] = {}
     with patch_unet(unet, keep=0.3, linkage=linkage) as handle:
         for name in FINEST:
-            unet.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: given.update({name: a[0]}))
+            unet.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: settings.update({name: a[0]}))
         run(unet, inputs)
     for name in FINEST:
-        expected = agglomerate(cosine_distance(given[name]), 19, linkage=linkage)
+        expected = agglomerate(cosine_distance(settings[name]), 19, linkage=linkage)
         assert torch.equal(handle.labels[name], expected)
 
 
 def test_clusters_in_hyperbolic_space(unet: nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-    name, given = "down_blocks.0.attentions.0.transformer_blocks.0", []
-    unet.get_submodule(name).register_forward_pre_hook(lambda m, a: given.append(a[0]))
+    name, settings = "down_blocks.0.attentions.0.transformer_blocks.0", []
+    unet.get_submodule(name).register_forward_pre_hook(lambda m, a: settings.append(a[0]))
     with patch_unet(unet, keep=0.5, metric=Lorentz()) as handle:
         run(unet, inputs)
         hyperbolic = handle.labels[name]
-    assert torch.equal(hyperbolic, agglomerate(manifold_distance(given[0], Lorentz()), 32))
-    assert not torch.equal(hyperbolic, agglomerate(cosine_distance(given[0]), 32))
+    assert torch.equal(hyperbolic, agglomerate(manifold_distance(settings[0], Lorentz()), 32))
+    assert not torch.equal(hyperbolic, agglomerate(cosine_distance(settings[0]), 32))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (8, 12), (16, 4)])

@@ -40,10 +40,10 @@ def test_only_the_layers_of_a_schedule_reduce() -> None:
     assert [schedule.count(layer, 196, 196) for layer in range(7)] == [196, 196, 196, 98, 196, 196, 49]
 
 
-@pytest.mark.parametrize("wanted", [(300, 200, 197), (5, 9, 200)])
-def test_counts_are_clipped_to_the_tokens_that_are_there(wanted: tuple[int, ...]) -> None:
-    counts = Counts(LAYERS, wanted).counts(196)
-    assert counts == [min(196, wanted[0]), min(counts[0], wanted[1]), min(counts[1], wanted[2])]
+@pytest.mark.parametrize("kept", [(300, 200, 197), (5, 9, 200)])
+def test_counts_are_clipped_to_the_tokens_that_are_there(kept: tuple[int, ...]) -> None:
+    counts = Counts(LAYERS, kept).counts(196)
+    assert counts == [min(196, kept[0]), min(counts[0], kept[1]), min(counts[1], kept[2])]
 
 
 def test_tiny_rates_keep_one_token() -> None:

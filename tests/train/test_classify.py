@@ -47,9 +47,9 @@ class Constant(nn.Module):
 
 
 def task(*overrides: str) -> Classify:
-    made = Classify(load(Recipe, None, ["model.name=test_vit", "model.args.img_size=32", "data.size=32", *overrides]))
-    made.build_model({"classes": list("abcdef"), "tree": {"parent": TREE.parent.tolist(), "label": None}})
-    return made
+    built = Classify(load(Recipe, None, ["model.name=test_vit", "model.args.img_size=32", "data.size=32", *overrides]))
+    built.build_model({"classes": list("abcdef"), "tree": {"parent": TREE.parent.tolist(), "label": None}})
+    return built
 
 
 def batch(num: int) -> dict[str, torch.Tensor]:
@@ -60,17 +60,19 @@ def batch(num: int) -> dict[str, torch.Tensor]:
 def test_evaluation_numbers_equal_their_definition():
     logits, data = torch.randn(50, 6), batch(50)
     parts = [{key: value[a:b] for key, value in data.items()} for a, b in ((0, 30), (30, 50))]
-    found = task().evaluate(Constant(logits), parts, lambda tensor: tensor)
+    actual = task().evaluate(Constant(logits), parts, lambda tensor: tensor)
     label = data["label"]
     order = logits.argsort(1, descending=True)
     expected = -logits.double().log_softmax(1)[torch.arange(50), label].mean()
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-6)
-    assert found["top1"] == pytest.approx((order[:, 0] == label).double().mean().item())
-    assert found["top5"] == pytest.approx((order[:, 5] != label).double().mean().item())
-    assert found["top1_up1"] == pytest.approx((order[:, 0] // 3 == label // 3).double().mean().item())
+    assert actual["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert actual["top1"] == pytest.approx((order[:, 0] == label).double().mean().item())
+    assert actual["top5"] == pytest.approx((order[:, 5] != label).double().mean().item())
+    assert actual["top1_up1"] == pytest.approx((order[:, 0] // 3 == label // 3).double().mean().item())
     wrong = order[:, 0] != label
-    assert found["mistake_distance"] == pytest.approx((2 + 2 * (order[:, 0] // 3 != label // 3))[wrong].double().mean())
-    assert found["hierarchical_precision5"] == 1.0  # five nearest of six classes in two kinds: all of them
+    assert actual["mistake_distance"] == pytest.approx(
+        (2 + 2 * (order[:, 0] // 3 != label // 3))[wrong].double().mean()
+    )
+    assert actual["hierarchical_precision5"] == 1.0  # five nearest of six classes in two kinds: all of them
 
 
 def test_label_smoothing_is_in_the_training_loss():
@@ -82,12 +84,12 @@ def test_label_smoothing_is_in_the_training_loss():
 
 
 def test_mixing_depends_on_seed_and_step_alone():
-    made = task("data.augment.mixup=0.8", "data.augment.cutmix=1.0", "loss.label_smoothing=0.1")
+    built = task("data.augment.mixup=0.8", "data.augment.cutmix=1.0", "loss.label_smoothing=0.1")
     original = {"image": torch.randn(8, 3, 16, 16), "label": torch.randint(6, (8,))}
 
     def mixed(step: int) -> dict[str, torch.Tensor]:
         torch.rand(3), np.random.rand(2)  # noqa: NPY002  (whatever happened before)
-        return made.prepare_batch({key: value.clone() for key, value in original.items()}, step)
+        return built.prepare_batch({key: value.clone() for key, value in original.items()}, step)
 
     first, again, other = mixed(3), mixed(3), mixed(4)
     assert torch.equal(first["image"], again["image"]) and torch.equal(first["target"], again["target"])
@@ -100,18 +102,18 @@ def test_mixing_depends_on_seed_and_step_alone():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return logits
 
-    loss, _ = made.training_loss(Fixed(), first)
+    loss, _ = built.training_loss(Fixed(), first)
     assert loss.item() == pytest.approx(-(first["target"] * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-5)
     plain = task().prepare_batch(original, 3)
     assert torch.equal(plain["image"], original["image"]) and "target" not in plain
 
 
 def test_mixing_an_odd_share_is_refused():
-    made = task("data.augment.mixup=0.8", "data.batch_size=12", "run.accumulate=2")
+    built = task("data.augment.mixup=0.8", "data.batch_size=12", "run.accumulate=2")
     with pytest.raises(
         UserError, match=r"even number of pictures at once, got 3 \(data.batch_size 12 over 2 parts and 2"
     ):
-        made.build_loader([], True, rank=0, world_size=2)
+        built.build_loader([], True, rank=0, world_size=2)
 
 
 def test_collate_and_pack_give_the_same_batch():
@@ -169,9 +171,9 @@ def test_eval_gives_the_numbers_of_training(run, capsys):
         (line for line in RunFolder(run).read_metrics() if line["split"] == "val"), key=lambda line: line["top1"]
     )
     assert main(["eval", str(run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["samples"] == 20 and found["top1"] == best["top1"]
-    assert found["loss"] == pytest.approx(best["loss"], rel=1e-5)
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["samples"] == 20 and actual["top1"] == best["top1"]
+    assert actual["loss"] == pytest.approx(best["loss"], rel=1e-5)
     assert main(["eval", str(run), "--split", "test", "--data.num-val", "12", "--data.eval-batch-size=5"]) == 0
     out = capsys.readouterr().out.split()
     assert out[out.index("samples") + 1] == "12" and out[out.index("split") + 1] == "test"
@@ -228,8 +230,8 @@ def test_help_shows_the_values_that_are_read(width, monkeypatch, capsys):
         for value in ("true", "false"):
             name = flag.replace("-", "_")
             recipe = load(Recipe, None, [f"{name}={value}"])
-            found = functools.reduce(getattr, name.split("."), recipe)
-            assert found is (value == "true"), flag
+            actual = functools.reduce(getattr, name.split("."), recipe)
+            assert actual is (value == "true"), flag
 
 
 def test_help_names_every_task(capsys):

@@ -27,9 +27,9 @@ CUDA = torch.device("cuda")
 @pytest.fixture
 def asked(monkeypatch) -> list[dict[str, Any]]:
     """What ``nn.Module.compile`` was asked for, which is not done."""
-    found: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: found.append(options))
-    return found
+    actual: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: actual.append(options))
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_run_with_graphs_is_the_run_without(tmp_path, pretended):
 
 
 def test_a_run_with_graphs_resumes(tmp_path, pretended):
-    given = tiny.recipe(*OPTIONS, "run.compile=graphs")
-    fit(given, tmp_path / "whole", quiet=True)
+    inputs = tiny.recipe(*OPTIONS, "run.compile=graphs")
+    fit(inputs, tmp_path / "whole", quiet=True)
     with dying_before_step(7):
-        fit(given, tmp_path / "parts", quiet=True)
-    fit(given, tmp_path / "parts", resume=True, quiet=True)
+        fit(inputs, tmp_path / "parts", quiet=True)
+    fit(inputs, tmp_path / "parts", resume=True, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -171,9 +171,9 @@ def losses(out: Path, *overrides: str) -> list[float]:
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])
 def test_compiled_language_models_train_as_eager_ones(tmp_path, name):
     pytest.importorskip("transformers")
-    given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cpu")
-    eager = losses(tmp_path / "eager", *given)
-    graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")  # which a CPU compiles plainly
+    inputs = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cpu")
+    eager = losses(tmp_path / "eager", *inputs)
+    graphs = losses(tmp_path / "graphs", *inputs, "run.compile=graphs")  # which a CPU compiles plainly
     torch.testing.assert_close(torch.tensor(graphs), torch.tensor(eager), rtol=1e-4, atol=0)
 
 
@@ -191,10 +191,10 @@ def test_graphs_train_as_plainly_compiled_models_do(tmp_path, name, precision, r
     pytest.importorskip("transformers")
     from torch._dynamo.utils import counters
 
-    given = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cuda", f"run.precision={precision}")
-    given += ("run.deterministic=false",)
-    plain = losses(tmp_path / "plain", *given, "run.compile=true")
+    inputs = (f"text.cache={tmp_path}/text", f"model.name={name}", "run.device=cuda", f"run.precision={precision}")
+    inputs += ("run.deterministic=false",)
+    plain = losses(tmp_path / "plain", *inputs, "run.compile=true")
     counters.clear()
-    graphs = losses(tmp_path / "graphs", *given, "run.compile=graphs")
+    graphs = losses(tmp_path / "graphs", *inputs, "run.compile=graphs")
     assert counters["inductor"]["cudagraph_skips"] == 0
     torch.testing.assert_close(torch.tensor(graphs), torch.tensor(plain), rtol=rtol, atol=0)

@@ -104,7 +104,7 @@ def test_levels_and_prompts_follow_the_settings() -> None:
     "head", ["{levels: specific, prompted: 0.0}", "{geometry: lorentz, levels: drawn, prompted: 0.0}"]
 )
 def test_a_few_pictures_are_learned_by_heart(head: str, tmp_path: Path) -> None:
-    given = recipe(
+    inputs = recipe(
         f"model.head={head}",
         "data.num_train=12",
         "data.batch_size=12",
@@ -116,12 +116,12 @@ def test_a_few_pictures_are_learned_by_heart(head: str, tmp_path: Path) -> None:
         "run.save_every=0",
         "run.log_steps=50",
     )
-    fit(given, tmp_path, quiet=True)
+    fit(inputs, tmp_path, quiet=True)
     lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "train"]
     assert lines[0]["contrast"] > lines[-1]["contrast"]
-    found = evaluate_run(tmp_path, "train")
-    assert found["i2t_r1"] > 0.9 and found["t2i_r1"] > 0.9 and found["r1"] > 0.9
-    assert found["samples"] == 12
+    actual = evaluate_run(tmp_path, "train")
+    assert actual["i2t_r1"] > 0.9 and actual["t2i_r1"] > 0.9 and actual["r1"] > 0.9
+    assert actual["samples"] == 12
 
 
 def test_the_loss_is_the_sum_of_its_parts_and_falls(run: Path) -> None:
@@ -142,9 +142,9 @@ def test_pictures_shall_lie_in_the_cones_of_their_own_captions_and_captions_in_t
     batch = task.prepare_batch(next(iter(task.build_loader(dataset, True))), 0)
     with torch.no_grad():
         numbers = task.training_loss(model, batch)[1]
-        found = model(batch["image"], batch["tokens"].flatten(0, 1))
-        text, c = found["text"].unflatten(0, (16, 4)), found["c"]
-        entail = torch.stack([lorentz.cone_energy(text[:, k], found["image"], c) for k in range(4)])
+        actual = model(batch["image"], batch["tokens"].flatten(0, 1))
+        text, c = actual["text"].unflatten(0, (16, 4)), actual["c"]
+        entail = torch.stack([lorentz.cone_energy(text[:, k], actual["image"], c) for k in range(4)])
         chain = torch.stack([lorentz.cone_energy(text[:, k], text[:, k + 1], c) for k in range(3)])
     torch.testing.assert_close(numbers["entail"], entail.mean())
     torch.testing.assert_close(numbers["chain"], chain.mean())
@@ -158,11 +158,11 @@ def test_pictures_shall_lie_in_the_cones_of_their_own_captions_and_captions_in_t
     ],
 )
 def test_resumed_run_equals_the_uninterrupted_one(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    given = recipe(*overrides, "run.save_steps=2")
-    fit(given, tmp_path / "whole", quiet=True)
+    inputs = recipe(*overrides, "run.save_steps=2")
+    fit(inputs, tmp_path / "whole", quiet=True)
     with dying_before_step(5):
-        fit(given, tmp_path / "parts", quiet=True)
-    fit(given, tmp_path / "parts", resume=True, quiet=True)
+        fit(inputs, tmp_path / "parts", quiet=True)
+    fit(inputs, tmp_path / "parts", resume=True, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -237,8 +237,8 @@ def test_a_recipe_that_makes_no_sense_is_one_line(overrides: tuple[str, ...], me
 
 @pytest.mark.parametrize("name", ["clip_world", "clip_world_tiny", "meru_world"])
 def test_the_recipes_are_whole(name: str) -> None:
-    given = load(Recipe, ROOT / "recipes" / f"{name}.yaml")
-    task = Contrast(given)
-    assert given.task == "contrast" and task.shape.size == given.data.size
+    inputs = load(Recipe, ROOT / "recipes" / f"{name}.yaml")
+    task = Contrast(inputs)
+    assert inputs.task == "contrast" and task.shape.size == inputs.data.size
     assert task.settings.geometry == ("lorentz" if name == "meru_world" else "cosine")
-    assert ContrastSettings.of(given.model.head) == task.settings
+    assert ContrastSettings.of(inputs.model.head) == task.settings

@@ -194,17 +194,17 @@ def test_detections_are_scored_in_the_pixels_of_the_dataset() -> None:
 
 
 def test_boxes_and_masks_are_brought_to_the_picture() -> None:
-    found = {
+    actual = {
         "boxes": torch.tensor([[10.0, 20, 30, 40]]),
         "masks": torch.rand(1, 1, 60, 50),
         "labels": torch.tensor([1]),
     }
     from hyptree.data.pictures.single import resize_detections
 
-    moved = resize_detections(found, (60, 50), (120, 25))
+    moved = resize_detections(actual, (60, 50), (120, 25))
     assert moved["boxes"].tolist() == [[5, 40, 15, 80]]
     assert moved["masks"].shape == (1, 1, 120, 25)
-    assert resize_detections(found, (60, 50), (60, 50)) is found
+    assert resize_detections(actual, (60, 50), (60, 50)) is actual
     none = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 1, 60, 50)}
     assert resize_detections(none, (60, 50), (120, 25))["masks"].shape == (0, 1, 120, 25)
 
@@ -341,17 +341,17 @@ def test_world_recipes_train_resume_and_evaluate(
     weights, again = (load_model(tmp_path / out)[0].state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(weights[key], again[key]) for key in weights)
 
-    found = evaluate_run(tmp_path / "whole")
-    assert found["samples"] == short.data.num_val
-    assert found[task.metric] == pytest.approx(whole.numbers[task.metric], abs=1e-12)
+    actual = evaluate_run(tmp_path / "whole")
+    assert actual["samples"] == short.data.num_val
+    assert actual[task.metric] == pytest.approx(whole.numbers[task.metric], abs=1e-12)
     results = tmp_path / "whole" / "results-val.json"
     assert not results.exists()
 
     # On the command line: no single classes, and detections in a file.
     assert main(["eval", str(tmp_path / "whole")]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert float(shown[task.metric]) == pytest.approx(found[task.metric], abs=1e-4)
-    assert any("/" in key for key in found) == (name == "world_segment")
+    assert float(shown[task.metric]) == pytest.approx(actual[task.metric], abs=1e-4)
+    assert any("/" in key for key in actual) == (name == "world_segment")
     assert not any("/" in key for key in shown)
     if name == "world_detect":
         assert shown["results"] == str(results)

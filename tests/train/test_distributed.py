@@ -51,12 +51,12 @@ def _opens_three_times(rank: int, port: int, log: str, store: int) -> None:
 
     _be_rank(rank, store)
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
-    found = []
+    actual = []
     for i in range(3):
         processes = Processes("cpu")
-        found.append(processes.gather(torch.tensor([10 * i + rank])).tolist())
+        actual.append(processes.gather(torch.tensor([10 * i + rank])).tolist())
         processes.close()
-    Path(f"{log}.{rank}").write_text(json.dumps(found))
+    Path(f"{log}.{rank}").write_text(json.dumps(actual))
 
 
 def _asks_for_any_device(rank: int, port: int, log: str) -> None:
@@ -65,9 +65,9 @@ def _asks_for_any_device(rank: int, port: int, log: str) -> None:
 
     _be_rank(rank, port)
     processes = Processes("auto")
-    found = {"size": processes.size, "all": processes.gather(torch.tensor([rank])).tolist()}
+    actual = {"size": processes.size, "all": processes.gather(torch.tensor([rank])).tolist()}
     processes.close()
-    Path(f"{log}.{rank}").write_text(json.dumps(found))
+    Path(f"{log}.{rank}").write_text(json.dumps(actual))
 
 
 def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) -> list[dict[str, str]]:
@@ -158,9 +158,9 @@ def test_two_processes_equal_one(tmp_path, one_process, parallel):
         assert a.get("count", 41) == b.get("count", 41) == 41  # each sample was evaluated once
 
     # The checkpoint of two is whole: one process evaluates it, and goes on with it.
-    found = evaluate_run(out)
+    actual = evaluate_run(out)
     best = max((line for line in two if line["split"] == "val"), key=lambda line: line["top1"])
-    assert found["top1"] == best["top1"] and found["loss"] == pytest.approx(best["loss"], rel=1e-6)
+    assert actual["top1"] == best["top1"] and actual["loss"] == pytest.approx(best["loss"], rel=1e-6)
     before = {key: value.clone() for key, value in weights(out).items()}
     (out / "checkpoints/last").rename(out / "checkpoints/finished")
     assert fit(tiny.recipe(*SAME, "run.parallel=auto"), out, resume=True, quiet=True).step == 9
@@ -182,8 +182,8 @@ def test_sharded_run_resumes_bit_for_bit(tmp_path):
     (tmp_path / "whole/checkpoints/last").rename(tmp_path / "gone")  # as if killed after step 4
     first, _ = run_two(tmp_path, tmp_path / "whole", *overrides, resume=True)
     assert "going on from step 4" in first["printed"]
-    found = weights(tmp_path / "whole"), weights(tmp_path / "whole", "last/training.safetensors")
-    for a, b in zip(expected, found, strict=True):
+    actual = weights(tmp_path / "whole"), weights(tmp_path / "whole", "last/training.safetensors")
+    for a, b in zip(expected, actual, strict=True):
         assert a.keys() == b.keys()
         assert [key for key in a if not torch.equal(a[key], b[key])] == []
 

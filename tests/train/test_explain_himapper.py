@@ -46,11 +46,11 @@ def test_page_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown.out.strip() == str(tmp_path / "p.html")
     html = (tmp_path / "p.html").read_text(encoding="utf-8")
     reader = read(html)
-    wanted = (
+    expected = (
         *("Where a Hi-Mapper looks", "Where its tree looks", "The tree in numbers", "How its tree came about"),
         *("How it learned", "Where it is right and wrong"),
     )
-    for title in wanted:
+    for title in expected:
         assert title in reader.text
     assert "What it clustered" not in reader.text and 'id="explorer"' not in html
     assert html.count('<details class="mapped"') == 2 and "Hi-Mapper on resnet18" in "".join(reader.text)
@@ -66,9 +66,9 @@ def test_curves_are_those_of_the_log(run: Path) -> None:
     figure = plot_tree_stats(run)
     titles = [ax.get_title(loc="left") for ax in figure.axes]
     ratio = figure.axes[titles.index("Parent / same-level distance")].lines[0].get_xydata()
-    wanted = [(row["step"], row["distance_ratio"]) for row in rows if row["split"] == "train"]
-    assert len(wanted) == 2
-    np.testing.assert_allclose(ratio, wanted)
+    expected = [(row["step"], row["distance_ratio"]) for row in rows if row["split"] == "train"]
+    assert len(expected) == 2
+    np.testing.assert_allclose(ratio, expected)
     assert {"Contrastive loss", "KL of the top level", "Image dependence", "Curvature c"} <= set(titles)
 
 

@@ -100,9 +100,9 @@ def test_rank_correlation_is_scipys(seed):
     y = x + rng.normal(size=200)
     ties = rng.integers(0, 6, 200)
     for a, b in ((x, y), (x, ties), (ties, np.round(y))):
-        found = rank_correlation(a, b)
-        assert found.r == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
-        assert found.low < found.r < found.high and found.count == 200
+        actual = rank_correlation(a, b)
+        assert actual.r == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+        assert actual.low < actual.r < actual.high and actual.count == 200
     assert rank_correlation(x, -x).r == pytest.approx(-1, abs=1e-12)
     assert math.isnan(rank_correlation(x, np.ones(200)).r) and rank_correlation(x[:1], y[:1]).as_dict()["r"] is None
 
@@ -115,9 +115,9 @@ def test_partial_correlation_takes_away_what_is_known(seed):
     x, y = common + rng.normal(size=2000), common + rng.normal(size=2000)
     a, b, g = (stats.rankdata(v) for v in (x, y, common))
     rest = [v - np.polyval(np.polyfit(g, v, 1), g) for v in (a, b)]
-    found = rank_correlation(x, y, common)
-    assert found.r == pytest.approx(np.corrcoef(*rest)[0, 1], abs=1e-9)
-    assert abs(found.r) < 0.12 and rank_correlation(x, y).r > 0.4
+    actual = rank_correlation(x, y, common)
+    assert actual.r == pytest.approx(np.corrcoef(*rest)[0, 1], abs=1e-9)
+    assert abs(actual.r) < 0.12 and rank_correlation(x, y).r > 0.4
     assert math.isnan(rank_correlation(x, y, x).r)
 
 
@@ -127,8 +127,8 @@ def test_interval_covers_what_is_true(seed):
     inside = 0
     for _ in range(400):
         x = rng.normal(size=80)
-        found = rank_correlation(x, 0.6 * x + 0.8 * rng.normal(size=80))
-        inside += found.low < truth < found.high
+        actual = rank_correlation(x, 0.6 * x + 0.8 * rng.normal(size=80))
+        inside += actual.low < truth < actual.high
     assert 0.91 < inside / 400 < 0.985
 
 
@@ -170,8 +170,8 @@ def test_stream_is_the_mean_over_where_a_token_stands(runs, name):
 
 
 def test_depths_are_shortest_ways(wordnet, shared_data):
-    found = read_depths(wordnet)
-    assert found == {
+    actual = read_depths(wordnet)
+    assert actual == {
         "entity": 0,
         "thing": 1,
         "object": 2,
@@ -190,9 +190,9 @@ def test_depths_are_shortest_ways(wordnet, shared_data):
 def test_nouns_are_whole_words_in_lower_case():
     vocabulary = {"Ġclass": 3, "class": 4, "Ġof": 5, "ĠClass": 6, "▁value": 9, "Ġobject": 1, "Ġzebra": 7, "Ġcl": 8}
     depths = {"class": 3, "value": 4, "object": 2, "of": 1, "cl": 2}
-    found = single_token_nouns(SimpleNamespace(get_vocab=lambda: vocabulary), depths)
-    assert found.words == ["object", "class", "value"]
-    assert found.index.tolist() == [1, 3, 9] and found.depth.tolist() == [2, 3, 4]
+    actual = single_token_nouns(SimpleNamespace(get_vocab=lambda: vocabulary), depths)
+    assert actual.words == ["object", "class", "value"]
+    assert actual.index.tolist() == [1, 3, 9] and actual.depth.tolist() == [2, 3, 4]
 
 
 def test_planted_order_is_found(runs, seed):
@@ -211,17 +211,17 @@ def test_planted_order_is_found(runs, seed):
     order = sorted(words, key=lambda word: radius[vocabulary["Ġ" + word]])
     depths = {word: k // 4 for k, word in enumerate(order)}
     batch = {"input_ids": torch.randint(3, size, (4, 40))}
-    found = measure_tokens(model, tokenizer, counts, [batch], depths, num_points=60)
-    first = found["radius"][0]
+    actual = measure_tokens(model, tokenizer, counts, [batch], depths, num_points=60)
+    first = actual["radius"][0]
     assert first["frequency"]["r"] == pytest.approx(-1, abs=1e-9) and first["frequency"]["count"] == size - len(special)
     assert first["depth"]["r"] > 0.99 and first["depth"]["count"] == len(words) > 20
-    assert [noun["word"] for noun in found["nouns"]] == order
-    assert found["num_tokens"] == counts.sum() - counts[special].sum()
-    assert len(found["radius"]) == 3 and found["gromov"]["num_points"] == 60
+    assert [noun["word"] for noun in actual["nouns"]] == order
+    assert actual["num_tokens"] == counts.sum() - counts[special].sum()
+    assert len(actual["radius"]) == 3 and actual["gromov"]["num_points"] == 60
     # Random directions are what was planted, so nothing was learned beyond them; hyperbolic space is tree-like.
-    assert found["gromov"]["relative"] == pytest.approx(found["gromov"]["random_relative"], rel=0.25)
-    assert found["gromov"]["delta"] < math.log(1 + math.sqrt(2)) / math.sqrt(0.5)
-    json.dumps(found, allow_nan=False)
+    assert actual["gromov"]["relative"] == pytest.approx(actual["gromov"]["random_relative"], rel=0.25)
+    assert actual["gromov"]["delta"] < math.log(1 + math.sqrt(2)) / math.sqrt(0.5)
+    json.dumps(actual, allow_nan=False)
 
 
 def test_counts_and_curvatures(seed):
@@ -237,11 +237,11 @@ def test_curves_of_curvatures_are_what_was_logged():
     """Nine layers of ten experts: six layers and eight lines in a chart, those that moved most; all in the table."""
     steps, rng = [5, 10, 15], np.random.default_rng(0)
     moved = {f"{i:02}.{j}": (i + 1) * (j + 1) / 100 for i in range(9) for j in range(10)}
-    found = {name: {"step": steps, "value": [1.0, 1 + by / 2, 1 + by]} for name, by in moved.items()}
-    keys = list(found)
+    actual = {name: {"step": steps, "value": [1.0, 1 + by / 2, 1 + by]} for name, by in moved.items()}
+    keys = list(actual)
     rng.shuffle(keys)  # the order in a log says nothing
-    html = curvature_section({key: found[key] for key in keys})
-    assert html == curvature_section(found)
+    html = curvature_section({key: actual[key] for key in keys})
+    assert html == curvature_section(actual)
     labels = [v for tag, k, v in read(html).attributes if tag == "svg" and k == "aria-label"]
     mean = 1 + np.mean(list(moved.values()))
     assert labels[0] == f"All experts: largest K ends at 1.900, mean ends at {mean:.3f}, smallest ends at 1.010"

@@ -71,20 +71,20 @@ def test_every_kind_of_model_learns(tmp_path, cache, name):
 
 
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, cache):
-    given = recipe(cache, "helm-d-pico", "run.save_steps=2", "run.accumulate=2", "run.precision=bf16")
-    fit(given, tmp_path / "whole", quiet=True)
+    inputs = recipe(cache, "helm-d-pico", "run.save_steps=2", "run.accumulate=2", "run.precision=bf16")
+    fit(inputs, tmp_path / "whole", quiet=True)
     for step in (3, 9):
         with dying_before_step(step):
-            fit(given, tmp_path / "parts", resume=True, quiet=True)
-    fit(given, tmp_path / "parts", resume=True, quiet=True)
+            fit(inputs, tmp_path / "parts", resume=True, quiet=True)
+    fit(inputs, tmp_path / "parts", resume=True, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico", "twin:helm-d-pico"])
 def test_numbers_while_training_are_those_of_the_weights(tmp_path, cache, name):
     """The third evaluation of a run says of its weights what a fresh process would say."""
-    given = recipe(cache, name, "run.eval_every=0.01", "schedule.steps=9")
-    fit(given, tmp_path, quiet=True)
+    inputs = recipe(cache, name, "run.eval_every=0.01", "schedule.steps=9")
+    fit(inputs, tmp_path, quiet=True)
     lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "val"]
     assert len(lines) > 2
     best = min(lines, key=lambda line: line["loss"])
@@ -94,8 +94,8 @@ def test_numbers_while_training_are_those_of_the_weights(tmp_path, cache, name):
 def test_accumulation_trains_the_same_model(tmp_path, cache):
     """Every token of these blocks has a label, so that the mean of halves is the mean of the whole."""
     for parts in (1, 2):
-        given = recipe(cache, "twin:helm-d-pico", f"run.accumulate={parts}", "schedule.steps=3")
-        fit(given, tmp_path / str(parts), quiet=True)
+        inputs = recipe(cache, "twin:helm-d-pico", f"run.accumulate={parts}", "schedule.steps=3")
+        fit(inputs, tmp_path / str(parts), quiet=True)
     one, two = tensors(tmp_path / "1"), tensors(tmp_path / "2")
     key = "last/model.safetensors:model.layers.0.self_attn.q_proj.weight"
     torch.testing.assert_close(one[key], two[key], rtol=0, atol=1e-4)
@@ -152,9 +152,9 @@ def test_the_command_trains_goes_on_and_prepares(tmp_path, cache, capsys):
 
 def test_numbers_are_those_of_the_definition(tmp_path, cache):
     """Log-softmax of all logits, token by token, and the bytes of the text that was predicted."""
-    given = recipe(cache, "twin:helm-d-pico", "schedule.steps=2", "data.eval_batch_size=7", "text.num_documents=10")
-    fit(given, tmp_path, quiet=True)
-    found = evaluate_run(tmp_path)
+    inputs = recipe(cache, "twin:helm-d-pico", "schedule.steps=2", "data.eval_batch_size=7", "text.num_documents=10")
+    fit(inputs, tmp_path, quiet=True)
+    actual = evaluate_run(tmp_path)
     model, _ = load_model(tmp_path)
     from hyptree.data.text import build_text
     from hyptree.train.language import load_language_model
@@ -163,16 +163,16 @@ def test_numbers_are_those_of_the_definition(tmp_path, cache):
     pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     sizes = [0 if i in tokenizer.all_special_ids else len(piece) for i, piece in enumerate(pieces)]
     nll, count, num_bytes = 0.0, 0, 0
-    for block in build_text(given.text, "val"):
+    for block in build_text(inputs.text, "val"):
         with torch.no_grad():
             logs = model(block["input_ids"][None]).logits[0].double().log_softmax(-1)
         for i, label in enumerate(block["labels"].tolist()):
             if i > 0 and label != -100:
                 nll, count, num_bytes = nll - logs[i - 1, label].item(), count + 1, num_bytes + sizes[label]
-    assert found["loss"] == pytest.approx(nll / count, rel=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
-    assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / num_bytes, rel=1e-6)
-    assert evaluate_run(tmp_path, "train")["loss"] != found["loss"]
+    assert actual["loss"] == pytest.approx(nll / count, rel=1e-6)
+    assert actual["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
+    assert actual["bits_per_byte"] == pytest.approx(nll / math.log(2) / num_bytes, rel=1e-6)
+    assert evaluate_run(tmp_path, "train")["loss"] != actual["loss"]
 
 
 # ------------------------------------------------------------------------------------------- what the loop offers to it
@@ -196,8 +196,8 @@ class Marked(nn.Module):
 def test_parameters_choose_their_decay_and_their_rate():
     model = Marked()
     groups = param_groups(model, OptimSettings(weight_decay=0.3))
-    found = {id(p): (group["weight_decay"], group["lr_scale"]) for group in groups for p in group["params"]}
-    named = {name: found[id(p)] for name, p in model.named_parameters()}
+    actual = {id(p): (group["weight_decay"], group["lr_scale"]) for group in groups for p in group["params"]}
+    named = {name: actual[id(p)] for name, p in model.named_parameters()}
     assert named == {
         "matrix": (0.3, 1.0),
         "spared": (0.0, 1.0),
@@ -210,7 +210,7 @@ def test_parameters_choose_their_decay_and_their_rate():
 
 @pytest.mark.parametrize("points", [False, True])  # fused AdamW decides on the device, the Riemannian one is asked
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(tmp_path, points):
-    given = tiny.recipe("model.head.nan_at=5", "run.max_skipped_steps=1", f"model.args.points={str(points).lower()}")
+    inputs = tiny.recipe("model.head.nan_at=5", "run.max_skipped_steps=1", f"model.args.points={str(points).lower()}")
     states = {}
     real = Trainer.train_step
 
@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(tmp_path, poin
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "train_step", train_step)
-        fit(given, tmp_path, quiet=True)
+        fit(inputs, tmp_path, quiet=True)
     assert all(torch.equal(states[5][name], states[4][name]) for name in states[4])
     assert not any(torch.equal(states[6][name], states[5][name]) for name in states[5] if name != "scale")
     lines = [line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "train"]
@@ -231,9 +231,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(tmp_path, poin
 
 
 def test_too_many_such_steps_end_the_run(tmp_path):
-    given = tiny.recipe("optim.lr=1e30", "optim.clip=null", "run.max_skipped_steps=2")
+    inputs = tiny.recipe("optim.lr=1e30", "optim.clip=null", "run.max_skipped_steps=2")
     with pytest.raises(UserError, match="3 steps in a row had a gradient that is not finite"):
-        fit(given, tmp_path, quiet=True)
+        fit(inputs, tmp_path, quiet=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- the recipes
@@ -242,7 +242,7 @@ def test_too_many_such_steps_end_the_run(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*_wiki.yaml")), ids=lambda path: path.stem)
 def test_recipes_for_real_text_run(path, shared_data, tmp_path):
     text = shared_data / "text"
-    given = load(
+    inputs = load(
         Recipe,
         path,
         [
@@ -262,7 +262,7 @@ def test_recipes_for_real_text_run(path, shared_data, tmp_path):
             "run.tensorboard=false",
         ],
     )
-    result = fit(given, tmp_path / "run", quiet=True)
+    result = fit(inputs, tmp_path / "run", quiet=True)
     assert result.step == 2 and result.numbers["loss"] < math.log(1024) + 1
 
 
@@ -273,9 +273,9 @@ def test_recipes_say_what_they_should():
         if "task: language" in path.read_text()
     }
     assert set(recipes) == {"helm_builtin", "helm_wiki", "llama_wiki", "helm_d_115m"}
-    for given in recipes.values():
-        schedule = given.schedule
-        assert (schedule.name, schedule.min_lr, given.optim.clip, given.optim.weight_decay) == (
+    for inputs in recipes.values():
+        schedule = inputs.schedule
+        assert (schedule.name, schedule.min_lr, inputs.optim.clip, inputs.optim.weight_decay) == (
             "cosine",
             0.1,
             1.0,
@@ -305,20 +305,20 @@ def test_inside_is_what_the_model_does(tmp_path, cache, name):
     text = task.build_dataset("train")
     model: Any = task.build_model(task.describe(text)).eval()
     batch = text.batch([0, 1, 2])
-    found = stream_statistics(model, batch)
+    actual = stream_statistics(model, batch)
     with torch.no_grad():
         states = model.model(batch["input_ids"], output_hidden_states=True).hidden_states
     # Between the two layers; what transformers gives for the last one is normed in some models.
-    assert found["stream/00"] == pytest.approx(states[1].norm(dim=-1).mean().item(), rel=1e-6)
-    assert [key for key in found if key.startswith("stream/")] == ["stream/00", "stream/01"]
-    loads = {key: value for key, value in found.items() if key.startswith("load/")}
-    assert ("clamped" in found) == (not name.startswith("twin:"))
+    assert actual["stream/00"] == pytest.approx(states[1].norm(dim=-1).mean().item(), rel=1e-6)
+    assert [key for key in actual if key.startswith("stream/")] == ["stream/00", "stream/01"]
+    loads = {key: value for key, value in actual.items() if key.startswith("load/")}
+    assert ("clamped" in actual) == (not name.startswith("twin:"))
     if name != "helm-mice-pico":
-        assert not loads and not [key for key in found if key.startswith("curvature")]
+        assert not loads and not [key for key in actual if key.startswith("curvature")]
         return
     assert sum(loads.values()) == pytest.approx(1) and len(loads) == 4  # the second of two layers has experts
-    assert [found[f"curvature/01.{i}"] for i in range(4)] == pytest.approx([0.1, 0.1 + 1.9 / 3, 0.1 + 3.8 / 3, 2.0])
-    assert [found[f"curvature_{which}"] for which in ("min", "mean", "max")] == pytest.approx([0.1, 1.05, 2.0])
+    assert [actual[f"curvature/01.{i}"] for i in range(4)] == pytest.approx([0.1, 0.1 + 1.9 / 3, 0.1 + 3.8 / 3, 2.0])
+    assert [actual[f"curvature_{which}"] for which in ("min", "mean", "max")] == pytest.approx([0.1, 1.05, 2.0])
 
 
 def test_bounds_are_counted():
@@ -339,6 +339,6 @@ def test_bounds_are_counted():
     model = Model()
     object.__setattr__(model, "base_model", model)
     x = torch.tensor([[[-3.0, 4.0], [0.0, 5.0]]])
-    found = stream_statistics(model, {"input_ids": x, "labels": x})
-    assert found["clamped"] == 0.25
-    assert found["stream/00"] == pytest.approx((math.hypot(-3, 8) + 10) / 2)
+    actual = stream_statistics(model, {"input_ids": x, "labels": x})
+    assert actual["clamped"] == 0.25
+    assert actual["stream/00"] == pytest.approx((math.hypot(-3, 8) + 10) / 2)

@@ -62,9 +62,9 @@ def test_fit_equals_a_loop_written_by_hand(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-    found = weights(tmp_path)
+    actual = weights(tmp_path)
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_accumulation_changes_nothing_but_rounding(tmp_path):
@@ -94,9 +94,9 @@ def test_best_weights_are_those_of_the_best_evaluation(tmp_path):
     best = max(lines, key=lambda line: line["top1"])  # the first of equals
     assert (result.best, result.best_step) == (best["top1"], best["step"])
     assert result.numbers["top1"] == lines[-1]["top1"] > 0.5  # it learns
-    found = evaluate_run(tmp_path)
-    assert found["top1"] == best["top1"] and found["loss"] == pytest.approx(best["loss"], rel=1e-6)
-    assert (found["split"], found["samples"], found["skipped"]) == ("val", 41, 0)
+    actual = evaluate_run(tmp_path)
+    assert actual["top1"] == best["top1"] and actual["loss"] == pytest.approx(best["loss"], rel=1e-6)
+    assert (actual["split"], actual["samples"], actual["skipped"]) == ("val", 41, 0)
 
     model, kept = load_model(tmp_path)
     assert not model.training and kept == recipe

@@ -152,14 +152,14 @@ def test_evaluation_means_are_over_pictures():
     data = tiny_batch(10)
     parts = [{key: value[a:b] for key, value in data.items()} for a, b in ((0, 7), (7, 10))]
     with torch.no_grad():
-        found = task.evaluate(model, parts, lambda tensor: tensor)
+        actual = task.evaluate(model, parts, lambda tensor: tensor)
         outputs = [model(part["image"], compute_losses=True) for part in parts]
-    assert {"contrastive", *NUMBERS} <= found.keys()
+    assert {"contrastive", *NUMBERS} <= actual.keys()
     for name in NUMBERS:
         expected = (7 * outputs[0].stats[name].double() + 3 * outputs[1].stats[name].double()) / 10
-        assert found[name] == pytest.approx(expected.item())
+        assert actual[name] == pytest.approx(expected.item())
     logits = torch.cat([output.logits for output in outputs])
-    assert found["top1"] == pytest.approx((logits.argmax(1) == data["label"]).double().mean().item())
+    assert actual["top1"] == pytest.approx((logits.argmax(1) == data["label"]).double().mean().item())
     plain_task, plain = build(recipe("model.plugin.enabled=false"))
     assert not LOGGED & plain_task.evaluate(plain.eval(), parts, lambda tensor: tensor).keys()
 
@@ -270,29 +270,29 @@ def test_a_dense_model_takes_backbone_and_plugin_of_a_classifier(tmp_path):
 def by_name(model: nn.Module, settings: Recipe) -> dict[str, dict[str, Any]]:
     names = {id(p): name for name, p in model.named_parameters()}
     groups = param_groups(model, settings.optim)
-    found = {names[id(p)]: group for group in groups for p in group["params"]}
-    assert found.keys() == set(names.values()) and sum(len(g["params"]) for g in groups) == len(names)
-    return found
+    actual = {names[id(p)]: group for group in groups for p in group["params"]}
+    assert actual.keys() == set(names.values()) and sum(len(g["params"]) for g in groups) == len(names)
+    return actual
 
 
 def test_learning_rate_and_decay_of_the_plugin():
     settings = recipe("model.plugin.lr=1e-2", "optim.lr=1e-3", "optim.weight_decay=0.1")
-    found = by_name(build(settings)[1], settings)
-    for name, group in found.items():
+    actual = by_name(build(settings)[1], settings)
+    for name, group in actual.items():
         assert group["lr_scale"] == pytest.approx(1.0 if name.startswith("backbone.") else 10.0), name
-    assert found["tree.mu"]["weight_decay"] == found["space.log_c"]["weight_decay"] == 0
-    assert found["backbone.pos_embed"]["weight_decay"] == 0  # the backbone's own exception
-    assert found["decompose.token_proj.weight"]["weight_decay"] == 0.1
+    assert actual["tree.mu"]["weight_decay"] == actual["space.log_c"]["weight_decay"] == 0
+    assert actual["backbone.pos_embed"]["weight_decay"] == 0  # the backbone's own exception
+    assert actual["decompose.token_proj.weight"]["weight_decay"] == 0.1
 
 
 def test_layer_decay_is_that_of_the_backbone():
     settings = recipe("optim.layer_decay=0.5", "model.plugin.lr=2e-3", "optim.lr=1e-3")
     _, model = build(settings)
-    found, plain = by_name(model, settings), by_name(build(recipe("model.plugin.enabled=false"))[1], settings)
+    actual, plain = by_name(model, settings), by_name(build(recipe("model.plugin.enabled=false"))[1], settings)
     for name, group in plain.items():
-        assert found[f"backbone.{name}"]["lr_scale"] == group["lr_scale"]
+        assert actual[f"backbone.{name}"]["lr_scale"] == group["lr_scale"]
     assert plain["patch_embed.proj.weight"]["lr_scale"] < 0.1 < plain["head.weight"]["lr_scale"] == 1
-    assert found["encode.out_proj.weight"]["lr_scale"] == found["tree.mu"]["lr_scale"] == 2
+    assert actual["encode.out_proj.weight"]["lr_scale"] == actual["tree.mu"]["lr_scale"] == 2
 
 
 # --------------------------------------------------------------------------------------------------------------- dense
@@ -452,7 +452,7 @@ def test_recipes_can_be_read(path):
         return
     settings = read_table(path, PLACES)
     arms = {row: row_recipe(settings, row, 4) for row in settings.rows}
-    plugins = {row: found.model.plugin for row, found in arms.items()}
+    plugins = {row: actual.model.plugin for row, actual in arms.items()}
     assert len(settings.seeds) >= 5 and list(arms) == [
         *("plain backbone", "plain backbone, equal time", "modules without losses", "Euclidean", "hyperbolic"),
         *("deterministic tree", "official init", "the paper's sign"),
@@ -471,9 +471,9 @@ def test_recipes_can_be_read(path):
     assert changed["official init"] == released  # all three choices of the released code
     assert changed["deterministic tree"] == {"probabilistic": False}
     assert changed["the paper's sign"] == {"args": {"sign": "paper"}}
-    for row, found in arms.items():  # but for the plug-in, all arms are trained alike
-        found.model.plugin = default
-        assert found == arms["hyperbolic"], row
+    for row, actual in arms.items():  # but for the plug-in, all arms are trained alike
+        actual.model.plugin = default
+        assert actual == arms["hyperbolic"], row
 
 
 def test_the_papers_preset_says_what_the_paper_says():

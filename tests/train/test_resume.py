@@ -35,8 +35,8 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert [key for key in a if not torch.equal(a[key], b[key])] == []
 
     def lines(run: Path) -> list[dict[str, float]]:
-        found = RunFolder(run).read_metrics()
-        return [{k: v for k, v in line.items() if k not in ("time", "per_second")} for line in found]
+        actual = RunFolder(run).read_metrics()
+        return [{k: v for k, v in line.items() if k not in ("time", "per_second")} for line in actual]
 
     assert lines(one) == lines(other)
     assert len(lines(one)) == len({(line["step"], line["split"]) for line in lines(one)}) > 3
@@ -214,12 +214,12 @@ def _kill_at_random(tmp_path: Path, kills: int, overrides: tuple[str, ...]) -> i
     context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     fit(tiny.recipe(*overrides), tmp_path / "whole", quiet=True)
     run = tmp_path / "run"
-    started, wanted = 0, kills
+    started, expected = 0, kills
     while True:
         process = context.Process(target=tiny.train, args=(str(run), overrides, True))
         process.start()
         started += 1
-        if wanted:
+        if expected:
             # From the first file on, so that the kills hit the run and not the imports before it.
             before = _newest(run)
             deadline = time.monotonic() + 60
@@ -228,13 +228,13 @@ def _kill_at_random(tmp_path: Path, kills: int, overrides: tuple[str, ...]) -> i
             time.sleep(random.random() * 0.15)
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
-                wanted -= 1
+                expected -= 1
         process.join(120)
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
         assert started < 10 * kills + 10
-    assert wanted < kills  # at least one kill hit
+    assert expected < kills  # at least one kill hit
     assert_same_run(tmp_path / "whole", run)
     assert list(run.rglob(".*")) == []
     return started

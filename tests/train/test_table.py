@@ -62,25 +62,25 @@ def test_shows_which_run_is_trained_where_asked(table, tmp_path, capsys):
     make_table(settings, tmp_path / "runs")
     assert capsys.readouterr().out == ""
     make_table(settings, tmp_path / "more", quiet=False)
-    said = capsys.readouterr().out
-    assert "[2/4] no smoothing, hot, seed 3 ..." in said and "parameters" in said
+    text = capsys.readouterr().out
+    assert "[2/4] no smoothing, hot, seed 3 ..." in text and "parameters" in text
 
 
 def test_writes_the_table_into_a_page_between_its_marks(table, tmp_path):
     page = tmp_path / "RESULTS.md"
     page.write_text("# Results\n\nbefore\n\n<!-- small -->\nold\n<!-- /small -->\n\nafter\n")
     text = compare(table, tmp_path / "runs", page)
-    found = page.read_text()
-    assert text in found and "old" not in found
-    assert found.startswith("# Results\n\nbefore\n") and found.endswith("after\n")
+    actual = page.read_text()
+    assert text in actual and "old" not in actual
+    assert actual.startswith("# Results\n\nbefore\n") and actual.endswith("after\n")
     assert (tmp_path / "runs" / "table.md").read_text() == text
     assert "commit" in text and "torch" in text
 
 
 def test_overrides_reach_every_row(table):
     settings = read_table(table, ["optim.weight_decay=0.25"])
-    found = [row_recipe(settings, row, 3) for row in settings.rows]
-    assert [recipe.optim.weight_decay for recipe in found] == [0.25, 0.25] and found[1].optim.lr == 0.05
+    actual = [row_recipe(settings, row, 3) for row in settings.rows]
+    assert [recipe.optim.weight_decay for recipe in actual] == [0.25, 0.25] and actual[1].optim.lr == 0.05
     with pytest.raises(UserError, match=r"looks like schedule.epochs=30, got 'epochs'"):
         read_table(table, ["epochs"])
     with pytest.raises(UserError, match=r"optim\.lt"):

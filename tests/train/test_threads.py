@@ -38,9 +38,9 @@ def machine(monkeypatch):
 
 
 def test_an_idle_machine_gives_all_cores_and_a_crowded_one_those_that_are_free(machine, monkeypatch):
-    for cores, load, wanted in ((2, 0.1, 2), (2, 1.2, 1), (2, 7.0, 1), (8, 3.1, 5), (1, 0.0, 1)):
+    for cores, load, expected in ((2, 0.1, 2), (2, 1.2, 1), (2, 7.0, 1), (8, 3.1, 5), (1, 0.0, 1)):
         machine(cores, load)
-        assert free_threads() == wanted
+        assert free_threads() == expected
     machine(8, 0.0, allowed=3)
     assert (free_threads(), free_threads(processes=2), free_threads(processes=9)) == (3, 1, 1)
     monkeypatch.setattr(devices, "quota", lambda: 2.0)
@@ -69,7 +69,7 @@ def test_threads_are_given_back(machine):
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted"),
+    ("files", "expected"),
     [
         ({"cpu.max": "max 100000"}, float("inf")),
         ({"cpu.max": "150000 100000"}, 1.5),
@@ -78,25 +78,25 @@ def test_threads_are_given_back(machine):
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
     ],
 )
-def test_the_quota_of_a_container(files, wanted, tmp_path):
+def test_the_quota_of_a_container(files, expected, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert devices.quota(tmp_path) == wanted
+    assert devices.quota(tmp_path) == expected
 
 
 @pytest.fixture
 def used(monkeypatch) -> list[int]:
     """The threads of every training step."""
-    found: list[int] = []
+    actual: list[int] = []
     real = Trainer.train_step
 
     def train_step(self: Trainer, batches: object) -> None:
-        found.append(torch.get_num_threads())
+        actual.append(torch.get_num_threads())
         real(self, batches)
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
-    return found
+    return actual
 
 
 def test_a_run_keeps_its_number_and_goes_on_with_it(machine, used, tmp_path, capsys):
@@ -132,13 +132,13 @@ def test_evaluation_takes_the_number_of_the_run(machine, used, tmp_path, monkeyp
     machine(4, 2.0)
     fit(tiny.recipe("schedule.steps=1"), tmp_path, quiet=True)
     machine(4, 0.0)
-    found: list[int] = []
+    actual: list[int] = []
     real = tiny.Tiny.evaluate
     monkeypatch.setattr(
-        tiny.Tiny, "evaluate", lambda *words: found.append(torch.get_num_threads()) or real(*words), raising=True
+        tiny.Tiny, "evaluate", lambda *words: actual.append(torch.get_num_threads()) or real(*words), raising=True
     )
     evaluate_run(tmp_path)
-    assert found == [2] and torch.get_num_threads() == 4
+    assert actual == [2] and torch.get_num_threads() == 4
 
 
 def test_the_runs_of_a_table_share_the_cores(machine, used, tmp_path):

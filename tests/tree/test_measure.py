@@ -197,8 +197,8 @@ def test_mask_agreement_on_supports(rng):
         for m, mask in enumerate(masks.astype(float)):
             iou = [np.minimum(s, mask).sum() / np.maximum(s, mask).sum() for s in tree.support]
             assert result.iou[m] == pytest.approx(max(iou), rel=1e-12) and result.node[m] == np.argmax(iou)
-    found = tree.mask_agreement((tree.support[4:5] >= 0.5), threshold=0.5)
-    assert found.mean == 1 and found.node.tolist() == [4]
+    actual = tree.mask_agreement((tree.support[4:5] >= 0.5), threshold=0.5)
+    assert actual.mean == 1 and actual.node.tolist() == [4]
 
 
 # ---------------------------------------------------------------------- Sarkar

@@ -51,11 +51,11 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_si
 
 
 def naive_ancestors(parent, i):
-    found = []
+    actual = []
     while parent[i] >= 0:
         i = parent[i]
-        found.append(i)
-    return found
+        actual.append(i)
+    return actual
 
 
 def naive_lca(parent, i, j):

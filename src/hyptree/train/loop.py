@@ -73,13 +73,13 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
     processes = Processes(recipe.run.device, recipe.run.parallel)
     folder = RunFolder(out)
     quiet = quiet or not processes.is_main
-    most, given = torch.get_num_threads(), recipe.run.threads
+    most, asked = torch.get_num_threads(), recipe.run.threads
     try:
         recipe = _with_threads(recipe, folder, processes, resume)
         threads = recipe.run.threads or most
         with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
-            if given is None and threads < most:
+            if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
                 trainer.notes.append(f"{threads} of {most} CPU threads: {why}; --run.threads {most} takes all")
             with stop_signals(quiet) as stopped:

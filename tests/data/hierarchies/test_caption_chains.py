@@ -284,14 +284,14 @@ def test_inference_models(transformers, tokenizer, tmp_path, seed):
     config = transformers.BertConfig(vocab_size=len(tokenizer), num_labels=3, id2label=labels, **sizes)
     model = transformers.BertForSequenceClassification(config)
     pairs = [("a red car", "car"), ("truck on the road", "a vehicle"), ("car", "truck")]
-    found = InferenceEntailment(model, tokenizer, batch_size=2)(pairs)
+    actual = InferenceEntailment(model, tokenizer, batch_size=2)(pairs)
     tokens = tokenizer(["truck on the road"], ["a vehicle"], return_tensors="pt")
     with torch.no_grad():
         expected = model.eval()(**tokens).logits.softmax(-1)[0, 2].item()
-    assert len(found) == 3 and found[1] == pytest.approx(expected, abs=1e-5)
+    assert len(actual) == 3 and actual[1] == pytest.approx(expected, abs=1e-5)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert InferenceEntailment.load(tmp_path)(pairs) == pytest.approx(found, abs=1e-5)
+    assert InferenceEntailment.load(tmp_path)(pairs) == pytest.approx(actual, abs=1e-5)
     model.config.id2label = {0: "POSITIVE", 1: "NEGATIVE", 2: "MIXED"}
     with pytest.raises(UserError, match="one label 'entailment', got positive, negative, mixed"):
         InferenceEntailment(model, tokenizer)

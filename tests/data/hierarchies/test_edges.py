@@ -104,9 +104,9 @@ def test_repeats_and_loops_are_dropped_and_counted(tmp_path):
 def test_closure_agrees_with_networkx(seed):
     edges = random_dag(60, 0.05, seed)
     expected = sorted(nx.transitive_closure_dag(nx.DiGraph(edges.tolist())).edges)
-    found = transitive_closure(edges, 60)
-    assert [tuple(pair) for pair in found.tolist()] == expected
-    assert np.array_equal(transitive_closure(found, 60), found)
+    actual = transitive_closure(edges, 60)
+    assert [tuple(pair) for pair in actual.tolist()] == expected
+    assert np.array_equal(transitive_closure(actual, 60), actual)
 
 
 def test_ancestors_and_descendants_of_a_closure():

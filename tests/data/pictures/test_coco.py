@@ -158,9 +158,9 @@ def test_the_official_evaluation_reads_the_same_truth(root, data, capsys):
                 }
             )
     truth = COCO(str(dataset.annotation_file))
-    found = truth.loadRes(guesses)
+    actual = truth.loadRes(guesses)
     for kind in ("bbox", "segm"):
-        evaluation = COCOeval(truth, found, kind)
+        evaluation = COCOeval(truth, actual, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

@@ -65,9 +65,9 @@ class Rectangles(InMemory):
         self.pixels = np.random.default_rng(seed).integers(0, 256, (count, 3, height, width), dtype=np.uint8)
 
 
-def assert_nearly_equal(found: Tensor, expected: Tensor) -> None:
+def assert_nearly_equal(actual: Tensor, expected: Tensor) -> None:
     """In levels of 255, to torch: it rounds the shares to 16 bits, so 1 value of 150 is another one; see the loop."""
-    wrong = (found - expected).abs()
+    wrong = (actual - expected).abs()
     assert wrong.max() <= 2.01
     assert (wrong > 0.01).float().mean() < 0.01 and (wrong > 1.01).float().mean() < 1e-4
 
@@ -96,10 +96,10 @@ def reference_shares(source: int, size: int, start: int, length: int) -> np.ndar
 @pytest.mark.parametrize(("source", "size", "start", "length"), [(17, 23, 2, 11), (40, 13, 3, 35), (9, 9, 0, 9)])
 def test_shares_are_those_of_the_definition(source, size, start, length):
     numbers = [torch.tensor([value]) for value in (start, length, size)]
-    found = resize_shares(source, torch.arange(size)[None], *numbers)
-    np.testing.assert_allclose(found[0].double(), reference_shares(source, size, start, length), atol=3e-6)
+    actual = resize_shares(source, torch.arange(size)[None], *numbers)
+    np.testing.assert_allclose(actual[0].double(), reference_shares(source, size, start, length), atol=3e-6)
     if length == size:
-        assert torch.equal(found[0], torch.eye(size))
+        assert torch.equal(actual[0], torch.eye(size))
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(128, 128, 160), (64, 64, 128), (61, 90, 40), (90, 33, 47)])
@@ -112,8 +112,8 @@ def test_given_the_same_part_and_flip_both_ways_agree(height, width, size):
     there = torch.from_numpy(windows)
     down = resize_shares(height, torch.arange(size)[None], *there[:, :3].unbind(1))
     across = resize_shares(width, place, *there[:, 4:7].unbind(1))
-    found = resample(images.transpose(1, 2).contiguous(), down, across).transpose(1, 2)
-    expected, exact = torch.empty_like(found), torch.full_like(found, torch.nan)
+    actual = resample(images.transpose(1, 2).contiguous(), down, across).transpose(1, 2)
+    expected, exact = torch.empty_like(actual), torch.full_like(actual, torch.nan)
     for i, (top, tall, _, _, left, wide, _, _) in enumerate(windows.tolist()):
         part = F.resize(images[i, :, top : top + tall, left : left + wide], [size, size], InterpolationMode.BICUBIC)
         lines = images[i].double() @ torch.from_numpy(reference_shares(width, size, left, wide)).T
@@ -121,9 +121,9 @@ def test_given_the_same_part_and_flip_both_ways_agree(height, width, size):
         lines = torch.from_numpy(reference_shares(height, size, top, tall)) @ lines
         for values, truth in ((expected, part), (exact, (lines + 0.5).floor().clamp(0, 255))):
             values[i] = truth.flip(-1) if flip[i] else truth
-    assert_nearly_equal(found, expected)
-    assert (found - exact).abs().max() <= 1  # at ties
-    assert (found != exact).float().mean() < 1e-3
+    assert_nearly_equal(actual, expected)
+    assert (actual - exact).abs().max() <= 1  # at ties
+    assert (actual != exact).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize(("source", "size"), [(17, 23), (40, 13), (9, 9)])
@@ -134,11 +134,11 @@ def test_tables_hold_the_shares_of_every_part(source, size):
     flipped = torch.from_numpy(rng.integers(0, 2, 50))
     place = torch.where(flipped[:, None] > 0, size - 1 - torch.arange(size), torch.arange(size))
     expected = resize_shares(source, place, start, length, torch.full_like(start, size))
-    found = ShareTable(source, size, CPU)(start, length, flipped)
-    torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+    actual = ShareTable(source, size, CPU)(start, length, flipped)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
     pixel = torch.arange(source)
     outside = (pixel < start[:, None]) | (pixel >= (start + length)[:, None])
-    assert not found.mT[outside].any()
+    assert not actual.mT[outside].any()
 
 
 def test_crops_from_tables_are_those_that_are_computed(monkeypatch):
@@ -231,15 +231,15 @@ def test_a_square_of_a_longer_picture_is_drawn_without_a_crop_scale():
         loader.set_epoch(epoch)
         ((images, _),) = loader
         for image, index in zip(levels(images, transform), loader.plan.order(epoch), strict=True):
-            found = [
+            actual = [
                 start
                 for start in range(31)
                 if torch.allclose(
                     image, torch.from_numpy(dataset.pixels[index][:, :, start : start + 20]).float(), atol=0.01
                 )
             ]
-            assert len(found) == 1
-            starts.add(found[0])
+            assert len(actual) == 1
+            starts.add(actual[0])
     assert len(starts) > 8
 
 

@@ -32,25 +32,25 @@ def random_documents(seed: int, count: int = 30, longest: int = 50) -> list[list
 def naive_positions(documents: list[list[int]], begin: int, length: int, restart: bool) -> list[int]:
     """Token by token, of the documents repeated without end."""
     endless = [i for document in documents for i in range(len(document))]
-    found: list[int] = []
+    actual: list[int] = []
     for place in range(begin, begin + length):
         inside = endless[place % len(endless)]
         fresh = restart and place == begin
         shift = endless[begin % len(endless)] if restart and inside > place - begin else 0
-        found.append(0 if fresh else inside - shift)
-    return found
+        actual.append(0 if fresh else inside - shift)
+    return actual
 
 
 @given(DOCUMENTS, st.integers(2, 30))
 def test_evaluation_blocks_are_the_text_and_padding(documents: list[list[int]], length: int) -> None:
     text = joined(documents)
     blocks = TextBlocks(in_memory(documents), length, train=False, pad_token_id=PAD)
-    found = torch.cat([block["input_ids"] for block in blocks]).tolist()
+    actual = torch.cat([block["input_ids"] for block in blocks]).tolist()
     labels = torch.cat([block["labels"] for block in blocks]).tolist()
     num_padding = -len(text) % length
-    assert found == text + [PAD] * num_padding
+    assert actual == text + [PAD] * num_padding
     assert labels == text + [-100] * num_padding
-    assert blocks.num_tokens == len(text) and len(blocks) * length == len(found)
+    assert blocks.num_tokens == len(text) and len(blocks) * length == len(actual)
     with pytest.raises(IndexError, match=f"block {len(blocks)} of {len(blocks)}"):
         blocks[len(blocks)]
 
@@ -64,9 +64,9 @@ def test_training_blocks_are_the_text_again_and_again(documents: list[list[int]]
         return
     blocks = TextBlocks(in_memory(documents), length)
     count = passes * len(text) // length
-    found = torch.cat([blocks[i]["input_ids"] for i in range(count)]).tolist()
-    assert found == (text * passes)[: count * length]  # what is left over, less than a block, comes with the next pass
-    assert len(text) * passes - len(found) < length
+    actual = torch.cat([blocks[i]["input_ids"] for i in range(count)]).tolist()
+    assert actual == (text * passes)[: count * length]  # what is left over, less than a block, comes with the next pass
+    assert len(text) * passes - len(actual) < length
 
 
 @given(DOCUMENTS, st.integers(2, 20), st.sampled_from(["restart", "continue"]), st.booleans())
@@ -220,8 +220,8 @@ def test_processes_share_evaluation_blocks(seed: int, world_size: int) -> None:
         shares.append(torch.cat([batch["input_ids"] for batch in loader]))
         again = torch.cat([batch["input_ids"] for batch in loader])
         assert torch.equal(shares[-1], again), "evaluating again gives the same"
-    found = sorted(torch.cat(shares).tolist())
-    assert found == sorted(block["input_ids"].tolist() for block in blocks)
+    actual = sorted(torch.cat(shares).tolist())
+    assert actual == sorted(block["input_ids"].tolist() for block in blocks)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -211,9 +211,9 @@ def test_split_of_the_built_in_text_is_by_document() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.floats(0.01, 0.99))
 def test_kept_share_is_right_to_one_document(lengths: list[int], share: float) -> None:
     documents = ["x" * length for length in lengths]
-    found = list(hold_out(documents, share))
-    assert [text for text, _ in found] == documents
-    aside, total = sum(len(text) for text, is_val in found if is_val), sum(lengths)
+    actual = list(hold_out(documents, share))
+    assert [text for text, _ in actual] == documents
+    aside, total = sum(len(text) for text, is_val in actual if is_val), sum(lengths)
     assert abs(aside - share * total) <= max(lengths)
 
 

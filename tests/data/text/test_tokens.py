@@ -68,8 +68,8 @@ def test_training_is_repeatable_in_another_process(tokenizer: Any, run_python) -
         "from hyptree.data.text.sources import builtin_documents; from hyptree.data.text.tokenizer import *;"
         "print(tokenizer_fingerprint(train_tokenizer(builtin_documents(), 600)))"
     )
-    found = run_python(code, PYTHONHASHSEED="77", TOKENIZERS_PARALLELISM="false")
-    assert found.strip() == tokenizer_fingerprint(tokenizer)
+    actual = run_python(code, PYTHONHASHSEED="77", TOKENIZERS_PARALLELISM="false")
+    assert actual.strip() == tokenizer_fingerprint(tokenizer)
 
 
 def test_folder_is_one_of_hugging_face(tokenizer: Any, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def walked(tree: Tree, i: int, j: int) -> int:
 def test_accuracy_by_hand():
     label = np.array([0, 0, 0, 3, 4])
     guess = np.array([0, 1, 5, 3, 2])  # right, sibling, wrong kind, right, wrong kind
-    found = hierarchical_accuracy(TREE, guess, label)
-    assert found == pytest.approx({"top1_up1": 3 / 5, "mistake_height": (1 + 2 + 2) / 3})
+    actual = hierarchical_accuracy(TREE, guess, label)
+    assert actual == pytest.approx({"top1_up1": 3 / 5, "mistake_height": (1 + 2 + 2) / 3})
     assert hierarchical_accuracy(TREE, label, label) == {"top1_up1": 1.0, "mistake_height": 0.0}
 
 
@@ -87,15 +87,15 @@ def test_all_numbers_equal_walking_up(seed, num_roots):
     tree, num_classes = random_forest(rng, num_roots), 12
     label = rng.integers(0, num_classes, 200)
     ranked = np.stack([rng.permutation(num_classes)[:5] for _ in label])
-    found = hierarchy_scores(tree, ranked, label, num_classes)
+    actual = hierarchy_scores(tree, ranked, label, num_classes)
     pairs = [(g, l) for g, l in zip(ranked[:, 0], label, strict=True) if g != l]
-    assert found["mistake_distance"] == pytest.approx(np.mean([walked(tree, g, l) for g, l in pairs]))
+    assert actual["mistake_distance"] == pytest.approx(np.mean([walked(tree, g, l) for g, l in pairs]))
     shares = []
     for row, l in zip(ranked, label, strict=True):
         around = sorted(walked(tree, l, other) for other in range(num_classes))
         shares.append(np.mean([walked(tree, l, g) <= around[4] for g in row]))
-    assert found["hierarchical_precision5"] == pytest.approx(np.mean(shares))
-    assert 0 < found["hierarchical_precision5"] < 1
+    assert actual["hierarchical_precision5"] == pytest.approx(np.mean(shares))
+    assert 0 < actual["hierarchical_precision5"] < 1
 
 
 @pytest.mark.parametrize("num_roots", [1, 3])
@@ -103,13 +103,13 @@ def test_accuracy_equals_walking_up(seed, num_roots):
     rng = np.random.default_rng(seed)
     tree = random_forest(rng, num_roots)
     guess, label = rng.integers(0, 12, (2, 300))
-    found = hierarchical_accuracy(tree, guess, label)
+    actual = hierarchical_accuracy(tree, guess, label)
     heights = []
     for g, l in zip(guess, label, strict=True):
         if g != l:
             heights.append(next(k for k, node in enumerate(chain(tree, l)) if node in chain(tree, g)))
-    assert found["mistake_height"] == pytest.approx(np.mean(heights))
-    names = [name for name in found if name.startswith("top1_up")]
+    assert actual["mistake_height"] == pytest.approx(np.mean(heights))
+    names = [name for name in actual if name.startswith("top1_up")]
     assert names
     for name in names:
         k = int(name.removeprefix("top1_up"))
@@ -117,7 +117,7 @@ def test_accuracy_equals_walking_up(seed, num_roots):
         for g, l in zip(guess, label, strict=True):
             up = chain(tree, l)[: -2 if num_roots == 1 else -1]  # everybody is below a single root
             right.append(up[min(k, len(up) - 1)] in chain(tree, g))
-        assert found[name] == pytest.approx(np.mean(right)), name
+        assert actual[name] == pytest.approx(np.mean(right)), name
 
 
 def test_precision_does_not_depend_on_how_classes_are_cut_into_blocks(seed, monkeypatch):

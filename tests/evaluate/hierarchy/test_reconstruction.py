@@ -40,11 +40,11 @@ def naive(points, pairs, manifold, limit=lambda d: d * (1 + 1e-6)):
 @pytest.mark.parametrize("seed", range(3))
 def test_reconstruction_is_its_definition(manifold, seed):
     points, pairs, _ = random_case(manifold=manifold, seed=seed)
-    found = reconstruction(points, pairs, manifold, chunk_bytes=8 * 40 * 7)  # chunks of 7 nodes, the last one smaller
+    actual = reconstruction(points, pairs, manifold, chunk_bytes=8 * 40 * 7)  # chunks of 7 nodes, the last one smaller
     mean_rank, mean_precision = naive(points, pairs, manifold)
-    assert found.mean_rank == pytest.approx(mean_rank, rel=1e-12)
-    assert found.map == pytest.approx(mean_precision, rel=1e-12)
-    assert found.num_pairs == len(pairs) and not found.is_sampled
+    assert actual.mean_rank == pytest.approx(mean_rank, rel=1e-12)
+    assert actual.map == pytest.approx(mean_precision, rel=1e-12)
+    assert actual.num_pairs == len(pairs) and not actual.is_sampled
 
 
 def test_average_precision_is_that_of_sklearn():
@@ -71,10 +71,10 @@ def test_nearby_points_far_from_the_origin_keep_their_order():
 
 def test_points_in_one_place_score_the_share_of_ancestors_not_one():
     _, pairs, manifold = random_case()
-    found = reconstruction(manifold.origin(40, 3, dtype=torch.float64), pairs, manifold)
+    actual = reconstruction(manifold.origin(40, 3, dtype=torch.float64), pairs, manifold)
     degree = torch.bincount(pairs[:, 0])
-    assert found.map == pytest.approx((degree[degree > 0] / 39).mean().item())
-    assert found.mean_rank == pytest.approx(float((40 - degree[pairs[:, 0]]).double().mean()))
+    assert actual.map == pytest.approx((degree[degree > 0] / 39).mean().item())
+    assert actual.mean_rank == pytest.approx(float((40 - degree[pairs[:, 0]]).double().mean()))
 
 
 def turned(points, seed):
@@ -91,13 +91,13 @@ def test_equal_distances_are_tied_whatever_their_rounding(edge, seed):
     tree = Tree(parent)
     pairs = torch.tensor([(v, a) for v in range(1, 121) for a in sorted(tree.ancestors(v).tolist())])
     points = torch.from_numpy(tree.sarkar(edge))
-    found = [reconstruction(turned(points, seed + k), pairs, Poincare()) for k in range(4)]
-    assert len({f.map for f in found}) == 1 and len({f.mean_rank for f in found}) == 1
+    actual = [reconstruction(turned(points, seed + k), pairs, Poincare()) for k in range(4)]
+    assert len({f.map for f in actual}) == 1 and len({f.mean_rank for f in actual}) == 1
     lorentz = reconstruction(Lorentz().expmap0(2 * Poincare().logmap0(points)), pairs, Lorentz())
-    assert lorentz == found[0]
+    assert lorentz == actual[0]
     # Without the rule rounding decides, mostly for half of those that tie.
     by_chance = [reconstruction(turned(points, seed + k), pairs, Poincare(), tie_tolerance=0).map for k in range(4)]
-    assert len(set(by_chance)) > 1 and min(by_chance) > found[0].map + 0.001
+    assert len(set(by_chance)) > 1 and min(by_chance) > actual[0].map + 0.001
 
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=str)
@@ -107,8 +107,8 @@ def test_the_tolerance_is_a_share_of_the_distance(manifold):
         for gap, share in ((0.5e-3, 0.5), (2e-3, 1.0)):
             length = torch.tensor([[0.0, 0.0], [radius, 0.0], [0.0, radius * (1 + gap)]], dtype=torch.float64)
             points = manifold.expmap0(length / (2 if isinstance(manifold, Poincare) else 1))
-            found = reconstruction(points, torch.tensor([[0, 1]]), manifold, tie_tolerance=1e-3)
-            assert (found.map, found.mean_rank) == (share, 1 / share)
+            actual = reconstruction(points, torch.tensor([[0, 1]]), manifold, tie_tolerance=1e-3)
+            assert (actual.map, actual.mean_rank) == (share, 1 / share)
 
 
 def test_a_sample_of_nodes_says_so_and_depends_on_its_seed():
@@ -129,8 +129,8 @@ def test_order_by_cones_is_its_definition():
             return manifold.exterior_angle(y, x) - manifold.half_aperture(y)
 
     mean_rank, mean_precision = naive(points, pairs, ByCone, limit=lambda angle: angle + 1e-6)
-    found = reconstruction(points, pairs, manifold, by="cones")
-    assert (found.mean_rank, found.map) == pytest.approx((mean_rank, mean_precision), rel=1e-12)
+    actual = reconstruction(points, pairs, manifold, by="cones")
+    assert (actual.mean_rank, actual.map) == pytest.approx((mean_rank, mean_precision), rel=1e-12)
 
 
 @pytest.mark.parametrize("manifold", [Lorentz(), Poincare(1.7)], ids=str)
@@ -149,19 +149,21 @@ def test_cone_score_is_its_definition(manifold):
         hit = ((energy <= threshold) & truth).sum()
         return 2 * hit / ((energy <= threshold).sum() + truth.sum())
 
-    found = cone_score(points, pairs, manifold)
-    assert found.f1 == pytest.approx(max(map(f1, energy)), rel=1e-12)
-    assert found.f1 == pytest.approx(f1(found.threshold + 1e-12), rel=1e-12)
-    assert found.f1_inside == pytest.approx(f1(0), rel=1e-12)
-    assert found.f1 == pytest.approx(2 * found.precision * found.recall / (found.precision + found.recall), rel=1e-12)
-    assert found.num_positives + found.num_negatives == 15 * 14 and not found.is_sampled
+    actual = cone_score(points, pairs, manifold)
+    assert actual.f1 == pytest.approx(max(map(f1, energy)), rel=1e-12)
+    assert actual.f1 == pytest.approx(f1(actual.threshold + 1e-12), rel=1e-12)
+    assert actual.f1_inside == pytest.approx(f1(0), rel=1e-12)
+    assert actual.f1 == pytest.approx(
+        2 * actual.precision * actual.recall / (actual.precision + actual.recall), rel=1e-12
+    )
+    assert actual.num_positives + actual.num_negatives == 15 * 14 and not actual.is_sampled
 
 
 def test_sampled_negatives_of_cones_are_negatives():
     points, pairs, manifold = random_case(n=30, p=0.5, seed=5)
-    found = cone_score(points, pairs, manifold, max_exact=0, num_negatives=20)
-    assert found.is_sampled
-    assert found.num_negatives < 20 * len(pairs) * 0.9  # a quarter are pairs or loops and were thrown away
+    actual = cone_score(points, pairs, manifold, max_exact=0, num_negatives=20)
+    assert actual.is_sampled
+    assert actual.num_negatives < 20 * len(pairs) * 0.9  # a quarter are pairs or loops and were thrown away
 
 
 def test_wrong_uses_are_refused():

@@ -28,11 +28,11 @@ def square_masks(boxes: Tensor, size: tuple[int, int] = SIZE) -> Tensor:
 
 def things(boxes: Tensor, labels: list[int], scores: list[float] | None = None) -> dict[str, Tensor]:
     boxes = boxes.reshape(-1, 4).float()
-    found = {"boxes": boxes, "labels": torch.tensor(labels, dtype=torch.int64), "masks": square_masks(boxes)}
+    actual = {"boxes": boxes, "labels": torch.tensor(labels, dtype=torch.int64), "masks": square_masks(boxes)}
     if scores is not None:
-        found["scores"] = torch.tensor(scores)
-        found["masks"] = found["masks"][:, None].float()
-    return found
+        actual["scores"] = torch.tensor(scores)
+        actual["masks"] = actual["masks"][:, None].float()
+    return actual
 
 
 def random_boxes(count: int) -> Tensor:
@@ -90,10 +90,10 @@ def test_right_place_wrong_class_is_worth_nothing() -> None:
 
 def test_mask_ap_looks_at_masks() -> None:
     box = torch.tensor([[20.0, 20, 60, 60]])
-    found = things(box, [1], [0.9])
-    found["masks"][..., 40:, :] = 0  # half of the mask: IoU 0.5 reaches one threshold of ten
+    actual = things(box, [1], [0.9])
+    actual["masks"][..., 40:, :] = 0  # half of the mask: IoU 0.5 reaches one threshold of ten
     scorer = CocoScorer(["a"])
-    scorer.add("x", SIZE, things(box, [1]), found)
+    scorer.add("x", SIZE, things(box, [1]), actual)
     scores = scorer.scores()
     assert scores["box_ap"] == ONE
     assert scores["mask_ap"] == pytest.approx(0.1, abs=1e-9)

@@ -40,21 +40,21 @@ class Blocks:
 def test_maps_are_the_models_assignments(seed: int) -> None:
     model, data = tiny(), Blocks(seed)
     images = [np.ascontiguousarray(data[k].image.permute(1, 2, 0).numpy()) for k in (0, 2)]
-    found = {(m.stage, m.block, m.head, m.level): m.maps for m in cluster_maps(model, images)}
+    actual = {(m.stage, m.block, m.head, m.level): m.maps for m in cluster_maps(model, images)}
     with torch.no_grad():
-        given = model.assignments(model_input(model, images))
+        inputs = model.assignments(model_input(model, images))
     places = [(1, 1), (1, 2), (2, 1)]
-    assert len(found) == 3 * 2 + 3 * 2 + 2  # heads, two levels in the first stage
-    for (stage, block), one in zip(places, given, strict=True):
+    assert len(actual) == 3 * 2 + 3 * 2 + 2  # heads, two levels in the first stage
+    for (stage, block), one in zip(places, inputs, strict=True):
         for head in range(one.patch.shape[1]):
             expected = (
                 one.labels()[:, head].numpy().repeat(32 // one.patch.shape[2], 1).repeat(32 // one.patch.shape[3], 2)
             )
-            assert (found[stage, block, head, "patch"] == expected).all()
+            assert (actual[stage, block, head, "patch"] == expected).all()
             if stage == 1:
                 assert one.window is not None
                 group = one.window[:, head].argmax(-1).numpy().repeat(8, 1).repeat(8, 2)
-                assert (found[stage, block, head, "window"] == group).all()
+                assert (actual[stage, block, head, "window"] == group).all()
 
 
 def test_rows_are_means_over_pictures_and_heads(seed: int) -> None:
@@ -83,12 +83,12 @@ def test_rivals_have_the_same_number_of_clusters(seed: int) -> None:
     assert len(own) == 14 and {rows[k]["head"] for k in own} == {0, 1, 2}
     for k in own:
         assert [row["method"] for row in rows[k + 1 : k + 4]] == ["grid", "SLIC", "k-means of resnet10t"]
-        wanted = round(rows[k]["num_clusters"])
+        expected = round(rows[k]["num_clusters"])
         grid = sp.mean_scores(
-            [sp.superpixel_scores(sp.grid_clusters(32, 32, wanted), Blocks(seed)[i].semantic.numpy()) for i in (0, 2)]
+            [sp.superpixel_scores(sp.grid_clusters(32, 32, expected), Blocks(seed)[i].semantic.numpy()) for i in (0, 2)]
         )
         assert rows[k + 1]["asa"] == pytest.approx(grid.asa)
-        assert rows[k + 3]["num_clusters"] <= wanted
+        assert rows[k + 3]["num_clusters"] <= expected
     lines = print_table(rows).splitlines()
     assert len(lines) == len(rows) + 1 and len({len(line) for line in lines}) == 1
     assert lines[1].startswith("stage 1, block 1, clusters, head 0") and lines[2].startswith("  grid")
@@ -103,11 +103,11 @@ def test_slic_comes_near_the_number_it_is_asked_for(seed: int) -> None:
     waves = np.sin(x[..., None] / 9 + phase) * np.cos(y[..., None] / 7 + phase)
     picture = (127 + 120 * waves).astype(np.uint8)
     misses = []
-    for wanted in (16, 30, 64):
-        first = len(np.unique(skimage.segmentation.slic(picture, n_segments=wanted, compactness=10.0, start_label=0)))
-        found = len(np.unique(sp.slic_clusters(picture, wanted)))
-        assert abs(found - wanted) <= abs(first - wanted)
-        misses.append(abs(found - wanted) / wanted)
+    for expected in (16, 30, 64):
+        first = len(np.unique(skimage.segmentation.slic(picture, n_segments=expected, compactness=10.0, start_label=0)))
+        actual = len(np.unique(sp.slic_clusters(picture, expected)))
+        assert abs(actual - expected) <= abs(first - expected)
+        misses.append(abs(actual - expected) / expected)
     assert np.mean(misses) < 0.2
 
 

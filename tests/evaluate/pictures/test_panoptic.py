@@ -25,8 +25,8 @@ def test_a_perfect_map_has_quality_one(seed: int) -> None:
     other = torch.tensor([0, 13, 12, 11, 10])[segments]
     predicted = PanopticMap(other, {renamed[i]: k for i, k in classes.items()})
     quality.add(predicted, PanopticMap(segments, classes))
-    found = quality.scores()
-    assert all(found[f"{key}{part}"] == 1 for key in ("pq", "sq", "rq") for part in ("", "_things", "_stuff"))
+    actual = quality.scores()
+    assert all(actual[f"{key}{part}"] == 1 for key in ("pq", "sq", "rq") for part in ("", "_things", "_stuff"))
 
 
 def test_by_hand() -> None:
@@ -35,15 +35,15 @@ def test_by_hand() -> None:
     predicted = PanopticMap(rows((1, 5), (2, 3), (3, 2)), {1: 0, 2: 1, 3: 1})
     quality = PanopticQuality(CLASSES, ["cat", "dog"], novel=["dog"])
     quality.add(predicted, truth)
-    found = quality.scores()
-    assert found["pq/grass"] == pytest.approx(4 / 5)
-    assert found["pq/cat"] == pytest.approx((3 / 4) / (1 + 1 / 2))  # one match, one false positive
-    assert found["pq/dog"] == 0  # one false negative
-    assert found["pq"] == pytest.approx((4 / 5 + 1 / 2 + 0) / 3)
-    assert found["sq"] == pytest.approx((4 / 5 + 3 / 4 + 0) / 3)
-    assert found["rq"] == pytest.approx((1 + 2 / 3 + 0) / 3)
-    assert found["pq_stuff"] == pytest.approx(4 / 5) and found["pq_things"] == pytest.approx(1 / 4)
-    assert found["pq_base"] == pytest.approx((4 / 5 + 1 / 2) / 2) and found["pq_novel"] == 0
+    actual = quality.scores()
+    assert actual["pq/grass"] == pytest.approx(4 / 5)
+    assert actual["pq/cat"] == pytest.approx((3 / 4) / (1 + 1 / 2))  # one match, one false positive
+    assert actual["pq/dog"] == 0  # one false negative
+    assert actual["pq"] == pytest.approx((4 / 5 + 1 / 2 + 0) / 3)
+    assert actual["sq"] == pytest.approx((4 / 5 + 3 / 4 + 0) / 3)
+    assert actual["rq"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert actual["pq_stuff"] == pytest.approx(4 / 5) and actual["pq_things"] == pytest.approx(1 / 4)
+    assert actual["pq_base"] == pytest.approx((4 / 5 + 1 / 2) / 2) and actual["pq_novel"] == 0
 
 
 def test_half_is_no_match() -> None:

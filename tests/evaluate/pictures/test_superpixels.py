@@ -44,9 +44,9 @@ def naive(clusters: np.ndarray, regions: np.ndarray, tolerance: int) -> dict[str
                 return True
         return False
 
-    wanted = [(y, x) for y in range(h) for x in range(w) if edge(regions, y, x, True)]
+    expected = [(y, x) for y in range(h) for x in range(w) if edge(regions, y, x, True)]
     hits = 0
-    for y, x in wanted:
+    for y, x in expected:
         around = [
             (v, u)
             for v in range(max(0, y - tolerance), min(h, y + tolerance + 1))
@@ -56,7 +56,7 @@ def naive(clusters: np.ndarray, regions: np.ndarray, tolerance: int) -> dict[str
     return {
         "num_clusters": len(groups),
         "asa": sum(best.values()) / len(places),
-        "boundary_recall": hits / len(wanted) if wanted else math.nan,
+        "boundary_recall": hits / len(expected) if expected else math.nan,
         "undersegmentation": leak / len(places),
         "purity": sum(best[k] / len(group) for k, group in groups.items()) / len(groups),
     }
@@ -68,24 +68,24 @@ def naive(clusters: np.ndarray, regions: np.ndarray, tolerance: int) -> dict[str
 def test_scores_equal_the_definitions(tolerance: int, ignore: bool, repeat: int, seed: int) -> None:
     clusters, regions = random_maps(seed, ignore)
     expected = naive(clusters, regions, tolerance)
-    found = sp.superpixel_scores(clusters, regions, tolerance)
+    actual = sp.superpixel_scores(clusters, regions, tolerance)
     for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(value, rel=1e-12, nan_ok=True), name
+        assert getattr(actual, name) == pytest.approx(value, rel=1e-12, nan_ok=True), name
 
 
 def test_clusters_that_are_the_regions_are_perfect(seed: int) -> None:
     _, regions = random_maps(seed, ignore=False)
-    found = sp.superpixel_scores(regions * 7 + 1, regions, 0)
-    assert (found.asa, found.boundary_recall, found.undersegmentation, found.purity) == (1, 1, 0, 1)
+    actual = sp.superpixel_scores(regions * 7 + 1, regions, 0)
+    assert (actual.asa, actual.boundary_recall, actual.undersegmentation, actual.purity) == (1, 1, 0, 1)
 
 
 def test_one_cluster_over_two_halves() -> None:
     regions = np.repeat([[0] * 3 + [1] * 5], 4, axis=0)  # 12 and 20 pixels
-    found = sp.superpixel_scores(np.zeros((4, 8), int), regions)
-    assert found.num_clusters == 1
-    assert found.asa == found.purity == 20 / 32
-    assert found.boundary_recall == 0
-    assert found.undersegmentation == (12 + 12) / 32  # min(12, 20) in both regions
+    actual = sp.superpixel_scores(np.zeros((4, 8), int), regions)
+    assert actual.num_clusters == 1
+    assert actual.asa == actual.purity == 20 / 32
+    assert actual.boundary_recall == 0
+    assert actual.undersegmentation == (12 + 12) / 32  # min(12, 20) in both regions
 
 
 def test_boundary_is_found_within_the_tolerance_only() -> None:
@@ -98,8 +98,8 @@ def test_ignored_pixels_count_nowhere() -> None:
     regions = np.full((4, 6), IGNORE)
     regions[:, 2:4] = 1
     clusters = np.arange(24).reshape(4, 6)
-    found = sp.superpixel_scores(clusters, regions)
-    assert found.num_clusters == 8 and found.asa == 1 and math.isnan(found.boundary_recall)
+    actual = sp.superpixel_scores(clusters, regions)
+    assert actual.num_clusters == 8 and actual.asa == 1 and math.isnan(actual.boundary_recall)
     with pytest.raises(ValueError, match="every pixel of the regions is 255"):
         sp.contingency(clusters, np.full((4, 6), IGNORE))
 
@@ -141,14 +141,14 @@ def test_wrong_maps_are_refused(clusters: np.ndarray, regions: np.ndarray, messa
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (30, 90), (7, 5)])
-@pytest.mark.parametrize("wanted", [1, 4, 16, 30])
-def test_grid_has_about_as_many_equal_rectangles(height: int, width: int, wanted: int) -> None:
-    found = sp.grid_clusters(height, width, wanted)
-    sizes = np.bincount(found.ravel())
-    assert found.shape == (height, width) and (sizes > 0).all()
-    assert abs(len(sizes) - wanted) <= max(1, 0.15 * wanted)
+@pytest.mark.parametrize("expected", [1, 4, 16, 30])
+def test_grid_has_about_as_many_equal_rectangles(height: int, width: int, expected: int) -> None:
+    actual = sp.grid_clusters(height, width, expected)
+    sizes = np.bincount(actual.ravel())
+    assert actual.shape == (height, width) and (sizes > 0).all()
+    assert abs(len(sizes) - expected) <= max(1, 0.15 * expected)
     for k in range(len(sizes)):  # a rectangle fills its bounding box
-        y, x = np.nonzero(found == k)
+        y, x = np.nonzero(actual == k)
         assert (np.ptp(y) + 1) * (np.ptp(x) + 1) == sizes[k]
 
 
@@ -171,10 +171,10 @@ def test_slic_and_kmeans_find_flat_regions(seed: int) -> None:
     image = (colors[regions] + rng.integers(-5, 6, (32, 32, 3))).clip(0, 255).astype(np.uint8)
     assert sp.superpixel_scores(sp.slic_clusters(image, 16), regions).asa > 0.97
     features = image[2::4, 2::4].transpose(2, 0, 1)
-    found = sp.kmeans_clusters(features, 4, 32, 32, seed=seed % 1000)
-    scores = sp.superpixel_scores(found, regions)
+    actual = sp.kmeans_clusters(features, 4, 32, 32, seed=seed % 1000)
+    scores = sp.superpixel_scores(actual, regions)
     assert scores.asa == 1 and scores.num_clusters == 4
-    assert (found == sp.kmeans_clusters(features, 4, 32, 32, seed=seed % 1000)).all()
+    assert (actual == sp.kmeans_clusters(features, 4, 32, 32, seed=seed % 1000)).all()
 
 
 def test_kmeans_of_fewer_points_than_clusters() -> None:

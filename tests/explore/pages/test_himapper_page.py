@@ -99,12 +99,12 @@ def test_every_picture_has_its_three_views(seed: int) -> None:
 def test_figures_are_there_for_light_and_for_dark(seed: int) -> None:
     model, shown = small(seed), pictures(seed, 1)
     html, _ = html_of(mapper_sections([Scene(shown[0], "p", [])], model.inspect(model_input(model, shown))))
-    found = re.findall(r'<img class="(sheet[^"]*)" alt="([^"]*)" src="data:image/\w+;base64,([^"]*)"', html)
-    assert [kind for kind, *_ in found] == 2 * ["sheet", "sheet dark"]
-    assert found[0][1] == found[1][1] and found[2][1] == found[3][1]
+    actual = re.findall(r'<img class="(sheet[^"]*)" alt="([^"]*)" src="data:image/\w+;base64,([^"]*)"', html)
+    assert [kind for kind, *_ in actual] == 2 * ["sheet", "sheet dark"]
+    assert actual[0][1] == actual[1][1] and actual[2][1] == actual[3][1]
     css = (Path(himapper_page.__file__).parent / "explorer.css").read_text(encoding="utf-8")
     surface = re.findall(r"--surface: #(\w{6})", css)[:2]  # of light, of dark
-    for k, (_, _, data) in enumerate(found):
+    for k, (_, _, data) in enumerate(actual):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), int)
         ground = list(bytes.fromhex(surface[k % 2]))
         assert np.abs(pixels[:4, :4] - ground).max() <= 2  # JPEG

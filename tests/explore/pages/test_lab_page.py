@@ -64,10 +64,10 @@ def test_exponents_stand_beside_their_regime_and_theory(tmp_path: Path) -> None:
     path = lab_page(sweep_folder(tmp_path, RUNS), {})
     html = path.read_text(encoding="utf-8")
     assert path == tmp_path / "index.html" and "12 toy models squeeze 100 sparse features into 4 to 16" in html
-    found = Cells(html).rows
-    head, *strong = found[:3]
-    weak = found[4:6]
-    assert head.index("theory") < head.index("in 95 %") and found[3] == head
+    actual = Cells(html).rows
+    head, *strong = actual[:3]
+    weak = actual[4:6]
+    assert head.index("theory") < head.index("in 95 %") and actual[3] == head
     place = {name: k for k, name in enumerate(head)}
     for lines, regime in ((strong, "strong"), (weak, "weak")):
         fits = [fit for fit in fit_runs(RUNS) if fit["regime"] == regime]
@@ -148,9 +148,9 @@ def test_the_widest_table_fits_a_window_of_1200(tmp_path: Path) -> None:
     path.write_text(html.replace("</body>", f"<script>document.title = {look}</script></body>"), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom"]
     done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r"<title>([\d/ ]+)</title>", done.stdout)
-    assert found, done.stdout[:500]
-    for pair in found[1].split():
+    actual = re.search(r"<title>([\d/ ]+)</title>", done.stdout)
+    assert actual, done.stdout[:500]
+    for pair in actual[1].split():
         table, room = map(int, pair.split("/"))
         assert 0 < table <= room
 

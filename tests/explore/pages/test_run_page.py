@@ -215,8 +215,8 @@ def test_disk_keeps_distances_from_the_middle(seed: int) -> None:
     groups = torch.as_tensor(tree.depth == 1)
     middle = manifold.centroid(own[groups])
     expected = manifold.dist(own, middle.expand_as(own)).numpy()
-    found = 2 * np.arctanh(np.linalg.norm(points, axis=1))
-    assert np.allclose(found[1:], zoom * expected[1:], rtol=1e-6, atol=1e-9)
+    actual = 2 * np.arctanh(np.linalg.norm(points, axis=1))
+    assert np.allclose(actual[1:], zoom * expected[1:], rtol=1e-6, atol=1e-9)
 
 
 # ---- curves, confusion, answers --------------------------------------------------------------------------------------
@@ -286,9 +286,9 @@ def test_confusion_shows_every_count_in_the_order_of_the_tree(seed: int) -> None
     svg = svg_confusion(counts, TREE, CLASSES)
     text = "".join(read(svg).text)
     for true in range(5):
-        for said in range(5):
-            entry = f"{CLASSES[true]} called {CLASSES[said]}: {counts[true, said]} of {counts[true].sum()}"
-            assert (entry in text) == bool(counts[true, said])
+        for output in range(5):
+            entry = f"{CLASSES[true]} called {CLASSES[output]}: {counts[true, output]} of {counts[true].sum()}"
+            assert (entry in text) == bool(counts[true, output])
     # Families with several classes (trees, vehicles) and the group plant are outlined.
     assert svg.count('class="family"') == 3
 

@@ -72,8 +72,8 @@ def test_hyperbolic_plane_beats_the_flat_one_and_short_sarkar(finished: tuple[Pa
 def test_numbers_are_those_of_the_points_that_were_drawn(finished: tuple[Path, str]) -> None:
     numbers, tree = json.loads((finished[0] / "numbers.json").read_text()), demo.demo_tree()
     points = np.array([numbers["points"][name] for name in tree.label or []])
-    found = tree.distortion(embedding=points, manifold="poincare", scale="best")
-    assert math.isclose(found.average, numbers["scores"][1]["distortion"], rel_tol=1e-6)
+    actual = tree.distortion(embedding=points, manifold="poincare", scale="best")
+    assert math.isclose(actual.average, numbers["scores"][1]["distortion"], rel_tol=1e-6)
     assert np.linalg.norm(points[0]) < 1e-12, "the root is in the centre"
 
 
@@ -160,10 +160,10 @@ def test_svg_edges_are_geodesics(seed: int) -> None:
         sagitta = r - math.sqrt(r * r - half * half)
         # Sweep 1 goes clockwise on the screen: the arc lies to the left of the way from start to end there.
         side = 1 if sweep else -1
-        found = np.array([mx + side * sagitta * dy / (2 * half), my - side * sagitta * dx / (2 * half)])
+        actual = np.array([mx + side * sagitta * dy / (2 * half), my - side * sagitta * dx / (2 * half)])
         arc = geodesic(p[None], q[None], 4001)[0]
         on_screen = np.stack([SIZE / 2 + RADIUS * arc[:, 0], SIZE / 2 - RADIUS * arc[:, 1]], 1)
-        assert np.linalg.norm(on_screen - found, axis=1).min() < 0.2
+        assert np.linalg.norm(on_screen - actual, axis=1).min() < 0.2
 
 
 def test_svg_has_every_edge_node_and_name() -> None:
@@ -195,9 +195,9 @@ def test_png_is_a_picture_of_the_disk(tmp_path: Path) -> None:
     assert image.shape[:2] == (400, 400)
     for node, (x, y) in enumerate(small_points()):
         row, column = int(200 - y * 0.4 * RADIUS), int(200 + x * 0.4 * RADIUS)
-        wanted = np.array([int(branch_colors(small_tree())[node][k : k + 2], 16) / 255 for k in (1, 3, 5)])
+        expected = np.array([int(branch_colors(small_tree())[node][k : k + 2], 16) / 255 for k in (1, 3, 5)])
         patch = image[row - 3 : row + 4, column - 3 : column + 4, :3].reshape(-1, 3)
-        assert np.abs(patch - wanted).sum(1).min() < 0.35, f"no dot of node {node}"
+        assert np.abs(patch - expected).sum(1).min() < 0.35, f"no dot of node {node}"
 
 
 @pytest.mark.parametrize(

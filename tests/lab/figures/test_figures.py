@@ -45,9 +45,9 @@ RUNS = [run(m, alpha, gamma) for gamma in (-1.0, 0.2) for alpha in (1.0, 2.0) fo
 
 def points(figure: str, rows: list[dict[str, Any]], panel: str, series: str) -> dict[float, float]:
     panels = FIGURES[figure](rows, fit_runs(rows), np.ones((len(rows), 100)))
-    found = [row for row in to_rows(panels) if row["panel"] == panel and row["series"] == series]
-    assert found, sorted({(row["panel"], row["series"]) for row in to_rows(panels)})
-    return {row["x"]: row["y"] for row in found}
+    actual = [row for row in to_rows(panels) if row["panel"] == panel and row["series"] == series]
+    assert actual, sorted({(row["panel"], row["series"]) for row in to_rows(panels)})
+    return {row["x"]: row["y"] for row in actual}
 
 
 def test_losses_by_side_and_data() -> None:
@@ -64,8 +64,8 @@ def test_represented_features_by_decay() -> None:
 
 
 def test_exponents_with_theory_beside() -> None:
-    found = points("strong", RUNS, "exponent of strong models", "γ = -1")
-    assert found == pytest.approx({1.0: 1.0, 2.0: 1.0})
+    actual = points("strong", RUNS, "exponent of strong models", "γ = -1")
+    assert actual == pytest.approx({1.0: 1.0, 2.0: 1.0})
     theory = points("strong", RUNS, "exponent of strong models", "max(1, 2α - 2)")
     assert theory == {alpha: strong_exponent(alpha) for alpha in theory} and {1.0, 1.5, 2.0} <= set(theory)
     weak = points("weak", RUNS, "exponent of weak models", "α - 1")
@@ -76,8 +76,8 @@ def test_exponents_with_theory_beside() -> None:
 
 
 def test_weak_losses_against_theory() -> None:
-    found = points("weak", RUNS, "loss of weak models and of what they drop", "α = 1")
-    assert found == pytest.approx({0.9 / m: 1 / m for m in WIDTHS})
+    actual = points("weak", RUNS, "loss of weak models and of what they drop", "α = 1")
+    assert actual == pytest.approx({0.9 / m: 1 / m for m in WIDTHS})
 
 
 def test_strong_panels() -> None:
@@ -116,8 +116,8 @@ def test_density_figure_needs_two_densities() -> None:
     rows = [run(m, 1.0, -1.0, density) for m in WIDTHS for density in (1.0, 3.0)]
     assert points("density", rows, "loss by density, growth, γ = -1", "m = 8") == {1.0: 1 / 8, 3.0: 3 / 8}
     assert points("density", rows, "loss against width, growth, γ = -1", "E = 3")[16] == 3 / 16
-    found = points("density", rows, "exponent by density", "α = 1 (γ = -1, strong)")
-    assert found == pytest.approx({1.0: 1.0, 3.0: 1.0})
+    actual = points("density", rows, "exponent by density", "α = 1 (γ = -1, strong)")
+    assert actual == pytest.approx({1.0: 1.0, 3.0: 1.0})
 
 
 def test_curved_models_beside_flat_ones(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_settings_of_curved_models_are_told_apart() -> None:
         for m in WIDTHS
     ]
     panels = {panel.title: panel for panel in FIGURES["curvature"](rows, fit_runs(rows), np.empty((0, 0)))}
-    told = [f"α = 1 (a, γ = {gamma}, E = {density})" for density in (1, 3) for gamma in (-1, -0.5)]
+    message = [f"α = 1 (a, γ = {gamma}, E = {density})" for density in (1, 3) for gamma in (-1, -0.5)]
     for title in ("exponent less that of the same models flat", "loss as a multiple of the same models flat"):
-        assert [series.name for series in panels[title].series][:5] == [*told, "α = 1 (b)"]
+        assert [series.name for series in panels[title].series][:5] == [*message, "α = 1 (b)"]
     best = [series.name for series in panels["best curvature of those tried"].series]
-    assert sorted(best) == sorted([*told, "α = 1 (b)", "threshold = 1/√m"])
+    assert sorted(best) == sorted([*message, "α = 1 (b)", "threshold = 1/√m"])
     losses = {title: panel.note for title, panel in panels.items() if title.startswith(("a: ", "b: "))}
     left_out = "3 of the 4 settings of a are drawn"
     assert losses == {
@@ -185,8 +185,8 @@ def test_settings_of_curved_models_are_told_apart() -> None:
 def test_a_floor_is_drawn_where_it_lies_among_the_losses() -> None:
     floor = curved_floor(frequencies(100, 2.0), 1.0)[0]
     rows = [run(m, 2.0, -1.0, curvature=c, loss_eval=floor * (m / 5)) for m in WIDTHS for c in (0.0, 1.0)]
-    found = points("curvature", rows, "a: α = 2 (γ = -1)", "floor, c = 1")
-    assert found == {4: floor, 16: floor}
+    actual = points("curvature", rows, "a: α = 2 (γ = -1)", "floor, c = 1")
+    assert actual == {4: floor, 16: floor}
     above = [{**row, "loss_eval": 100 * row["loss_eval"]} for row in rows]
     panels = FIGURES["curvature"](above, fit_runs(above), np.empty((0, 0)))
     assert not any("floor" in row["series"] for row in to_rows(panels))
@@ -199,13 +199,13 @@ def test_names_of_widths_have_room() -> None:
     assert _apart([7], "{:g}".format) == [7]
 
 
-@pytest.mark.parametrize(("num", "said"), [(40, []), (41, ["41 series; their names are in the CSV"])])
-def test_series_without_a_legend_are_counted(num: int, said: list[str]) -> None:
+@pytest.mark.parametrize(("num", "output"), [(40, []), (41, ["41 series; their names are in the CSV"])])
+def test_series_without_a_legend_are_counted(num: int, output: list[str]) -> None:
     figures = pytest.importorskip("matplotlib.figure")
     ax = figures.Figure().subplots()
     _draw_lines(ax.figure, ax, Panel("", "c", "loss", [Series(f"{k}", [1, 2], [k, k]) for k in range(num)]))
-    assert [text.get_text() for text in ax.texts] == said
-    assert (ax.get_legend() is None) == bool(said)
+    assert [text.get_text() for text in ax.texts] == output
+    assert (ax.get_legend() is None) == bool(output)
 
 
 def test_diverged_models_are_not_drawn() -> None:
@@ -228,8 +228,8 @@ def test_files_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         with table.open(encoding="utf-8") as file:
             assert len(list(csv.DictReader(file))) >= 3
     with (tmp_path / "figures" / "loss.csv").open(encoding="utf-8") as file:
-        found = {float(row["x"]): float(row["y"]) for row in csv.DictReader(file) if row["series"].startswith("α = 2")}
-    assert found == {row["m"]: row["loss_eval"] for row in rows if row["alpha"] == 2}
+        actual = {float(row["x"]): float(row["y"]) for row in csv.DictReader(file) if row["series"].startswith("α = 2")}
+    assert actual == {row["m"]: row["loss_eval"] for row in rows if row["alpha"] == 2}
 
 
 def test_losses_of_language_models_with_their_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,32 +42,32 @@ def sharded(folder: Path, head: Tensor, name: str = "lm_head.weight") -> Path:
 def test_streaming_equals_memory(tmp_path: Path, seed: int) -> None:
     W = (torch.randn(301, 12) * torch.rand(301, 1) + 0.4).to(torch.bfloat16)
     W[17] = 0
-    found = overlap(sharded(tmp_path, W), block=50, exact=True)
+    actual = overlap(sharded(tmp_path, W), block=50, exact=True)
     expected = overlap_in_memory(W.float())
-    assert (found.tensor, found.num, found.m, found.num_zero) == ("lm_head.weight", 300, 12, 1)
-    assert found.mso == pytest.approx(expected.mean_square, rel=1e-9)
-    assert found.mso_m == pytest.approx(12 * expected.mean_square, rel=1e-9)
-    assert found.signed_mean == pytest.approx(expected.signed_mean, rel=1e-9)
-    assert found.exact_max == pytest.approx(expected.largest, rel=1e-9)
-    assert found.welch == expected.welch
+    assert (actual.tensor, actual.num, actual.m, actual.num_zero) == ("lm_head.weight", 300, 12, 1)
+    assert actual.mso == pytest.approx(expected.mean_square, rel=1e-9)
+    assert actual.mso_m == pytest.approx(12 * expected.mean_square, rel=1e-9)
+    assert actual.signed_mean == pytest.approx(expected.signed_mean, rel=1e-9)
+    assert actual.exact_max == pytest.approx(expected.largest, rel=1e-9)
+    assert actual.welch == expected.welch
     rows = torch.cat([W[:17], W[18:]]).double()
-    assert found.mso_centred == pytest.approx(overlap_in_memory(rows - rows.mean(0)).mean_square, rel=1e-9)
+    assert actual.mso_centred == pytest.approx(overlap_in_memory(rows - rows.mean(0)).mean_square, rel=1e-9)
     norms = rows.norm(dim=1)
-    assert (found.norm_mean, found.norm_std) == pytest.approx((norms.mean().item(), norms.std().item()))
-    assert sum(found.norm_counts) == 300 and len(found.norm_edges) == 41
+    assert (actual.norm_mean, actual.norm_std) == pytest.approx((norms.mean().item(), norms.std().item()))
+    assert sum(actual.norm_counts) == 300 and len(actual.norm_edges) == 41
     # Few rows: the sample is all of them, so that its moments are those of all pairs.
-    assert found.sampled_pairs == 300 * 299 // 2 and found.sampled_max == pytest.approx(found.exact_max)
-    assert found.sampled_mean**2 + found.sampled_std**2 == pytest.approx(found.mso)
+    assert actual.sampled_pairs == 300 * 299 // 2 and actual.sampled_max == pytest.approx(actual.exact_max)
+    assert actual.sampled_mean**2 + actual.sampled_std**2 == pytest.approx(actual.mso)
 
 
 def test_a_shared_direction_shows_raw_and_goes_with_the_mean(tmp_path: Path, seed: int) -> None:
     W = torch.randn(3000, 32) + 2 * torch.nn.functional.normalize(torch.randn(32), dim=0)
     save_file({"lm_head.weight": W}, tmp_path / "a.safetensors")
-    found = overlap(tmp_path)
-    assert found.mso_m > 1.2
-    assert found.mso_centred_m == pytest.approx(1, abs=0.02)
-    assert found.effective_rank < 32
-    assert math.isnan(found.exact_max) and 0 < found.quantiles["0.5"] < found.quantiles["0.99"] <= found.sampled_max
+    actual = overlap(tmp_path)
+    assert actual.mso_m > 1.2
+    assert actual.mso_centred_m == pytest.approx(1, abs=0.02)
+    assert actual.effective_rank < 32
+    assert math.isnan(actual.exact_max) and 0 < actual.quantiles["0.5"] < actual.quantiles["0.99"] <= actual.sampled_max
 
 
 def test_main_directions_can_be_taken_away(tmp_path: Path, seed: int) -> None:
@@ -95,7 +95,7 @@ def test_only_a_block_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("names", "tied", "expected", "said"),
+    ("names", "tied", "expected", "text"),
     [
         (["model.embed_tokens.weight", "lm_head.weight"], None, "lm_head.weight", "head of its own"),
         (["gpt_neox.embed_in.weight", "embed_out.weight"], None, "embed_out.weight", "head of its own"),
@@ -119,13 +119,13 @@ def test_only_a_block_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_right_tensor_is_chosen(
-    names: list[str], tied: bool | None, expected: str, said: str, tmp_path: Path
+    names: list[str], tied: bool | None, expected: str, text: str, tmp_path: Path
 ) -> None:
     save_file({name: torch.randn(5, 3) for name in names}, tmp_path / "model.safetensors")
     if tied is not None:
         (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
     head = find_lm_head(tmp_path)
-    assert head.name == expected and head.tied.startswith(said)
+    assert head.name == expected and head.tied.startswith(text)
     assert find_lm_head(tmp_path, names[0]).name == names[0]
 
 
@@ -217,17 +217,17 @@ def test_several_heads_are_compared(tmp_path: Path, seed: int, capsys: pytest.Ca
     assert fit.exponent == pytest.approx(1, abs=0.02) and fit.low < 1.02 and fit.high > 0.98
     out = tmp_path / "table.csv"
     assert main(["lab", "overlap", *folders, "--csv", str(out), "--json", "--pairs-sample", "100"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["m"] for one in found["heads"]] == [8, 16, 32, 64] and found["heads"][0]["exact_max"] is None
-    assert found["exponent"]["raw"] == pytest.approx(fit.exponent)
-    assert (found["fits"]["raw"]["low"], found["fits"]["raw"]["high"]) == pytest.approx((fit.low, fit.high))
+    actual = json.loads(capsys.readouterr().out)
+    assert [one["m"] for one in actual["heads"]] == [8, 16, 32, 64] and actual["heads"][0]["exact_max"] is None
+    assert actual["exponent"]["raw"] == pytest.approx(fit.exponent)
+    assert (actual["fits"]["raw"]["low"], actual["fits"]["raw"]["high"]) == pytest.approx((fit.low, fit.high))
     assert len(out.read_text().splitlines()) == 5
     quick = ["--pairs-sample", "100"]
     assert main(["lab", "overlap", "--compare", *folders, *quick]) == 0
-    said = (
+    text = (
         f"raw overlap² falls as m^-{fit.exponent:.3f} ± {fit.error:.3f}, 95 % {fit.low:.3f} to {fit.high:.3f}, 4 heads"
     )
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out
     assert main(["lab", "overlap", *folders[:2], *quick]) == 0
     assert "two points: no error, 2 heads" in capsys.readouterr().out
     assert main(["lab", "overlap", "--compare", folders[0]]) == 2
@@ -253,9 +253,9 @@ def test_clip_projections_are_read_on_request(tmp_path: Path, seed: int, capsys:
     name = "text_model.embeddings.token_embedding.weight"
     save_file({name: words, "text_projection.weight": projection}, tmp_path / "model.safetensors")
     assert overlap(tmp_path).mso == pytest.approx(overlap_in_memory(words).mean_square, rel=1e-9)
-    found = overlap(tmp_path, tensor="text_projection.weight")
-    assert found.mso == pytest.approx(overlap_in_memory(projection).mean_square, rel=1e-9)
-    assert found.tied == "named" and find_lm_head(tmp_path, "token_embedding.weight").name == name
+    actual = overlap(tmp_path, tensor="text_projection.weight")
+    assert actual.mso == pytest.approx(overlap_in_memory(projection).mean_square, rel=1e-9)
+    assert actual.tied == "named" and find_lm_head(tmp_path, "token_embedding.weight").name == name
     save_file({"a.proj.weight": words, "b.proj.weight": words.clone()}, tmp_path / "model.safetensors")
     assert main(["lab", "overlap", str(tmp_path), "--tensor", "proj.weight"]) == 2
     message = "several tensors 'proj.weight'; give the whole name: a.proj.weight, b.proj.weight"
@@ -269,9 +269,9 @@ def test_runs_of_this_library_are_measured(tmp_path: Path, seed: int) -> None:
         file = tmp_path / "checkpoints" / f"{name}.safetensors"
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file({"head.fc.weight": heads[name], "stem.weight": torch.randn(5, 5)}, file)
-        found = overlap(tmp_path)
-        assert found.path == str(file) and found.tied == "classifier"
-        assert found.mso == pytest.approx(overlap_in_memory(heads[name]).mean_square, rel=1e-9)
+        actual = overlap(tmp_path)
+        assert actual.path == str(file) and actual.tied == "classifier"
+        assert actual.mso == pytest.approx(overlap_in_memory(heads[name]).mean_square, rel=1e-9)
 
 
 def lorentz_loop(t: Tensor, s: Tensor) -> tuple[float, int]:
@@ -289,13 +289,13 @@ def test_a_time_column_is_kept_apart(tmp_path: Path, seed: int) -> None:
     W, t = torch.randn(40, 6), torch.randn(40)
     t[3] = 9.0  # a timelike row
     save_file({"lm_head.weight": W, "lm_head.weight_time": t}, tmp_path / "a.safetensors")
-    found = overlap(tmp_path, block=7)
-    assert found.mso == pytest.approx(overlap_in_memory(W).mean_square, rel=1e-6)
+    actual = overlap(tmp_path, block=7)
+    assert actual.mso == pytest.approx(overlap_in_memory(W).mean_square, rel=1e-6)
     expected, num = lorentz_loop(t, W)
-    assert num < 40 and (found.num, found.num_spacelike) == (40, num)
-    assert found.mso_lorentz == pytest.approx(expected, rel=1e-9)
+    assert num < 40 and (actual.num, actual.num_spacelike) == (40, num)
+    assert actual.mso_lorentz == pytest.approx(expected, rel=1e-9)
     share = t.double().square() / (t.double().square() + W.double().square().sum(1))
-    assert found.time_share == pytest.approx(share.mean().item())
+    assert actual.time_share == pytest.approx(share.mean().item())
     save_file({"lm_head.weight": W}, tmp_path / "a.safetensors")
     assert math.isnan(overlap(tmp_path).mso_lorentz) and overlap(tmp_path).num_spacelike == 0
 
@@ -311,15 +311,15 @@ def test_the_head_of_a_helm(tmp_path: Path, seed: int) -> None:
     n = model.config.hidden_size
     assert W.shape == (300, n + 1)
     save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
-    found = overlap(tmp_path, block=64)
-    assert (found.tensor, found.num, found.m) == ("lm_head.weight", 300, n)
-    assert found.mso == pytest.approx(overlap_in_memory(W[:, :n]).mean_square, rel=1e-6)
+    actual = overlap(tmp_path, block=64)
+    assert (actual.tensor, actual.num, actual.m) == ("lm_head.weight", 300, n)
+    assert actual.mso == pytest.approx(overlap_in_memory(W[:, :n]).mean_square, rel=1e-6)
     expected, num = lorentz_loop(W[:, n], W[:, :n])
-    assert found.num_spacelike == num == 300 and found.mso_lorentz == pytest.approx(expected, rel=1e-6)
+    assert actual.num_spacelike == num == 300 and actual.mso_lorentz == pytest.approx(expected, rel=1e-6)
     save_file({"lm_head.weight": W}, tmp_path / "model.safetensors")  # the embedding in another shard: config.json says
     assert overlap(tmp_path).m == n + 1
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "helm", "hidden_size": n}))
-    assert overlap(tmp_path).mso_lorentz == found.mso_lorentz
+    assert overlap(tmp_path).mso_lorentz == actual.mso_lorentz
 
 
 def test_hyperplanes_of_a_lorentz_classifier(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,12 +336,12 @@ def test_hyperplanes_of_a_lorentz_classifier(tmp_path: Path, seed: int, capsys: 
     product = x @ s.T - (x.square().sum(1, keepdim=True) + 1 / c).sqrt() @ t.T
     logits = z.norm(dim=1) / c**0.5 * torch.asinh(c**0.5 * product)
     torch.testing.assert_close(layer(x), logits)
-    found = overlap(tmp_path, curvature=c)
-    assert (found.tensor, found.num_spacelike) == ("classifier.weight", 9)
-    assert found.mso_lorentz == pytest.approx(lorentz_loop(t[:, 0], s)[0], rel=1e-5)
-    assert overlap(tmp_path, curvature=4.0).mso_lorentz > found.mso_lorentz
+    actual = overlap(tmp_path, curvature=c)
+    assert (actual.tensor, actual.num_spacelike) == ("classifier.weight", 9)
+    assert actual.mso_lorentz == pytest.approx(lorentz_loop(t[:, 0], s)[0], rel=1e-5)
+    assert overlap(tmp_path, curvature=4.0).mso_lorentz > actual.mso_lorentz
     assert main(["lab", "overlap", str(tmp_path), "--curvature", str(c)]) == 0
-    assert f"{found.mso_lorentz_m:.4g}" in capsys.readouterr().out
+    assert f"{actual.mso_lorentz_m:.4g}" in capsys.readouterr().out
     with pytest.raises(UserError, match="curvature must be positive"):
         overlap(tmp_path, curvature=0)
 
@@ -422,10 +422,10 @@ class FakeHub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    found = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("hyptree.lab.lm_heads.hub.import_module", lambda name: found)
+    fake = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr("hyptree.lab.lm_heads.hub.import_module", lambda name: fake)
     monkeypatch.chdir(tmp_path)
-    return found
+    return fake
 
 
 def test_models_of_the_hub(hub: FakeHub, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,9 +433,9 @@ def test_models_of_the_hub(hub: FakeHub, seed: int, capsys: pytest.CaptureFixtur
     folder = sharded(hub.folder / "org" / "big-1.5", W)
     (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     assert main(["lab", "overlap", "org/big-1.5", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["heads"]
-    assert found["mso"] == pytest.approx(overlap_in_memory(W).mean_square, rel=1e-9)
-    assert found["head"] == "org/big-1.5" and found["tied"] == "head of its own"
+    (actual,) = json.loads(capsys.readouterr().out)["heads"]
+    assert actual["mso"] == pytest.approx(overlap_in_memory(W).mean_square, rel=1e-9)
+    assert actual["head"] == "org/big-1.5" and actual["tied"] == "head of its own"
     assert hub.fetched == ["config.json", "model.safetensors.index.json", "b.safetensors"]  # not the other shard
     save_file({"wte.weight": W}, sharded(hub.folder / "org" / "small", W) / "model.safetensors")
     (hub.folder / "org" / "small" / "model.safetensors.index.json").unlink()
@@ -493,7 +493,7 @@ def test_real_heads(package: str) -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed")
     inside, rows, width, raw, centred = REAL[package]
-    found = overlap(Path(spec.submodule_search_locations[0]) / inside)
-    assert (found.num, found.m, found.num_zero) == (rows, width, 0)
-    assert (found.mso_m, found.mso_centred_m) == pytest.approx((raw, centred), rel=1e-3)
-    assert found.signed_mean**2 < found.mso and found.effective_rank < width
+    actual = overlap(Path(spec.submodule_search_locations[0]) / inside)
+    assert (actual.num, actual.m, actual.num_zero) == (rows, width, 0)
+    assert (actual.mso_m, actual.mso_centred_m) == pytest.approx((raw, centred), rel=1e-3)
+    assert actual.signed_mean**2 < actual.mso and actual.effective_rank < width

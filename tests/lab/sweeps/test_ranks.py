@@ -85,8 +85,8 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
     for path in ("parts/a.safetensors", "runs.csv", "runs.parquet"):
         (tmp_path / "two" / path).unlink(missing_ok=True)
     assert to_csv(read_runs(tmp_path / "two", print)) == to_csv(read_runs(tmp_path / "one"))
-    found = read_part(tmp_path / "two", "a", 8)
-    assert found is not None and found[1] == whole[1] and torch.equal(found[0]["norms"], whole[0]["norms"])
+    actual = read_part(tmp_path / "two", "a", 8)
+    assert actual is not None and actual[1] == whole[1] and torch.equal(actual[0]["norms"], whole[0]["norms"])
     (tmp_path / "two" / "parts" / "a.0-of-2.safetensors").unlink()
     with pytest.raises(UserError, match=r"no part of it is complete \(a\)"):
         read_runs(tmp_path / "two", print)
@@ -96,8 +96,8 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
 def test_two_processes_go_on_after_a_kill(tmp_path: Path) -> None:
     killed = run_two(tmp_path / "two", stop=11)
     assert [p.returncode for p in killed] == [3, 3], killed
-    found = sorted(path.name for path in (tmp_path / "two" / "checkpoints").iterdir() if "previous" not in path.name)
-    assert found == ["a.0-of-2.safetensors", "a.1-of-2.safetensors"]
+    actual = sorted(path.name for path in (tmp_path / "two" / "checkpoints").iterdir() if "previous" not in path.name)
+    assert actual == ["a.0-of-2.safetensors", "a.1-of-2.safetensors"]
     with pytest.raises(UserError, match="processes was 2 and is now 1"):
         sweep(GRID, tmp_path / "two", resume=True)
     ended = run_two(tmp_path / "two")
@@ -132,9 +132,9 @@ def test_commands_that_are_told_to_people_reach_the_sweep(
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     guide = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
     command = r"torchrun (--nproc-per-node \d+ -m[^`(]* lab sweep[^`(]*)"
-    found = [*re.findall(command, text), *re.findall(command, guide)]
-    assert len(found) == 3
-    for line in found:
+    actual = [*re.findall(command, text), *re.findall(command, guide)]
+    assert len(actual) == 3
+    for line in actual:
         read = parse_args([*line.split(), "--n", "64", "--m", "8", "16"])
         assert (read.module, read.training_script, read.training_script_args[:2]) == (True, "hyptree", ["lab", "sweep"])
         assert read.training_script_args[-5:] == ["--n", "64", "--m", "8", "16"]

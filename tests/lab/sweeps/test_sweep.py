@@ -151,8 +151,8 @@ def test_a_stopped_sweep_is_fitted_and_drawn_as_far_as_it_is_complete(
     captured = capsys.readouterr()
     assert "strong.png" in captured.out and captured.err == f"{line}\n"
     assert line in (cut / "index.html").read_text(encoding="utf-8")
-    said: list[str] = []
-    assert to_csv(read_runs(cut, said.append)) == to_csv(whole[:12]) and said == [line]
+    text: list[str] = []
+    assert to_csv(read_runs(cut, text.append)) == to_csv(whole[:12]) and text == [line]
     with pytest.raises(UserError, match="the sweep is not finished"):
         read_runs(cut)
     assert contents(cut) == before and not list(cut.glob("runs.*"))
@@ -168,9 +168,9 @@ def test_a_stop_before_the_table_is_written_loses_no_part(tmp_path: Path) -> Non
     rows = sweep([OTHER], tmp_path)
     for path in tmp_path.glob("runs.*"):
         path.unlink()
-    said: list[str] = []
-    assert to_csv(read_runs(tmp_path, said.append)) == to_csv(rows)
-    assert len(said) == 1 and "shown is b (2 models), missing is its table of runs; go on with" in said[0]
+    text: list[str] = []
+    assert to_csv(read_runs(tmp_path, text.append)) == to_csv(rows)
+    assert len(text) == 1 and "shown is b (2 models), missing is its table of runs; go on with" in text[0]
 
 
 def test_a_sweep_without_a_complete_part_is_refused_in_one_line(
@@ -217,9 +217,9 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_used(
 ) -> None:
     folder = interrupted(tmp_path / "cut", monkeypatch)
     truncate(folder / "a.safetensors")
-    said: list[str] = []
-    sweep([GRID], tmp_path / "cut", resume=True, say=said.append)
-    assert len(said) == 1 and "a.safetensors cannot be used" in said[0] and "damaged" in said[0]
+    text: list[str] = []
+    sweep([GRID], tmp_path / "cut", resume=True, say=text.append)
+    assert len(text) == 1 and "a.safetensors cannot be used" in text[0] and "damaged" in text[0]
     sweep([GRID], tmp_path / "whole")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
@@ -259,9 +259,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: 
         save(path, tensors, state)
 
     monkeypatch.setattr(runner, "save_tensors", full)
-    with pytest.raises(UserError, match=r"the disk of .* is full") as found:
+    with pytest.raises(UserError, match=r"the disk of .* is full") as actual:
         sweep([GRID], tmp_path / "cut", checkpoint_seconds=0)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
     monkeypatch.undo()
     assert load_tensors(tmp_path / "cut" / "checkpoints" / "a.safetensors")[1] == {"step": 5}
     sweep([GRID], tmp_path / "cut", resume=True)
@@ -394,7 +394,7 @@ def test_a_loss_above_twice_the_first_is_marked_as_diverged(
     monkeypatch.setattr(Engine, "advance", remember)
     monkeypatch.setattr(runner, "_row", rated)
     grid = Grid(n=30, m=(8,), alpha=(0.0,), gamma=(-1.0,), batch=64, steps=60, eval_samples=512)
-    (found,) = sweep(grid, tmp_path)
-    assert found["diverged"] is is_diverged and found["regime"] != "diverged"
-    (fit,) = fit_runs([found])
+    (actual,) = sweep(grid, tmp_path)
+    assert actual["diverged"] is is_diverged and actual["regime"] != "diverged"
+    (fit,) = fit_runs([actual])
     assert (fit["num_models"], fit["num_diverged"]) == ((0, 1) if is_diverged else (1, 0))

@@ -117,14 +117,14 @@ def test_grouped_mice_is_its_definition(changes: dict[str, Any]) -> None:
     mice.gate.balance_bias.copy_(0.1 * torch.randn(4))
     n, c = mice.routed.features, mice.c
     space = points(c, 2, 5, n=n).requires_grad_()
-    found, aux = mice(lift(space, c), space)
+    actual, aux = mice(lift(space, c), space)
     expected = mice_by_definition(mice, space.flatten(0, 1)).unflatten(0, (2, 5))
-    assert aux is None and found.shape == space.shape
+    assert aux is None and actual.shape == space.shape
     assert_on_manifold(expected, c)
-    assert_on_manifold(lorentz.to_ambient(found, c), c)
-    torch.testing.assert_close(found, expected[..., 1:], **EXACT)
-    grad, inputs = torch.randn_like(found), [space, *mice.parameters()]
-    one = torch.autograd.grad(found, inputs, grad, allow_unused=True)
+    assert_on_manifold(lorentz.to_ambient(actual, c), c)
+    torch.testing.assert_close(actual, expected[..., 1:], **EXACT)
+    grad, inputs = torch.randn_like(actual), [space, *mice.parameters()]
+    one = torch.autograd.grad(actual, inputs, grad, allow_unused=True)
     other = torch.autograd.grad(expected[..., 1:], inputs, grad, allow_unused=True)
     for a, b, p in zip(one, other, inputs, strict=True):
         torch.testing.assert_close(
@@ -135,10 +135,10 @@ def test_grouped_mice_is_its_definition(changes: dict[str, Any]) -> None:
 def test_float32_is_on_the_manifold_and_near_float64() -> None:
     mice = make(torch.float32).eval()
     space = points(1.0, 3, 6, dtype=torch.float32)
-    found = mice(lift(space), space)[0]
-    assert_on_manifold(lorentz.to_ambient(found), 1.0)
+    actual = mice(lift(space), space)[0]
+    assert_on_manifold(lorentz.to_ambient(actual), 1.0)
     exact = copy.deepcopy(mice).double()
-    torch.testing.assert_close(found.double(), exact(lift(space.double()), space.double())[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.double(), exact(lift(space.double()), space.double())[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("k", [0.1, 1.0, 2.0])
@@ -149,9 +149,9 @@ def test_curvature_is_a_temperature_of_the_gate(k: float) -> None:
     with torch.no_grad():
         stack.log_curvature.fill_(math.log(k))
     x = points(0.7, 6)
-    found = stack(lift(x, 0.7), torch.tensor([6], dtype=torch.int32))
+    actual = stack(lift(x, 0.7), torch.tensor([6], dtype=torch.int32))
     expected = torch.stack([expert_by_definition(stack, 0, a) for a in lorentz.to_ambient(x, 0.7)])
-    torch.testing.assert_close(found, expected[:, 1:], **EXACT)
+    torch.testing.assert_close(actual, expected[:, 1:], **EXACT)
     torch.testing.assert_close(stack.every(lift(x, 0.7))[0], expected[:, 1:], **EXACT)
     ambient = lorentz.to_ambient(x, 0.7)
     there = math.sqrt(0.7 / k) * ambient
@@ -267,10 +267,10 @@ def test_optimisers_are_told_what_not_to_decay() -> None:
     loaded.routed.log_curvature = nn.Parameter(torch.zeros(4))  # as loading does
     for module in (*copies, loaded):
         groups = param_groups(module, OptimSettings(lr=1.0, weight_decay=0.1))
-        said = {id(p): (g["weight_decay"], g["lr_scale"]) for g in groups for p in g["params"]}
+        text = {id(p): (g["weight_decay"], g["lr_scale"]) for g in groups for p in g["params"]}
         for name, p in module.named_parameters():
             expected = (0.0, 0.1) if "curvature" in name else (0.0, 1.0) if "bias" in name else (0.1, 1.0)
-            assert said[id(p)] == expected, name
+            assert text[id(p)] == expected, name
 
 
 def test_number_of_parameters() -> None:
@@ -298,8 +298,8 @@ def test_kept_matrices_see_changed_weights() -> None:
 def test_training_and_evaluation_agree_and_runs_repeat() -> None:
     mice = make(torch.float32).train()
     space = points(1.0, 2, 8, dtype=torch.float32)
-    found = mice(lift(space), space)[0]
-    assert torch.equal(mice(lift(space), space)[0], found) and torch.equal(mice.eval()(lift(space), space)[0], found)
+    actual = mice(lift(space), space)[0]
+    assert torch.equal(mice(lift(space), space)[0], actual) and torch.equal(mice.eval()(lift(space), space)[0], actual)
 
 
 def test_bfloat16_is_near_float32() -> None:
@@ -313,9 +313,9 @@ def test_bfloat16_is_near_float32() -> None:
         mixed = mice(lift(space), space)[0]
     low = copy.deepcopy(mice).bfloat16()
     pure = low(lift(space.bfloat16()), space.bfloat16())[0]
-    for found in (mixed, pure):
-        assert found.dtype == torch.bfloat16
-        close = ((found - exact).norm(dim=-1) / exact.norm(dim=-1)).median()  # a token may choose other experts
+    for actual in (mixed, pure):
+        assert actual.dtype == torch.bfloat16
+        close = ((actual - exact).norm(dim=-1) / exact.norm(dim=-1)).median()  # a token may choose other experts
         assert close < 0.02
     mixed.float().pow(2).sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in mice.parameters())
@@ -347,8 +347,8 @@ def test_inductor_agrees_in_bfloat16() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return mice(lift(space), space)[0]
 
-    found, expected = torch.compile(step, fullgraph=True)(space), step(space)
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.detach().abs().max()))
+    actual, expected = torch.compile(step, fullgraph=True)(space), step(space)
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * float(expected.detach().abs().max()))
 
 
 @pytest.mark.gpu

@@ -41,12 +41,12 @@ def by_loop(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
 def test_grouped_product_is_the_loop_over_groups(sizes: tuple[int, ...], dtype: torch.dtype, backend: str) -> None:
     x = torch.randn(sum(sizes), 16, dtype=dtype, requires_grad=True)
     weight = torch.randn(len(sizes), 24, 16, dtype=dtype, requires_grad=True)
-    found, expected = grouped_linear(x, weight, ends_of(sizes), backend), by_loop(x, weight, sizes)
-    grad = torch.randn_like(found)
+    actual, expected = grouped_linear(x, weight, ends_of(sizes), backend), by_loop(x, weight, sizes)
+    grad = torch.randn_like(actual)
     tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {}
-    torch.testing.assert_close(found, expected, **tolerance)
+    torch.testing.assert_close(actual, expected, **tolerance)
     for one, other in zip(
-        torch.autograd.grad(found, (x, weight), grad), torch.autograd.grad(expected, (x, weight), grad), strict=True
+        torch.autograd.grad(actual, (x, weight), grad), torch.autograd.grad(expected, (x, weight), grad), strict=True
     ):
         torch.testing.assert_close(one, other, **tolerance)
 
@@ -58,10 +58,10 @@ def test_gpu_kernel_is_the_loop_over_groups(sizes: tuple[int, ...], no_waiting) 
     weight = torch.randn(len(sizes), 104, 72, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     ends, grad = ends_of(sizes).cuda(), torch.randn(sum(sizes), 104, device="cuda", dtype=torch.bfloat16)
     with no_waiting():
-        found = grouped_linear(x, weight, ends)
-        grads = torch.autograd.grad(found, (x, weight), grad)
+        actual = grouped_linear(x, weight, ends)
+        grads = torch.autograd.grad(actual, (x, weight), grad)
     expected = grouped_linear(x, weight, ends, "loop")
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     for one, other in zip(grads, torch.autograd.grad(expected, (x, weight), grad), strict=True):
         torch.testing.assert_close(one, other, rtol=1.6e-2, atol=1e-2 * float(other.abs().max()))
 
@@ -72,12 +72,12 @@ def test_grouped_product_takes_any_layout(backend: str) -> None:
     wide = torch.randn(9, 33)
     x = wide[:, 1:17].requires_grad_()  # rows that begin anywhere
     weight = torch.randn(3, 16, 8).mT.requires_grad_()  # columns that are contiguous
-    found = grouped_linear(x, weight, ends_of(sizes), backend)
+    actual = grouped_linear(x, weight, ends_of(sizes), backend)
     expected = by_loop(x, weight, sizes)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     grad = torch.randn(8, 9).t()
     for one, other in zip(
-        torch.autograd.grad(found, (x, weight), grad), torch.autograd.grad(expected, (x, weight), grad), strict=True
+        torch.autograd.grad(actual, (x, weight), grad), torch.autograd.grad(expected, (x, weight), grad), strict=True
     ):
         torch.testing.assert_close(one, other)
 
@@ -131,8 +131,8 @@ def test_dispatched_rows_come_back() -> None:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_values_of_groups_reach_their_rows(sizes: tuple[int, ...]) -> None:
     values = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    found = per_row(values, ends_of(sizes), sum(sizes))
-    assert torch.equal(found, values.repeat_interleave(torch.tensor(sizes)))
+    actual = per_row(values, ends_of(sizes), sum(sizes))
+    assert torch.equal(actual, values.repeat_interleave(torch.tensor(sizes)))
     assert gradcheck(lambda v: per_row(v, ends_of(sizes), sum(sizes)), (values,))
 
 
@@ -278,7 +278,7 @@ def test_wrong_gates_are_refused() -> None:
         Gate(4, 3, 2, rule="signs")
 
 
-def _bias_of_rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor], found: Tensor) -> None:
+def _bias_of_rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor], actual: Tensor) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=240)
     )
@@ -290,7 +290,7 @@ def _bias_of_rank(rank: int, path: str, space: Tensor, state: dict[str, Tensor],
         for part in space[rank].chunk(2):  # two micro-batches; the wrapper broadcasts buffers before each
             wrapped(part)
         gate.update_bias()
-        found[rank] = gate.balance_bias
+        actual[rank] = gate.balance_bias
     finally:
         dist.destroy_process_group()
 
@@ -301,8 +301,8 @@ def test_counts_are_summed_over_processes(tmp_path: Path) -> None:
     counts = gate(space.flatten(0, 1)).counts.sum(0)
     expected = 0.125 * balance_step(counts, "proportional")
     assert expected.abs().max() > 0
-    found = torch.full((2, 4), float("nan")).share_memory_()
-    common = (str(tmp_path / "meet"), space, gate.state_dict(), found)
+    actual = torch.full((2, 4), float("nan")).share_memory_()
+    common = (str(tmp_path / "meet"), space, gate.state_dict(), actual)
     other = mp.get_context("spawn").Process(target=_bias_of_rank, args=(1, *common))
     other.start()  # the second process; the first is this one
     try:
@@ -311,4 +311,4 @@ def test_counts_are_summed_over_processes(tmp_path: Path) -> None:
         other.join(60)
         if other.is_alive():
             other.terminate()
-    torch.testing.assert_close(found, expected.expand(2, 4))
+    torch.testing.assert_close(actual, expected.expand(2, 4))

@@ -64,12 +64,12 @@ def compare(layer: Any, device: str, monkeypatch: pytest.MonkeyPatch, mask: Tens
     # The definition in float64: some gradients are small sums of large parts, and plain float32 is off by as much.
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     exact = copy.deepcopy(layer).double(), s.detach().double().requires_grad_(), tuple(x.double() for x in tables)
-    wanted, wanted_grads = outcome(*exact, mask, weight.double())
+    expected, wanted_grads = outcome(*exact, mask, weight.double())
     assert out.grad_fn is not None
-    assert wanted.grad_fn is not None
+    assert expected.grad_fn is not None
     assert out.grad_fn.name().startswith("_CentroidProduct")
-    assert not wanted.grad_fn.name().startswith("_CentroidProduct")
-    torch.testing.assert_close(out.double(), wanted, rtol=2e-5, atol=2e-5)
+    assert not expected.grad_fn.name().startswith("_CentroidProduct")
+    torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=2e-5)
     largest = max(other.abs().max().item() for other in wanted_grads)
     for one, other in zip(grads, wanted_grads, strict=True):
         # The temperature's is one sum over all tokens, whose parts are as large as other gradients and cancel.
@@ -125,11 +125,11 @@ def test_attention_compiles_in_one_graph(kind: str) -> None:
     tables = HelmRotary(layer.config).to("cuda")(s, torch.arange(40, device="cuda")[None])
     weight = torch.randn_like(s)
     with torch.autocast("cuda", torch.bfloat16):
-        wanted, wanted_grads = outcome(layer, s, tables, None, weight)
+        expected, wanted_grads = outcome(layer, s, tables, None, weight)
         run = torch.compile(attend, fullgraph=True)
         out, grads = outcome(layer, s, tables, None, weight, run)
     assert out.dtype == torch.bfloat16
-    for one, other in ((out, wanted), *zip(grads, wanted_grads, strict=True)):
+    for one, other in ((out, expected), *zip(grads, wanted_grads, strict=True)):
         assert (one - other).norm() <= 2e-2 * other.norm()
 
 

@@ -22,14 +22,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def compare(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
+def compare(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
     """Outputs, and gradients of a random scalar made from them."""
-    weights = [torch.randn_like(out) for out in wanted]
+    weights = [torch.randn_like(out) for out in expected]
     grads = []
-    for outs in (found, wanted):
+    for outs in (actual, expected):
         total = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
         grads.append(torch.autograd.grad(total, leaves))  # type: ignore[arg-type]
-    for one, other in (*zip(found, wanted, strict=True), *zip(*grads, strict=True)):
+    for one, other in (*zip(actual, expected, strict=True), *zip(*grads, strict=True)):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
@@ -55,8 +55,8 @@ def test_norm_and_product(with_branch: bool, with_layer: bool, device: str) -> N
     if with_layer:
         leaves += list(layer.parameters())
     settings = {"gain": 2.0, "eps": 1e-6, "c": 0.5, "width": width}
-    found = fused.norm_product(x, gain, layer if with_layer else None, **branch, **settings)  # type: ignore[arg-type]
-    compare(found, (plain, layer(lifted) if with_layer else lifted), leaves)
+    actual = fused.norm_product(x, gain, layer if with_layer else None, **branch, **settings)  # type: ignore[arg-type]
+    compare(actual, (plain, layer(lifted) if with_layer else lifted), leaves)
 
 
 def test_join_and_swiglu(device: str) -> None:
@@ -70,11 +70,11 @@ def test_join_and_swiglu(device: str) -> None:
     both = half.flatten(1).requires_grad_()
     layer = AmbientLinear(hidden, 5, device=device)
     gate, up = both.chunk(2, -1)
-    wanted = layer(lift_padded(torch.nn.functional.silu(gate) * up, hidden, both.dtype, 0.7))
-    found = fused.swiglu_product(both, layer, hidden, 0.7, True)
-    weight = torch.randn_like(wanted)
-    one, other = (torch.autograd.grad((out * weight).sum(), [both, *layer.parameters()]) for out in (found, wanted))
-    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+    expected = layer(lift_padded(torch.nn.functional.silu(gate) * up, hidden, both.dtype, 0.7))
+    actual = fused.swiglu_product(both, layer, hidden, 0.7, True)
+    weight = torch.randn_like(expected)
+    one, other = (torch.autograd.grad((out * weight).sum(), [both, *layer.parameters()]) for out in (actual, expected))
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
     is_space = (torch.arange(width, device=device) < hidden).repeat(2)  # the rest belongs to rows of zeros
     torch.testing.assert_close(one[0][:, is_space], other[0][:, is_space], rtol=2e-5, atol=2e-5)
     for a, b in zip(one[1:], other[1:], strict=True):
@@ -86,15 +86,15 @@ def test_a_model_on_kernels_is_the_same_model(name: str, device: str, monkeypatc
     sizes = {"num_hidden_layers": 2, "vocab_size": 64}
     model = HelmForCausalLM(preset(name, **sizes)).to(device)
     ids = torch.randint(0, 64, (2, 5), device=device)
-    found = []
+    actual = []
     for backend in ("triton", "torch"):
         monkeypatch.setenv("HYPTREE_BACKEND", backend)
         model.zero_grad()
         loss = model(ids, labels=ids).loss
         loss.backward()
         grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-        found.append((loss.detach(), grads))
-    (loss, grads), (plain_loss, plain_grads) = found
+        actual.append((loss.detach(), grads))
+    (loss, grads), (plain_loss, plain_grads) = actual
     torch.testing.assert_close(loss, plain_loss, rtol=1e-5, atol=1e-5)
     assert grads.keys() == plain_grads.keys()
     for key, grad in grads.items():

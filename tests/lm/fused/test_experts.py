@@ -61,8 +61,8 @@ def test_kernels_say_the_same(changes: dict[str, Any], device: str, monkeypatch:
         inputs = [lifted.clone().requires_grad_(), space.clone().requires_grad_(), *mice.parameters()]
         out, aux = mice(*inputs[:2])
         assert aux is not None
-        found = torch.autograd.grad((out * grad).sum() + aux, inputs, allow_unused=True)
-        results.append([out.detach(), *found])
+        actual = torch.autograd.grad((out * grad).sum() + aux, inputs, allow_unused=True)
+        results.append([out.detach(), *actual])
     names = ["out", "lifted", "space", *(name for name, _ in mice.named_parameters())]
     for name, one, other in zip(names, *results, strict=True):
         if other is None:
@@ -101,6 +101,6 @@ def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.Monk
         mice.routed.bias_in.add_(0.5)  # type: ignore[union-attr]
         second = mice(lift(space), space)[0]
         monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-        wanted = mice(lift(space), space)[0]
+        expected = mice(lift(space), space)[0]
     assert (second - first).abs().max() > 1e-3
-    torch.testing.assert_close(second, wanted, **CLOSE)
+    torch.testing.assert_close(second, expected, **CLOSE)

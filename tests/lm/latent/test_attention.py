@@ -83,13 +83,13 @@ def test_equals_the_definition_with_gradients(name: str) -> None:
     layer = make(**VARIANTS[name])
     s = torch.randn(2, 7, 20, dtype=torch.float64, requires_grad=True)
     positions = torch.arange(7).expand(2, -1) + torch.tensor([[0], [11]])
-    wanted = naive_latent_attention(layer, s, positions, causal(2, 7)).out
-    given = run(layer, s, positions)
-    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
-    direction = torch.randn_like(wanted)
+    reference = naive_latent_attention(layer, s, positions, causal(2, 7)).out
+    inputs = run(layer, s, positions)
+    assert torch.allclose(inputs, reference, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(reference)
     leaves = {"s": s, **dict(layer.named_parameters())}
-    expected = torch.autograd.grad((wanted * direction).sum(), list(leaves.values()))
-    gradients = torch.autograd.grad((given * direction).sum(), list(leaves.values()))
+    expected = torch.autograd.grad((reference * direction).sum(), list(leaves.values()))
+    gradients = torch.autograd.grad((inputs * direction).sum(), list(leaves.values()))
     for leaf, gradient, right in zip(leaves, gradients, expected, strict=True):
         assert right.abs().max() > 1e-6, f"{leaf} has no gradient to compare"
         assert (gradient - right).abs().max() <= 1e-12 * (1 + right.abs().max()), leaf
@@ -99,9 +99,9 @@ def test_equals_the_definition_with_gradients(name: str) -> None:
 def test_equals_the_definition_in_float32(c: float) -> None:
     layer = make(curvature=c)
     s = torch.randn(2, 33, 20, dtype=torch.float64)
-    wanted = naive_latent_attention(layer, s, torch.arange(33).expand(2, -1), causal(2, 33)).out
-    given = run(layer.float(), s.float()).double()
-    assert (given - wanted).abs().max() <= 1e-5 * (1 + wanted.abs().max())
+    expected = naive_latent_attention(layer, s, torch.arange(33).expand(2, -1), causal(2, 33)).out
+    inputs = run(layer.float(), s.float()).double()
+    assert (inputs - expected).abs().max() <= 1e-5 * (1 + expected.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["boolean", "added"])
@@ -114,11 +114,11 @@ def test_packed_documents_and_padding_by_masks(kind: str) -> None:
     mask = allowed[:, None]
     if kind == "added":
         mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
-    given = run(layer, s, positions, mask)
-    wanted = naive_latent_attention(layer, s, positions, allowed).out
+    inputs = run(layer, s, positions, mask)
+    expected = naive_latent_attention(layer, s, positions, allowed).out
     real = document >= 0
-    assert torch.isfinite(given).all(), "rows that see nothing"
-    assert torch.allclose(given[real], wanted[real], rtol=1e-12, atol=1e-12)
+    assert torch.isfinite(inputs).all(), "rows that see nothing"
+    assert torch.allclose(inputs[real], expected[real], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("c", [0.1, 1.0, 2.0])
@@ -216,10 +216,10 @@ def test_other_implementations_agree(implementation: str) -> None:
         return (i >= j) & (document[b, i] == document[b, j])
 
     dense = create_mask(visible, 2, 1, 9, 9, "cpu")
-    wanted = run(layer, s, None, dense)
+    expected = run(layer, s, None, dense)
     layer.config._attn_implementation = implementation
     mask = dense if implementation == "eager" else create_block_mask(visible, 2, None, 9, 9, "cpu")
-    assert torch.allclose(run(layer, s, None, mask), wanted, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(run(layer, s, None, mask), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_compiles_whole_for_training() -> None:
@@ -228,10 +228,10 @@ def test_compiles_whole_for_training() -> None:
     s = torch.randn(2, 6, 20, dtype=torch.float64)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    given = compiled(lift(s, 1.0), tables(layer, torch.arange(6).expand(2, -1)))
-    wanted = run(plain, s)
-    assert torch.allclose(given, wanted, rtol=1e-12, atol=1e-12)
-    for out in (given, wanted):
+    inputs = compiled(lift(s, 1.0), tables(layer, torch.arange(6).expand(2, -1)))
+    expected = run(plain, s)
+    assert torch.allclose(inputs, expected, rtol=1e-12, atol=1e-12)
+    for out in (inputs, expected):
         out.square().sum().backward()
     for (name, one), other in zip(layer.named_parameters(), plain.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
@@ -259,12 +259,12 @@ def test_keys_that_a_query_may_see() -> None:
     device = torch.device("cpu")
     assert visible_keys(None, 0, 5, 5, device) == (None, True)
     assert visible_keys(None, 4, 1, 5, device) == (None, False)
-    wanted = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    expected = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     mask, is_causal = visible_keys(None, 2, 2, 4, device)
     assert not is_causal
-    assert mask is not None and torch.equal(mask[0, 0], wanted)
+    assert mask is not None and torch.equal(mask[0, 0], expected)
     mask, _ = visible_keys(None, torch.tensor(2), 1, 6, device)
     assert mask is not None and mask.flatten().tolist() == [True, True, True, False, False, False]
-    given = torch.rand(1, 1, 2, 9) > 0.5
-    mask, is_causal = visible_keys(given, 0, 2, 4, device)
-    assert mask is not None and torch.equal(mask, given[..., :4]) and not is_causal
+    inputs = torch.rand(1, 1, 2, 9) > 0.5
+    mask, is_causal = visible_keys(inputs, 0, 2, 4, device)
+    assert mask is not None and torch.equal(mask, inputs[..., :4]) and not is_causal

@@ -63,8 +63,8 @@ def test_prefill_then_one_by_one_equals_one_pass(prefill: int, mode: str, kind: 
     layer = make(cache_mode=mode)
     s = torch.randn(3, LENGTH, 20, dtype=torch.float64)
     steps = [prefill] + [1] * (LENGTH - prefill)
-    given = feed(layer, s, new_cache(kind, layer), steps)
-    assert torch.allclose(given, run(layer, s), rtol=1e-12, atol=1e-12)
+    inputs = feed(layer, s, new_cache(kind, layer), steps)
+    assert torch.allclose(inputs, run(layer, s), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -73,13 +73,13 @@ def test_prefill_then_one_by_one_equals_one_pass(prefill: int, mode: str, kind: 
 def test_groups_of_tokens_behind_a_filled_cache_are_causal(mode: str, kind: str) -> None:
     layer = make(cache_mode=mode, q_lora_rank=6)
     s = torch.randn(2, LENGTH, 20, dtype=torch.float64)
-    given = feed(layer, s, new_cache(kind, layer), [4, 3, 1, 4])
-    assert torch.allclose(given, run(layer, s), rtol=1e-12, atol=1e-12)
+    inputs = feed(layer, s, new_cache(kind, layer), [4, 3, 1, 4])
+    assert torch.allclose(inputs, run(layer, s), rtol=1e-12, atol=1e-12)
     changed = s.clone()
     changed[:, 6] += 1  # the last token of the second group
     again = feed(layer, changed, new_cache(kind, layer), [4, 3, 1, 4])
-    assert torch.equal(given[:, :6], again[:, :6])
-    assert not torch.allclose(given[:, 6], again[:, 6])
+    assert torch.equal(inputs[:, :6], again[:, :6])
+    assert not torch.allclose(inputs[:, 6], again[:, 6])
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -100,11 +100,11 @@ def test_mixed_lengths_with_padding_on_the_left(mode: str, kind: str) -> None:
         positions = (torch.arange(start, stop) - (LENGTH - lengths)[:, None]).clamp_min(0)
         rows = mask[:, :, start:stop, : stop if kind == "dynamic" else num_keys]
         outputs.append(run(layer, s[:, start:stop], positions, rows, cache))
-    given = torch.cat(outputs, 1)
-    assert torch.isfinite(given).all()
+    inputs = torch.cat(outputs, 1)
+    assert torch.isfinite(inputs).all()
     for sequence, length in enumerate(lengths.tolist()):
         alone = run(layer, s[sequence : sequence + 1, LENGTH - length :])
-        assert torch.allclose(given[sequence, LENGTH - length :], alone[0], rtol=1e-12, atol=1e-12)
+        assert torch.allclose(inputs[sequence, LENGTH - length :], alone[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     feed(layer, s, cache, [LENGTH - 1, 1])
     state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
     queries, _, _ = layer._project(lift(s[:, -1:], layer.c), tables(layer, place))
-    given, weights = attend_absorbed(
+    inputs, weights = attend_absorbed(
         queries, state, *layer._up(layer.kv_up.padded()), 4, layer.value_scale, None, LENGTH - 1
     )
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 1, dtype=torch.float64))
@@ -150,8 +150,8 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     bias = layer.kv_up.bias[3 * 5 :].unflatten(0, (3, 7))  # type: ignore[index]
     space = (torch.einsum("bhr,hdr->bhd", mean[:, 0, :, :10], up_value) + bias) * layer.config.value_scale
     excess = torch.stack([mean[:, 0, head, 10 + head] for head in range(3)], 1)
-    assert torch.allclose(given[:, :, 0, :7], space, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(given[:, :, 0, 7], excess, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(inputs[:, :, 0, :7], space, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(inputs[:, :, 0, 7], excess, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["latent", "full"])
@@ -164,8 +164,8 @@ def test_crop_and_reorder_need_to_know_nothing(mode: str) -> None:
     cache.crop(-3)
     cache.reorder_cache(torch.tensor([1, 1]))
     beams = s[[1, 1]]
-    given = run(layer, beams[:, 8:9], torch.full((2, 1), 8), None, cache)
-    assert torch.allclose(given[:, 0], run(layer, beams[:, :9])[:, -1], rtol=1e-12, atol=1e-12)
+    inputs = run(layer, beams[:, 8:9], torch.full((2, 1), 8), None, cache)
+    assert torch.allclose(inputs[:, 0], run(layer, beams[:, :9])[:, -1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -178,9 +178,9 @@ def test_times_keep_their_digits_in_half_precision(dtype: torch.dtype) -> None:
     assert slots[1].shape == (2, 1, 5, 8)
     state = unpack(*slots, 2)
     assert torch.equal(state.keys, keys)
-    given = torch.cat([state.key_excess, state.value_excess], -1)
-    assert given.dtype == torch.float32
-    error = ((given - times) / times).abs().max().item()
+    inputs = torch.cat([state.key_excess, state.value_excess], -1)
+    assert inputs.dtype == torch.float32
+    error = ((inputs - times) / times).abs().max().item()
     assert 0 < error < torch.finfo(dtype).eps ** 2
     high, low = split_high_low(times, dtype)
     assert torch.equal(high, times.to(dtype))
@@ -195,9 +195,9 @@ def test_bfloat16_steps_stay_close_to_one_pass(mode: str, kind: str) -> None:
     s = torch.randn(2, LENGTH, 20)
     exact = run(layer, s)
     layer = layer.bfloat16()
-    given = feed(layer, s.bfloat16(), new_cache(kind, layer), [6] + [1] * 6)
-    assert given.dtype == torch.bfloat16
-    assert (given.float() - exact).norm() < 2e-2 * exact.norm()
+    inputs = feed(layer, s.bfloat16(), new_cache(kind, layer), [6] + [1] * 6)
+    assert inputs.dtype == torch.bfloat16
+    assert (inputs.float() - exact).norm() < 2e-2 * exact.norm()
 
 
 @pytest.mark.parametrize("mode", ["latent", "full"])
@@ -207,9 +207,9 @@ def test_autocast_fills_a_cache_of_half_precision(mode: str) -> None:
     s = torch.randn(2, LENGTH, 20)
     exact, cache = run(layer, s), DynamicCache()
     with torch.autocast("cpu", torch.bfloat16):
-        given = feed(layer, s, cache, [6] + [1] * 6)
+        inputs = feed(layer, s, cache, [6] + [1] * 6)
     assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
-    assert (given.float() - exact).norm() < 2e-2 * exact.norm()
+    assert (inputs.float() - exact).norm() < 2e-2 * exact.norm()
 
 
 @pytest.mark.parametrize("mode", ["latent", "full"])
@@ -259,7 +259,7 @@ def test_bfloat16_steps_on_a_gpu(mode: str, no_waiting) -> None:
     step = torch.compile(lambda x, cos, sin, mask: layer(x, (cos, sin), mask, cache), fullgraph=True)
     outputs.append(step(*inputs[1]))
     with no_waiting():
-        outputs += [step(*given) for given in inputs[2:]]
+        outputs += [step(*settings) for settings in inputs[2:]]
     assert (torch.cat(outputs, 1).float().cpu() - exact).norm() < 2e-2 * exact.norm()
 
 
@@ -345,9 +345,9 @@ def test_generate_gives_the_same_text_with_any_cache(mode: str) -> None:
     plain = model.generate(ids, use_cache=False, **common)
     assert len(plain.sequences[:, 9:].unique()) > 8
     for cache in (None, "static"):
-        given = model.generate(ids, use_cache=True, cache_implementation=cache, **common)
-        assert torch.equal(given.sequences, plain.sequences)
-        for step, logits in zip(given.logits, plain.logits, strict=True):
+        inputs = model.generate(ids, use_cache=True, cache_implementation=cache, **common)
+        assert torch.equal(inputs.sequences, plain.sequences)
+        for step, logits in zip(inputs.logits, plain.logits, strict=True):
             assert (step - logits).abs().max() <= 1e-9 * (1 + logits.abs().max())
     kinds: list[dict[str, Any]] = [{"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}]
     beams, *others = [model.generate(ids, num_beams=2, **kind, **common).sequences for kind in kinds]
@@ -365,12 +365,12 @@ def test_both_caches_give_the_logits_of_one_pass() -> None:
     models = {mode: lively(cache_mode=mode) for mode in ("latent", "full")}
     models["full"].load_state_dict(models["latent"].state_dict())
     ids = torch.randint(1024, (2, 10))
-    wanted = models["latent"](ids, use_cache=False).logits
+    expected = models["latent"](ids, use_cache=False).logits
     for mode, model in models.items():
         cache = DynamicCache(config=model.config)
         parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in [(0, 4), (4, 5), (5, 9), (9, 10)]]
-        given = torch.cat(parts, 1)
-        assert (given - wanted).abs().max() <= 1e-9 * (1 + wanted.abs().max()), mode
+        inputs = torch.cat(parts, 1)
+        assert (inputs - expected).abs().max() <= 1e-9 * (1 + expected.abs().max()), mode
 
 
 @torch.no_grad()

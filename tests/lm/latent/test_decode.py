@@ -76,15 +76,15 @@ def test_steps_equal_one_pass(
 ) -> None:  # fmt: skip
     layer = make(**changes).eval()
     s = 0.7 * torch.randn(3, LENGTH, 20, dtype=torch.float64).to(dtype).double()
-    wanted = run(layer, s)
+    expected = run(layer, s)
     layer = layer.to(device, dtype)
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     cache, x = new_cache(kind, layer), s.to(device, dtype)
     step(layer, x, 0, LENGTH - 2, cache, None)
-    found = torch.cat([step(layer, x, i, i + 1, cache, None) for i in (LENGTH - 2, LENGTH - 1)], 1)
+    actual = torch.cat([step(layer, x, i, i + 1, cache, None) for i in (LENGTH - 2, LENGTH - 1)], 1)
     assert count == [3, 3]
-    assert found.dtype == dtype
-    assert (found.double().cpu() - wanted[:, -2:]).norm() <= CLOSE[dtype] * wanted[:, -2:].norm()
+    assert actual.dtype == dtype
+    assert (actual.double().cpu() - expected[:, -2:]).norm() <= CLOSE[dtype] * expected[:, -2:].norm()
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("dynamic", torch.float32), ("static", torch.bfloat16)])
@@ -99,10 +99,10 @@ def test_padding_on_the_left_is_not_seen(
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     cache, x = new_cache(kind, layer), s.to(device, dtype)
     step(layer, x, 0, LENGTH - 2, cache, mask)
-    found = torch.cat([step(layer, x, i, i + 1, cache, mask) for i in (LENGTH - 2, LENGTH - 1)], 1)
+    actual = torch.cat([step(layer, x, i, i + 1, cache, mask) for i in (LENGTH - 2, LENGTH - 1)], 1)
     assert count == [3, 3]
-    for sequence, wanted in zip(found.double().cpu(), alone, strict=True):
-        assert (sequence - wanted).norm() <= CLOSE[dtype] * wanted.norm()
+    for sequence, expected in zip(actual.double().cpu(), alone, strict=True):
+        assert (sequence - expected).norm() <= CLOSE[dtype] * expected.norm()
 
 
 def test_who_asks_for_weights_or_gradients_gets_them(
@@ -142,10 +142,10 @@ def test_a_step_is_one_graph_with_a_static_cache(
         lambda lifted, cos, sin, seen: layer(lifted, (cos, sin), seen, other), backend=counter, fullgraph=True
     )
     for place in (7, 8, 9):
-        wanted = step(layer, s, place, place + 1, cache, rows)
+        expected = step(layer, s, place, place + 1, cache, rows)
         cos, sin = tables(layer, torch.full((3, 1), place, device=device), torch.float32)
         seen = None if rows is None else rows[:, :, place : place + 1].contiguous()
-        found = compiled(lift(s[:, place : place + 1], layer.c), cos, sin, seen)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        actual = compiled(lift(s[:, place : place + 1], layer.c), cos, sin, seen)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
     assert counter.frame_count == 1

@@ -60,12 +60,12 @@ def test_mixer_equals_loops(name: str):
     mixer = make(*layout, **options)
     x = torch.randn(1, *size, 3, dtype=torch.float64, requires_grad=True)
     cotangent = torch.randn_like(x)
-    wanted = [x, *mixer.parameters()]
+    reference = [x, *mixer.parameters()]
     fast = mixer(x)
     slow = torch.stack([naive.mixer(mixer, image, fold) for image in x])
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
-    fast_grads = torch.autograd.grad(fast, wanted, cotangent)
-    slow_grads = torch.autograd.grad(slow, wanted, cotangent)
+    fast_grads = torch.autograd.grad(fast, reference, cotangent)
+    slow_grads = torch.autograd.grad(slow, reference, cotangent)
     for got, expected in zip(fast_grads, slow_grads, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-8)
     assert all(g.abs().sum() > 0 for g in fast_grads)
@@ -329,10 +329,10 @@ def test_a_layer_in_the_place_of_the_mlps_is_called(layer: str):
     linear, x = getattr(mlp, layer), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     before = model(x)
     setattr(mlp, layer, Doubled(linear))
-    found = model(x)
+    actual = model(x)
     setattr(mlp, layer, linear)
     with torch.no_grad():
         linear.weight.mul_(2)
         linear.bias.mul_(2)
-    torch.testing.assert_close(found, model(x), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(found, before)
+    torch.testing.assert_close(actual, model(x), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(actual, before)

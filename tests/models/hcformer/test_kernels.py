@@ -49,9 +49,9 @@ def test_graphs_hold_each_level_as_one_call(seed: int, monkeypatch: pytest.Monke
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    found = {str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)}
+    actual = {str(node.target) for graph in graphs for node in graph.graph.nodes if "hyptree" in str(node.target)}
     names = ("cluster_patch", "cluster_patch_grad", "cluster_window", "cluster_window_grad")
-    assert found == {f"hyptree.{name}.default" for name in names}
+    assert actual == {f"hyptree.{name}.default" for name in names}
 
 
 def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,32 +135,34 @@ def results_by(
     """
     monkeypatch.setenv("HYPTREE_BACKEND", backend)
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found: dict[str, list[Tensor]] = {}
+    actual: dict[str, list[Tensor]] = {}
     for x in batches:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
             out = model(x).float()
-        found.setdefault("values", []).append(out.detach().flatten())
+        actual.setdefault("values", []).append(out.detach().flatten())
         for name, grad in zip(names, torch.autograd.grad(out.square().sum(), parameters), strict=True):
-            found.setdefault(name if grad.numel() > 1 else "single numbers", []).append(grad.flatten())
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            actual.setdefault(name if grad.numel() > 1 else "single numbers", []).append(grad.flatten())
+    return {name: torch.cat(parts) for name, parts in actual.items()}
 
 
-def assert_as_near(found: dict[str, Tensor], plain: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+def assert_as_near(actual: dict[str, Tensor], plain: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
     """Each of ``found`` is at most 1.25 times as far from ``exact`` as ``plain`` is, and 1e-3 of the norm."""
-    for name, wanted in exact.items():
-        error, allowed = ((given[name] - wanted).norm().item() for given in (found, plain))
-        limit = 1.25 * allowed + 1e-3 * wanted.norm().item()
-        assert error <= limit, f"{name}: {error:.3e} from float32, plain torch {allowed:.3e}, {wanted.norm():.3e} long"
+    for name, expected in exact.items():
+        error, allowed = ((inputs[name] - expected).norm().item() for inputs in (actual, plain))
+        limit = 1.25 * allowed + 1e-3 * expected.norm().item()
+        assert error <= limit, (
+            f"{name}: {error:.3e} from float32, plain torch {allowed:.3e}, {expected.norm():.3e} long"
+        )
 
 
 @pytest.mark.gpu
 def test_kernels_change_nothing_but_rounding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = timm.create_model("hcformer_nano", num_classes=10, layer_scale=1.0).cuda()
     batches = [torch.randn(4, 3, 224, 224, device="cuda")]
-    plain, found = (results_by(backend, model, batches, monkeypatch, autocast=False) for backend in ("torch", "auto"))
+    plain, actual = (results_by(backend, model, batches, monkeypatch, autocast=False) for backend in ("torch", "auto"))
     del plain["single numbers"]  # sums over all pairs of a map, which cancel
-    for name, wanted in plain.items():
-        assert ((found[name] - wanted).norm() / wanted.norm().clamp_min(1e-6)).item() < 1e-3, name
+    for name, expected in plain.items():
+        assert ((actual[name] - expected).norm() / expected.norm().clamp_min(1e-6)).item() < 1e-3, name
 
 
 @pytest.mark.gpu
@@ -172,8 +174,8 @@ def test_kernels_round_no_more_than_plain_torch(seed: int, monkeypatch: pytest.M
     model = timm.create_model("hcformer_nano", num_classes=10, layer_scale=1.0).cuda()
     batches = [torch.randn(4, 3, 224, 224, device="cuda") for _ in range(8)]
     exact = results_by("torch", model, batches, monkeypatch, autocast=False)
-    plain, found = (results_by(backend, model, batches, monkeypatch, autocast=True) for backend in ("torch", "auto"))
-    assert_as_near(found, plain, exact)
+    plain, actual = (results_by(backend, model, batches, monkeypatch, autocast=True) for backend in ("torch", "auto"))
+    assert_as_near(actual, plain, exact)
 
 
 def test_more_rounding_than_plain_torch_s_is_seen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

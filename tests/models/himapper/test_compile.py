@@ -124,8 +124,8 @@ def test_tensors_are_found_inside_the_output() -> None:
     model = mapper().train()
     out = model(torch.randn(2, 3, 16, 16))
     leaves, spec = torch.utils._pytree.tree_flatten(out)
-    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    assert len(found) == 2 + 3 + 3 + 3 + 1 + 6  # logits, pre_logits, losses, nodes, points, curvature, stats
+    actual = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    assert len(actual) == 2 + 3 + 3 + 3 + 1 + 6  # logits, pre_logits, losses, nodes, points, curvature, stats
     again = torch.utils._pytree.tree_unflatten(leaves, spec)
     assert type(again) is type(out) and again.losses["kl"] is out.losses["kl"]
 

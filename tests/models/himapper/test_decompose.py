@@ -28,7 +28,7 @@ def loop(module: Decomposition, rows: Tensor, tokens: Tensor) -> tuple[list[Tens
     """Level by level, image by image, head by head, with plain softmaxes: nodes and maps. ``rows`` is (L, N, w)."""
     levels, maps = [], []
     for level, queries in enumerate(rows):
-        found, looked = [], []
+        actual, looked = [], []
         for image in tokens:
             q = module.query_proj(module.query_norm(queries))
             memory = module.memory_norm(module.token_proj(module.token_norm(image)))
@@ -48,9 +48,9 @@ def loop(module: Decomposition, rows: Tensor, tokens: Tensor) -> tuple[list[Tens
             heads = [(a @ k.T / 2).softmax(-1) @ v for a, k, v in zip(*parts, strict=True)]  # 4 channels per head
             x = x + module.self_out(torch.cat(heads, -1))
             x = module.out_norm(x + module.mlp(module.mlp_norm(x)))
-            found.append(x.unflatten(0, (SHAPE.sizes[level], 2**level)).mean(1))
+            actual.append(x.unflatten(0, (SHAPE.sizes[level], 2**level)).mean(1))
             looked.append(torch.stack(weights).mean(0).unflatten(0, (SHAPE.sizes[level], 2**level)).mean(1))
-        levels.append(torch.stack(found))
+        levels.append(torch.stack(actual))
         maps.append(torch.stack(looked))
     return levels, maps
 

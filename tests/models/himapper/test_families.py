@@ -89,8 +89,8 @@ def backbone_of(name: str) -> tuple[nn.Module, Tensor, tuple[int, int]]:
     """A backbone in evaluation mode whose logits are of ordinary size, unlike those of some fresh ones."""
     size, grid, options = {**QUICK, **SLOW}[name]
     backbone = timm.create_model(name, num_classes=7, **options).eval()
-    found = backbone.get_classifier()
-    for head in found if isinstance(found, tuple) else (found,):
+    actual = backbone.get_classifier()
+    for head in actual if isinstance(actual, tuple) else (actual,):
         for module in head.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.normal_(module.weight, std=0.2)
@@ -116,8 +116,8 @@ def test_family(name: str) -> None:
     # A step of the global feature moves the logits by the classifier's weights, the mean of them if there are two.
     step = torch.randn(model.reader.pooled_channels)
     model.encode.out_proj.bias.copy_(step)
-    found = backbone.get_classifier()
-    heads = found if isinstance(found, tuple) else (found,)
+    actual = backbone.get_classifier()
+    heads = actual if isinstance(actual, tuple) else (actual,)
     expected = torch.stack([affine(head)(step) for head in heads]).mean(0)
     assert expected.abs().max() > 0.1
     assert torch.allclose(model(x).logits - own, expected.expand(2, -1), atol=1e-4)
@@ -140,8 +140,8 @@ def test_maps_have_the_places_of_the_features() -> None:
     for channels_last in (False, True):
         f = torch.zeros(1, 5, 4, 6)
         f[0, :, 1, 4] = 1
-        given = f.permute(0, 2, 3, 1) if channels_last else f
-        tokens, grid = map_tokens(given, 5, "toy", "NHWC" if channels_last else "")
+        inputs = f.permute(0, 2, 3, 1) if channels_last else f
+        tokens, grid = map_tokens(inputs, 5, "toy", "NHWC" if channels_last else "")
         assert grid == (4, 6) and tokens[0].sum(-1).unflatten(0, grid).nonzero().tolist() == [[1, 4]]
     square = torch.zeros(1, 4, 6, 4)  # both axes could be channels: the format decides, channels first by default
     assert map_tokens(square, 4, "toy")[1] == (6, 4) and map_tokens(square, 4, "toy", "NHWC")[1] == (4, 6)
@@ -182,9 +182,11 @@ def test_tokens_in_front_are_left_out() -> None:
         backbone, x, grid = backbone_of(name)
         model = HiMapper(backbone, num_leaves=8, depth=3, width=16).eval()
         with torch.no_grad():
-            f, found = backbone.forward_features(x), model.reader.read(backbone, x)
-        assert torch.equal(found.tokens, f[:, f.shape[1] - grid[0] * grid[1] :]) and f.shape[1] > grid[0] * grid[1]
-        assert found.row is not None and torch.equal(found.row, f)  # which compiled code reads, and drops the first of
+            f, actual = backbone.forward_features(x), model.reader.read(backbone, x)
+        assert torch.equal(actual.tokens, f[:, f.shape[1] - grid[0] * grid[1] :]) and f.shape[1] > grid[0] * grid[1]
+        assert actual.row is not None and torch.equal(
+            actual.row, f
+        )  # which compiled code reads, and drops the first of
 
 
 def test_pictures_of_another_size() -> None:

@@ -50,8 +50,8 @@ def tensors(out: HiMapperOutput) -> list[Tensor]:
     return [out.logits, out.pre_logits, *out.nodes, *out.hyperbolic]
 
 
-def error(found: HiMapperOutput, wanted: HiMapperOutput) -> float:
-    pairs = zip(tensors(found), tensors(wanted), strict=True)
+def error(actual: HiMapperOutput, expected: HiMapperOutput) -> float:
+    pairs = zip(tensors(actual), tensors(expected), strict=True)
     return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
 
 
@@ -65,30 +65,30 @@ def test_it_is_as_exact_as_the_layers(
     model, x = made(device, **ARMS[arm]), torch.randn(3, 3, 36, 36, device=device)  # 81 tokens, one block and a bit
     exact = copy.deepcopy(model).double()
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-    wanted = exact(x.double())
+    expected = exact(x.double())
     with torch.autocast(device, dtype=dtype):
         layers = model(x)
         monkeypatch.setenv("HYPTREE_BACKEND", "triton")
         assert can_evaluate(model, torch.empty(3, 81, 24, device=device))
-        found, again = model(x), model(x)
+        actual, again = model(x), model(x)
     if device == "cuda":  # where autocast has norms in float32; the CPU's leaves them
-        assert [t.dtype for t in tensors(found)] == [t.dtype for t in tensors(layers)]
-    assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))  # bit by bit
+        assert [t.dtype for t in tensors(actual)] == [t.dtype for t in tensors(layers)]
+    assert all(torch.equal(a, b) for a, b in zip(tensors(actual), tensors(again), strict=True))  # bit by bit
     limit = 0.05 if dtype == torch.bfloat16 else 0.006
-    assert error(found, wanted) < max(limit, 1.5 * error(layers, wanted))
-    assert found.losses is None and found.stats == {}
+    assert error(actual, expected) < max(limit, 1.5 * error(layers, expected))
+    assert actual.losses is None and actual.stats == {}
 
 
 @torch.no_grad()
 def test_half_weights_and_losses(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(device).bfloat16(), torch.randn(2, 3, 16, 16, device=device).bfloat16()
-    found = model(x, compute_losses=True)
+    actual = model(x, compute_losses=True)
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-    wanted = model(x, compute_losses=True)
-    assert [t.dtype for t in tensors(found)] == [t.dtype for t in tensors(wanted)]
-    assert error(found, wanted) < 0.08
-    assert found.losses is not None and wanted.losses is not None and found.losses["kl"] == wanted.losses["kl"]
-    torch.testing.assert_close(found.losses["contrastive"], wanted.losses["contrastive"], rtol=0.05, atol=0.05)
+    expected = model(x, compute_losses=True)
+    assert [t.dtype for t in tensors(actual)] == [t.dtype for t in tensors(expected)]
+    assert error(actual, expected) < 0.08
+    assert actual.losses is not None and expected.losses is not None and actual.losses["kl"] == expected.losses["kl"]
+    torch.testing.assert_close(actual.losses["contrastive"], expected.losses["contrastive"], rtol=0.05, atol=0.05)
 
 
 @torch.no_grad()
@@ -164,15 +164,15 @@ def test_tokens_in_front_go_along_and_are_not_read(device: str, monkeypatch: pyt
     model, x = with_prefix(device), torch.randn(3, 3, 36, 36, device=device)
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     exact = copy.deepcopy(model).double()
-    wanted = exact(x.double())
+    expected = exact(x.double())
     with torch.autocast(device, dtype=torch.bfloat16):
         layers = model(x)
         monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-        found = model(x)
+        actual = model(x)
         model.backbone.prefix.mul_(-3)
         again = model(x)
-    assert error(found, wanted) < max(0.05, 1.5 * error(layers, wanted))
-    assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))
+    assert error(actual, expected) < max(0.05, 1.5 * error(layers, expected))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(actual), tensors(again), strict=True))
 
 
 def test_norms_of_a_row_follow_each_other_without_a_slice(device: str) -> None:

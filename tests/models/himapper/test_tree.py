@@ -10,10 +10,10 @@ from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape, kl_to_sta
 
 def tree(num_leaves: int = 8, depth: int = 3, width: int = 5, **options) -> ProbabilisticTree:
     """With variances that differ from 1 and from each other."""
-    made = ProbabilisticTree(TreeShape(num_leaves, depth), width, **options)
-    if made.logvar is not None:
-        torch.nn.init.normal_(made.logvar)
-    return made
+    built = ProbabilisticTree(TreeShape(num_leaves, depth), width, **options)
+    if built.logvar is not None:
+        torch.nn.init.normal_(built.logvar)
+    return built
 
 
 def test_levels_halve_and_a_parent_is_half_the_index() -> None:
@@ -37,16 +37,16 @@ def test_leaves_that_do_not_halve(num_leaves: int, depth: int, advice: int) -> N
 
 def test_moments_are_those_of_the_mixture() -> None:
     """Against draws from the mixture itself: the leaves below a node, each as likely."""
-    made = tree(8, 3, 4)
-    assert made.logvar is not None
-    means = made.means()
-    variances = made.variances(means)
+    built = tree(8, 3, 4)
+    assert built.logvar is not None
+    means = built.means()
+    variances = built.variances(means)
     draws = 200_000
-    for level, size in enumerate(made.shape.sizes):
+    for level, size in enumerate(built.shape.sizes):
         below = 8 // size
         for node in range(size):
             leaf = node * below + torch.randint(below, (draws,))
-            x = made.mu[leaf] + (0.5 * made.logvar[leaf]).exp() * torch.randn(draws, 4)
+            x = built.mu[leaf] + (0.5 * built.logvar[leaf]).exp() * torch.randn(draws, 4)
             scale = variances[level][node].sqrt()
             assert ((x.mean(0) - means[level][node]).abs() / scale).max() < 0.02
             assert (x.var(0) / variances[level][node] - 1).abs().max() < 0.02
@@ -54,13 +54,13 @@ def test_moments_are_those_of_the_mixture() -> None:
 
 @pytest.mark.parametrize("mixture", ["moment", "stratified"])
 def test_samples_have_the_moments_of_their_node(mixture: str) -> None:
-    made = tree(4, 3, 3, mixture=mixture, noise="per_image")
+    built = tree(4, 3, 3, mixture=mixture, noise="per_image")
     with torch.no_grad():
-        rows, _ = made.sample(100_000)
-        means = made.means()
-        variances = made.variances(means)
+        rows, _ = built.sample(100_000)
+        means = built.means()
+        variances = built.variances(means)
     assert rows.shape == (100_000, 3, 4, 3)
-    for level, size in enumerate(made.shape.sizes):
+    for level, size in enumerate(built.shape.sizes):
         of_nodes = rows[:, level].unflatten(1, (size, 2**level)).transpose(1, 2).flatten(0, 1)
         scale = variances[level].sqrt()
         assert ((of_nodes.mean(0) - means[level]).abs() / scale).max() < 0.02
@@ -69,10 +69,10 @@ def test_samples_have_the_moments_of_their_node(mixture: str) -> None:
 
 
 def test_stratified_rows_come_half_from_each_child() -> None:
-    made = tree(4, 3, 3, mixture="stratified", sibling_std=5.0)
-    torch.nn.init.constant_(made.logvar, -40.0)
-    rows, _ = made.sample()
-    assert torch.allclose(rows[1], made.mu, atol=1e-4)  # each parent's two rows: one at each child
+    built = tree(4, 3, 3, mixture="stratified", sibling_std=5.0)
+    torch.nn.init.constant_(built.logvar, -40.0)
+    rows, _ = built.sample()
+    assert torch.allclose(rows[1], built.mu, atol=1e-4)  # each parent's two rows: one at each child
     moment = tree(4, 3, 3, sibling_std=5.0)
     assert not torch.allclose(moment.sample()[0][1], moment.mu, atol=0.1)
 
@@ -102,18 +102,18 @@ def test_variances_start_near_one() -> None:
 
 def test_kl_of_the_top_level() -> None:
     assert kl_to_standard(torch.zeros(4, 5), torch.ones(4, 5)) == 0
-    made = tree()
-    means = made.means()
-    mean, variance = means[-1], made.variances(means)[-1]
+    built = tree()
+    means = built.means()
+    mean, variance = means[-1], built.variances(means)[-1]
     exact = torch.distributions.kl_divergence(
         torch.distributions.Normal(mean, variance.sqrt()), torch.distributions.Normal(0.0, 1.0)
     )
     assert (exact >= 0).all()
-    for kl in (made.kl(), made.sample()[1]):
+    for kl in (built.kl(), built.sample()[1]):
         assert kl > 0 and torch.allclose(kl, exact.mean(), rtol=1e-5)
 
 
 def test_without_variances_nothing_is_random() -> None:
-    made = tree(probabilistic=False)
-    assert [name for name, _ in made.named_parameters()] == ["mu"]
-    assert torch.equal(made.nodes()[:8], made.mu) and made.nodes().shape == (14, 5)
+    built = tree(probabilistic=False)
+    assert [name for name, _ in built.named_parameters()] == ["mu"]
+    assert torch.equal(built.nodes()[:8], built.mu) and built.nodes().shape == (14, 5)

@@ -75,8 +75,8 @@ def test_log_proximity_of_nothing_and_of_coincident_points():
     )
     assert gradient.isfinite().all() and gradient.abs().max() > 0
     same = x[:1].expand(4, 2)
-    found = log_proximity(same, same, (torch.empty(0).long(),) * 2, manifold)
-    assert found.tolist() == pytest.approx([np.log(4)] * 4)
+    actual = log_proximity(same, same, (torch.empty(0).long(),) * 2, manifold)
+    assert actual.tolist() == pytest.approx([np.log(4)] * 4)
 
 
 def test_distance_loss_is_the_softmax_over_negatives():
@@ -85,21 +85,21 @@ def test_distance_loss_is_the_softmax_over_negatives():
     ancestor = manifold.random(3, 3, dtype=torch.float64)
     row, masked = torch.tensor([0, 0, 1]), (torch.tensor([0]), torch.tensor([2]))
     dist = manifold.dist(x[row], ancestor)
-    found = distance_loss(x, other, dist, row, masked, manifold)
+    actual = distance_loss(x, other, dist, row, masked, manifold)
     for k, (i, negatives) in enumerate([(0, [0, 1, 3, 4]), (0, [0, 1, 3, 4]), (1, [0, 1, 2, 3, 4])]):
         logits = -torch.cat([dist[k : k + 1], manifold.dist(x[i], other[negatives])])
         expected = torch.nn.functional.cross_entropy(logits[None], torch.tensor([0]))
-        assert float(found[k]) == pytest.approx(float(expected), rel=1e-10)
+        assert float(actual[k]) == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_cone_loss_is_the_hinge_of_the_energy():
     manifold = Poincare()
     general, specific = manifold.random(4, 3, dtype=torch.float64), manifold.random(6, 3, dtype=torch.float64)
-    found = cone_loss(general, specific, (torch.tensor([1]), torch.tensor([2])), 1.5, 0.1, manifold)
+    actual = cone_loss(general, specific, (torch.tensor([1]), torch.tensor([2])), 1.5, 0.1, manifold)
     for i in range(4):
         for j in range(6):
             energy = float(manifold.cone_energy(general[i], specific[j], K=0.1))
-            assert float(found[i, j]) == pytest.approx(0 if (i, j) == (1, 2) else max(0, 1.5 - energy), abs=1e-12)
+            assert float(actual[i, j]) == pytest.approx(0 if (i, j) == (1, 2) else max(0, 1.5 - energy), abs=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------------ batches
@@ -139,8 +139,8 @@ def test_related_finds_ancestors_and_the_node_itself():
 )
 def test_a_toy_tree_is_learned(tmp_path, fields):
     embedder = embed(toy(), changed(TOY, lr=None, **fields), tmp_path)
-    found = measure(embedder.embedding())
-    assert found["map"] > 0.9 and found["mean_rank"] < 1.5
+    actual = measure(embedder.embedding())
+    assert actual["map"] > 0.9 and actual["mean_rank"] < 1.5
     first, *_, last = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert last < 0.5 * first
 
@@ -185,8 +185,8 @@ def test_a_step_leaves_untouched_rows_alone():
 @pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files in ../shared/data")
 def test_wordnet_mammals_in_five_dimensions(tmp_path):
     hierarchy = read_hierarchy(WORDNET / "mammal_closure.tsv.gz")
-    found = measure(embed(hierarchy, EmbedSettings(seed=1), tmp_path).embedding())
-    assert found["map"] >= 0.93 and found["mean_rank"] < 2
+    actual = measure(embed(hierarchy, EmbedSettings(seed=1), tmp_path).embedding())
+    assert actual["map"] >= 0.93 and actual["mean_rank"] < 2
 
 
 @pytest.mark.slow

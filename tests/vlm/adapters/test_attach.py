@@ -218,12 +218,12 @@ class Fused(nn.Module):
 def test_parts_of_fused_weights_stand_in_order(rows: dict[str, int], expected: dict[str, tuple[str, int]]):
     """Rows of q come first, then k, then v, in every library; k first where the query is apart."""
     model = nn.Sequential(Fused(**rows))
-    found = {
+    actual = {
         slot.target: (site.name.split(".")[1], slot.start)
         for site in attachment_points(model, ("q", "k", "v"))
         for slot in site.slots
     }
-    assert found == expected
+    assert actual == expected
 
 
 def test_towers_by_structure():

@@ -30,10 +30,10 @@ OPEN_CLIP, HF_CLIP = CLIPS[2], CLIPS[0]
 
 
 def gradients(handle) -> list[Tensor]:
-    found = [parameter.grad.clone() for parameter in handle.parameters()]
+    actual = [parameter.grad.clone() for parameter in handle.parameters()]
     for parameter in handle.parameters():
         parameter.grad = None
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("config", [ScaleAdapterConfig(16, share="layers"), LoraConfig(4)], ids=["scale", "lora"])
@@ -258,9 +258,9 @@ def test_compile():
     assert (eager - base).abs().max() > 0.01
     eager.square().sum().backward()
     expected = gradients(handle)
-    found = compiled(x)  # the graph of before is not used again
-    torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
-    found.square().sum().backward()
+    actual = compiled(x)  # the graph of before is not used again
+    torch.testing.assert_close(actual, eager, rtol=1e-5, atol=1e-6)
+    actual.square().sum().backward()
     for a, b in zip(gradients(handle), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     shake(handle)  # new values need no new graph, and are used

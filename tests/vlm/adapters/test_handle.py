@@ -100,11 +100,11 @@ def test_a_base_checkpoint_goes_into_an_attached_model():
     assert torch.equal(encode(model, words, pictures), encode(donor, words, pictures))
     # Tensors that take the place of the old ones, as often written to as those: told apart by where they lie.
     donors = [OPEN_CLIP(), OPEN_CLIP()]
-    found = []
+    actual = []
     for other in donors:
         assert model.load_state_dict(other.state_dict(), assign=True) == ([], [])
-        found.append(encode(model, words, pictures))
-    for other, ours in zip(donors, found, strict=True):
+        actual.append(encode(model, words, pictures))
+    for other, ours in zip(donors, actual, strict=True):
         attach(other, ScaleAdapterConfig(16)).load_state_dict(values)
         assert torch.equal(encode(other, words, pictures), ours)
     # A checkpoint of the attached model brings its adapter along; half of one is an error.

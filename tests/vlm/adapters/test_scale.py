@@ -47,9 +47,9 @@ def test_above_the_cap_the_length_is_cut_and_the_direction_kept(c: float):
     product = weight @ torch.block_diag(*scale).mT
     above = product.norm(dim=1) > 1.01 * radius_cap(c)
     assert above.sum() > 25
-    found = reference_mobius(weight, scale, c)[above]
-    assert (found.norm(dim=1) - radius_cap(c)).abs().max() < 1e-9
-    cosine = torch.nn.functional.cosine_similarity(found, product[above], dim=1)
+    actual = reference_mobius(weight, scale, c)[above]
+    assert (actual.norm(dim=1) - radius_cap(c)).abs().max() < 1e-9
+    cosine = torch.nn.functional.cosine_similarity(actual, product[above], dim=1)
     torch.testing.assert_close(cosine, torch.ones_like(cosine), rtol=1e-12, atol=0)
     # The closed form with cap="paper" is the same, above and below.
     adapter = build(ScaleAdapterConfig(4, curvature=c, cap="paper"), 50, 12)

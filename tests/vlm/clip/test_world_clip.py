@@ -107,7 +107,7 @@ def test_the_loss_and_its_gradients_are_the_plain_ones(c: float | None, seed: in
 def test_several_texts_of_a_picture_are_pairs_of_their_own(seed: int) -> None:
     image, text = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
     captions = torch.randint(0, 7, (4, 3))
-    found = contrastive_loss(image, text.flatten(0, 1), 2.0, captions=captions, chosen=captions.flatten())
+    actual = contrastive_loss(image, text.flatten(0, 1), 2.0, captions=captions, chosen=captions.flatten())
     near = 2.0 * torch.einsum("id,jkd->ijk", *(torch.nn.functional.normalize(x, dim=-1) for x in (image, text)))
     total = 0.0
     for i in range(4):
@@ -117,7 +117,7 @@ def test_several_texts_of_a_picture_are_pairs_of_their_own(seed: int) -> None:
             images = [j for j in range(4) if number not in captions[j].tolist()]
             for others in ([near[i, j, m] for j, m in texts], [near[j, i, k] for j in images]):
                 total += (torch.stack([near[i, i, k], *others]).logsumexp(0) - near[i, i, k]).item() / (2 * 12)
-    assert found.item() == pytest.approx(total, rel=1e-9)
+    assert actual.item() == pytest.approx(total, rel=1e-9)
     with pytest.raises(ValueError, match="equally many texts for each of 4 pictures, got 6 texts"):
         contrastive_loss(image, torch.randn(6, 5), 1.0)
 
@@ -127,8 +127,8 @@ def test_only_true_columns_of_others_are_left_out() -> None:
     true = torch.tensor([[True, False, True], [False, True, False]])
     first = math.log(math.exp(1) + math.exp(2)) - 1
     second = math.log(math.exp(0.5) + 1 + math.exp(-1)) - 0
-    found = info_nce(logits, torch.tensor([0, 1]), true)
-    assert found.item() == pytest.approx((first + second) / 2, rel=1e-6)
+    actual = info_nce(logits, torch.tensor([0, 1]), true)
+    assert actual.item() == pytest.approx((first + second) / 2, rel=1e-6)
 
 
 def test_cones_are_those_of_the_geometry(seed: int) -> None:
@@ -159,14 +159,14 @@ def test_similarities_ignore_autocast() -> None:
 
 def test_two_processes_give_loss_and_gradient_of_the_joint_batch(tmp_path: Path, seed: int) -> None:
     captions = torch.randint(0, 9, (6, 4))
-    given = {
+    inputs = {
         "image": torch.randn(6, 5, dtype=torch.float64),
         "text": torch.randn(6, 2, 5, dtype=torch.float64),
         "weight": torch.randn(5, 4, dtype=torch.float64),
         "captions": captions,
         "chosen": captions[:, :2].clone(),
     }
-    torch.save(given, tmp_path / "given.pt")
+    torch.save(inputs, tmp_path / "given.pt")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([two_processes.__name__])
     with socket.socket() as free:
@@ -179,13 +179,13 @@ def test_two_processes_give_loss_and_gradient_of_the_joint_batch(tmp_path: Path,
         process.join(100)
         assert process.exitcode == 0
     for c in two_processes.CURVATURES:
-        weight = given["weight"].clone().requires_grad_()
-        image, text = given["image"] @ weight, given["text"].flatten(0, 1) @ weight
-        loss = contrastive_loss(image, text, 2.0, c=c, captions=captions, chosen=given["chosen"].flatten())
+        weight = inputs["weight"].clone().requires_grad_()
+        image, text = inputs["image"] @ weight, inputs["text"].flatten(0, 1) @ weight
+        loss = contrastive_loss(image, text, 2.0, c=c, captions=captions, chosen=inputs["chosen"].flatten())
         loss.backward()
-        found = [torch.load(tmp_path / f"found-{c}-{rank}.pt") for rank in range(2)]
-        torch.testing.assert_close(sum(part["loss"] for part in found) / 2, loss.detach())
-        torch.testing.assert_close(sum(part["grad"] for part in found) / 2, weight.grad)  # what DDP averages
+        actual = [torch.load(tmp_path / f"found-{c}-{rank}.pt") for rank in range(2)]
+        torch.testing.assert_close(sum(part["loss"] for part in actual) / 2, loss.detach())
+        torch.testing.assert_close(sum(part["grad"] for part in actual) / 2, weight.grad)  # what DDP averages
 
 
 # -------------------------------------------------------------------------------------------------------------- model
@@ -232,10 +232,10 @@ def test_an_exported_model_gives_equal_embeddings_everywhere(geometry: str, tmp_
 def test_points_start_at_a_radius_of_about_one_and_the_scale_is_bounded(seed: int) -> None:
     model = small_model("lorentz")
     with torch.no_grad():
-        found = model(torch.randn(64, 3, 32, 32), torch.randint(4, 60, (64, 8)).index_fill(1, torch.tensor([7]), 3))
-        assert found["c"].item() == pytest.approx(1.0)
+        actual = model(torch.randn(64, 3, 32, 32), torch.randint(4, 60, (64, 8)).index_fill(1, torch.tensor([7]), 3))
+        assert actual["c"].item() == pytest.approx(1.0)
         for name in ("image", "text"):
-            radius = lorentz.dist0(found[name], 1.0)
+            radius = lorentz.dist0(actual[name], 1.0)
             assert 0.5 < radius.mean() < 2
         model.clip.logit_scale.fill_(9.0)
         assert model.scale.item() == pytest.approx(MAX_SCALE)
@@ -264,14 +264,14 @@ def test_scores_of_embeddings_that_know_everything_and_of_noise(c: float | None,
     captions = torch.tensor([[number[text] for text in (*true, *wrong)] for true, wrong in rows])
     vocabulary = [*world_words(), "<root>"]
 
-    def embed(given: Any) -> Tensor:
+    def embed(inputs: Any) -> Tensor:
         """Words as axes: a picture is embedded as its most specific caption, so that is the nearest text."""
-        found = torch.zeros(len(given), len(vocabulary))
-        found[:, -1] = 1.0
-        for i, text in enumerate(given):
+        actual = torch.zeros(len(inputs), len(vocabulary))
+        actual[:, -1] = 1.0
+        for i, text in enumerate(inputs):
             for word in text.split():
-                found[i, vocabulary.index(word)] += 1.0
-        return found
+                actual[i, vocabulary.index(word)] += 1.0
+        return actual
 
     image = embed([true[3] for true, _ in rows])
     scores = score_embeddings(image, captions, texts, embed, c=c)
@@ -301,8 +301,8 @@ def test_equal_captions_of_two_pictures_both_count() -> None:
     image = torch.stack([vectors[3], vectors[3] + 0.1 * vectors[0]])
     places = {text: vectors[i] for i, text in enumerate(texts)}
 
-    def embed(given: Any) -> Tensor:
-        return torch.stack([places.get(text, vectors[4]) for text in given])
+    def embed(inputs: Any) -> Tensor:
+        return torch.stack([places.get(text, vectors[4]) for text in inputs])
 
     scores = score_embeddings(image, captions, texts, embed)
     assert scores["i2t_r1"] == scores["t2i_r1"] == 1.0

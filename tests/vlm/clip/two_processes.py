@@ -16,14 +16,14 @@ def run(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    given = torch.load(f"{folder}/given.pt")
+    inputs = torch.load(f"{folder}/given.pt")
     rows = slice(3 * rank, 3 * rank + 3)
-    assert torch.equal(gather_rows(given["image"][rows]), given["image"])
+    assert torch.equal(gather_rows(inputs["image"][rows]), inputs["image"])
     for c in CURVATURES:
-        weight = given["weight"].clone().requires_grad_()
-        image, text = given["image"][rows] @ weight, given["text"][rows].flatten(0, 1) @ weight
-        chosen = given["chosen"][rows].flatten()
-        loss = contrastive_loss(image, text, 2.0, c=c, captions=given["captions"][rows], chosen=chosen)
+        weight = inputs["weight"].clone().requires_grad_()
+        image, text = inputs["image"][rows] @ weight, inputs["text"][rows].flatten(0, 1) @ weight
+        chosen = inputs["chosen"][rows].flatten()
+        loss = contrastive_loss(image, text, 2.0, c=c, captions=inputs["captions"][rows], chosen=chosen)
         loss.backward()
         torch.save({"loss": loss.detach(), "grad": weight.grad}, f"{folder}/found-{c}-{rank}.pt")
     torch.distributed.destroy_process_group()

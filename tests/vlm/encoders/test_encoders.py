@@ -90,7 +90,7 @@ def test_a_patch_is_embedded_as_the_class_token_is(kind: str, tmp_path: Path, op
     visual = encoder.model.visual if kind == "open_clip" else encoder.model.vision_model
     block = visual.transformer.resblocks[-1] if kind == "open_clip" else visual.encoder.layers[-1]
     norm, seen = visual.ln_post if kind == "open_clip" else visual.post_layernorm, []
-    block.register_forward_hook(lambda module, given, out: seen.append(out[0] if isinstance(out, tuple) else out))
+    block.register_forward_hook(lambda module, inputs, out: seen.append(out[0] if isinstance(out, tuple) else out))
     project = visual.proj if kind == "open_clip" else encoder.model.visual_projection.weight.T
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -383,27 +383,27 @@ def test_a_package_that_is_missing_or_does_not_fit_is_one_line(
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Broken(package, error), *sys.meta_path])
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message) as actual:
         load_encoder(spec)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
 
 
 def test_pictures_of_any_kind_become_the_same_pixels(seed: int) -> None:
     image = pytest.importorskip("PIL.Image")
     form = PixelFormat(32)
-    given = pictures(seed)
-    pixels = form.prepare(given)
+    inputs = pictures(seed)
+    pixels = form.prepare(inputs)
     assert pixels.shape == (3, 3, 32, 32)
     for other in (
-        given.numpy(),
-        given.permute(0, 3, 1, 2),
-        list(given),
-        [image.fromarray(x) for x in given.numpy()],
+        inputs.numpy(),
+        inputs.permute(0, 3, 1, 2),
+        list(inputs),
+        [image.fromarray(x) for x in inputs.numpy()],
     ):
         assert torch.equal(form.prepare(other), pixels)
     # Pillow's own bicubic filter on the same crop; it rounds between its two passes, hence one step of 256, and clips
     # there too, hence colours that do not overshoot.
-    soft = given // 2 + 64
+    soft = inputs // 2 + 64
     pixels = form.prepare(soft)
     resized = image.fromarray(soft[0].numpy()).resize((42, 32), image.BICUBIC)
     plain = np.array(resized)[:, 5:37].transpose(2, 0, 1) / 255
@@ -412,11 +412,11 @@ def test_pictures_of_any_kind_become_the_same_pixels(seed: int) -> None:
 
 
 def test_a_picture_of_the_right_size_is_only_normalised(seed: int) -> None:
-    given = pictures(seed, 2, 32, 32)
-    expected = (given.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    inputs = pictures(seed, 2, 32, 32)
+    expected = (inputs.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
     for whole in (False, True):
         form = PixelFormat(32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), whole)
-        torch.testing.assert_close(form.prepare(given), expected)
+        torch.testing.assert_close(form.prepare(inputs), expected)
     assert PixelFormat(16, whole=True).prepare(pictures(seed)).shape == (3, 3, 16, 16)
     assert PixelFormat(16).prepare([]).shape == (0, 3, 16, 16)
 

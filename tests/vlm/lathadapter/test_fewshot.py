@@ -71,12 +71,12 @@ def test_base_and_new_halves_and_their_harmonic_mean() -> None:
 
 
 def test_mistakes_in_classes_and_shots_are_one_line() -> None:
-    for classes, said in (
+    for classes, text in (
         (("cat", "dog", "Cat"), "classes 0 and 2 are both called 'Cat'"),
         (("a_cat", "a cat"), "both called 'a cat'"),
         (("cat", " "), "class 1 of 2 has an empty name"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=text):
             class_names(classes)
     assert class_names(["English_setter", " pug ", "tailed_frog.n.01"]) == ("English setter", "pug", "tailed frog")
     with pytest.raises(UserError, match="4 shots need 4 pictures of every class, but class 1 has 1"):

@@ -213,9 +213,9 @@ def by_definition(u: Tensor, v: Tensor, c: float) -> Tensor:
 def value_and_gradients(distances: Callable[..., Tensor], u: Tensor, v: Tensor, c: float) -> tuple[Tensor, ...]:
     """Distances and what a random weight of each sends back to both sets."""
     u, v = u.clone().requires_grad_(), v.clone().requires_grad_()
-    found = distances(u, v, c)
-    weight = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return found.detach(), *torch.autograd.grad((found * weight.to(found.dtype)).sum(), (u, v))
+    actual = distances(u, v, c)
+    weight = torch.randn(actual.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return actual.detach(), *torch.autograd.grad((actual * weight.to(actual.dtype)).sum(), (u, v))
 
 
 def tangents(count: int, d: int = 12, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -228,10 +228,10 @@ def test_distances_by_directions_and_lengths_are_those_of_the_ball(c: float, see
     u, v = tangents(9), tangents(7)
     v[:2] = u[:2]  # coincident
     v[2], u[3] = 1.7 * u[2], 0.5 * v[3]  # on one ray
-    found, expected = (value_and_gradients(f, u, v, c) for f in (polar, by_definition))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = (value_and_gradients(f, u, v, c) for f in (polar, by_definition))
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    assert found[0][0, 0] == found[0][1, 1] == 0
+    assert actual[0][0, 0] == actual[0][1, 1] == 0
 
 
 @pytest.mark.parametrize("c", [0.1, 1.0, 4.0])
@@ -239,9 +239,9 @@ def test_distances_from_the_origin_are_right_and_slope_away_from_the_classes(c: 
     """A zero row is 1e-12 long to us, and no farther off."""
     u, v = tangents(5), tangents(4)
     u[1] = u[4] = 0
-    found, expected = (value_and_gradients(f, u, v, c) for f in (polar, by_definition))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=5e-12 if one is found[0] else 1e-10)
+    actual, expected = (value_and_gradients(f, u, v, c) for f in (polar, by_definition))
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=5e-12 if one is actual[0] else 1e-10)
     v[2] = 0
     assert polar(u, v, c)[1, 2] < 5e-12
     assert all(torch.isfinite(x).all() for x in value_and_gradients(polar, u.float(), v.float(), c))
@@ -260,11 +260,11 @@ def test_long_vectors_end_where_the_ball_of_their_dtype_ends(c: float, dtype: to
 
     lengths = torch.tensor([0.5, 1.5, 1e2, 1e4, 1e6], dtype=dtype)
     u, v = (F.normalize(torch.randn(5, 12, dtype=dtype), dim=1) * lengths[:, None] for _ in range(2))
-    found, expected = (value_and_gradients(f, u, v, c) for f in (polar, capped))
+    actual, expected = (value_and_gradients(f, u, v, c) for f in (polar, capped))
     eps = torch.finfo(dtype).eps
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other.to(dtype), rtol=50 * eps, atol=50 * eps)
-    assert found[0].max() <= 4.01 * longest
+    assert actual[0].max() <= 4.01 * longest
     u = u.float()
     torch.testing.assert_close(polar(u, u, c).diagonal(), torch.zeros(5), rtol=0, atol=0)
 
@@ -371,9 +371,9 @@ def agreement(head: LatentHierarchyHead, images: Tensor, above: Tensor) -> float
     """How often pairs of one super-class have the same common attribute, above how often any such pairs have."""
     first, second = torch.combinations(torch.arange(len(images)), 2).T
     together = above[first] == above[second]
-    found = head.common_attribute(images[first[together]], images[second[together]])
+    actual = head.common_attribute(images[first[together]], images[second[together]])
     group = above[first[together]]
-    counts = torch.stack([torch.bincount(found[group == g], minlength=head.num_attributes) for g in range(5)]).double()
+    counts = torch.stack([torch.bincount(actual[group == g], minlength=head.num_attributes) for g in range(5)]).double()
     within = counts.square().sum(1) / counts.sum(1).square()
     return float(within.mean() - counts.sum(0).square().sum() / counts.sum().square())
 
@@ -478,12 +478,12 @@ def test_mistakes_are_one_clear_line(seed: int) -> None:
         head(text, text[0])
     with pytest.raises(ValueError, match="floating"):
         head(text.long(), text)
-    for options, said in (
+    for options, output in (
         ({"affinity": "rlu"}, "did you mean 'relu'"),
         ({"lca_sampling": "papr"}, "did you mean 'paper'"),
         ({"lift": "unt"}, "did you mean 'unit'"),
         ({"c": 0.0}, "c must be a positive number"),
         ({"k": 0}, "k and max_triplets >= 1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=output):
             LatentHierarchyHead(16, 4, **options)

@@ -46,14 +46,14 @@ def encoders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     pytest.importorskip("open_clip")
     name = register_open_clip(tmp_path_factory.mktemp("open_clip"), "hyptree-fewshot-tiny")
     siglip = save_dual(tmp_path_factory.mktemp("siglip"), "siglip")
-    found = {
+    actual = {
         "hf": load_encoder(f"hf:{folder}"),
         "open_clip": load_encoder(f"open_clip:{name}", random_init=True),
         "siglip": load_encoder(f"hf:{siglip}"),
     }
-    for encoder in found.values():
+    for encoder in actual.values():
         freeze(encoder.model)
-    return found
+    return actual
 
 
 def weights(encoder: Encoder) -> list[Tensor]:
@@ -152,11 +152,11 @@ def test_features_are_made_once_and_named_by_encoder_and_data(
 ) -> None:
     encoder, world = encoders["hf"], World("val", 20, size=32)
     monkeypatch.setattr(features_module, "PART", 8)
-    found = picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
+    actual = picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
     with torch.no_grad():
         expected = encoder.encode_images(world.images())
-    torch.testing.assert_close(found.features, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found.labels, world.labels()) and found.num_bad == 0
+    torch.testing.assert_close(actual.features, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(actual.labels, world.labels()) and actual.num_bad == 0
     shifted = picture_features(encoder, world, change=SHIFTS["negative"])  # type: ignore[arg-type]
     with torch.no_grad():
         torch.testing.assert_close(shifted.features, encoder.encode_images(255 - world.images()), rtol=1e-5, atol=1e-6)
@@ -167,7 +167,7 @@ def test_features_are_made_once_and_named_by_encoder_and_data(
 
     monkeypatch.setattr(features_module, "_encode", refuse)
     again = picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
-    assert torch.equal(again.features, found.features) and torch.equal(again.labels, found.labels)
+    assert torch.equal(again.features, actual.features) and torch.equal(again.labels, actual.labels)
     for other in (World("val", 20, size=32, seed=1), World("val", 21, size=32), World("train", 20, size=32)):
         with pytest.raises(AssertionError, match="encoded again"):
             picture_features(encoder, other, tmp_path)  # type: ignore[arg-type]
@@ -193,16 +193,16 @@ def test_a_stop_loses_one_part_at_most(
     monkeypatch.setattr(features_module, "_encode", stops)
     with pytest.raises(KeyboardInterrupt):
         picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
-    found = picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
+    actual = picture_features(encoder, world, tmp_path)  # type: ignore[arg-type]
     assert calls[2:] == [range(16, 20), range(16, 20)]  # the first two parts were there
-    assert torch.equal(found.features, whole.features) and torch.equal(found.labels, whole.labels)
+    assert torch.equal(actual.features, whole.features) and torch.equal(actual.labels, whole.labels)
 
 
 def test_other_weights_are_another_encoder(folder: Path, tmp_path: Path) -> None:
     one, two = load_encoder(f"hf:{folder}"), load_encoder(f"hf:{folder}")
     assert encoder_fingerprint(one) == encoder_fingerprint(two)
-    made = text_features(one, ["a dog"], tmp_path)
-    assert torch.equal(text_features(two, ["a dog"], tmp_path), made)
+    built = text_features(one, ["a dog"], tmp_path)
+    assert torch.equal(text_features(two, ["a dog"], tmp_path), built)
     assert len(list(tmp_path.iterdir())) == 1
     with torch.no_grad():
         next(iter(two.model.parameters())).view(-1)[0] += 1
@@ -221,8 +221,8 @@ def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encode
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no picture")
     pictures = FolderPictures(tmp_path, "train")
     assert labels_of(pictures).tolist() == [0, 0, 0, 1, 1]  # the broken one is not opened for it
-    found = picture_features(encoders["hf"], pictures)
-    assert found.num_bad == 1 and found.labels.tolist() == [0, 0, 1, 1] and found.classes == ("cat", "dog")
+    actual = picture_features(encoders["hf"], pictures)
+    assert actual.num_bad == 1 and actual.labels.tolist() == [0, 0, 1, 1] and actual.classes == ("cat", "dog")
 
 
 def test_pixels_and_labels_for_a_host_that_learns_from_pictures(encoders: dict[str, Encoder]) -> None:
@@ -248,8 +248,8 @@ def test_shifts_change_pictures_the_same_way_every_time(seed: int) -> None:
 
 
 def command(folder: Path, tmp_path: Path, *args: str) -> int:
-    given = ["vlm", "train-fewshot", "--model", f"hf:{folder}", "--data", "world", "--size", "32"]
-    given += [
+    inputs = ["vlm", "train-fewshot", "--model", f"hf:{folder}", "--data", "world", "--size", "32"]
+    inputs += [
         "--num-train",
         "300",
         "--num-val",
@@ -259,7 +259,7 @@ def command(folder: Path, tmp_path: Path, *args: str) -> int:
         "--out",
         str(tmp_path / "out"),
     ]
-    return main([*given, "--quiet", *args])
+    return main([*inputs, "--quiet", *args])
 
 
 def test_the_command_trains_tests_writes_and_goes_on(
@@ -267,8 +267,8 @@ def test_the_command_trains_tests_writes_and_goes_on(
 ) -> None:
     options = ["--shots", "1", "2", "--epochs", "1", "--protocol", "base-to-new", "--shift", "grey"]
     assert command(folder, tmp_path, *options, "--seeds", "1") == 0
-    said = capsys.readouterr().out
-    assert "hyperbolic to cosine slope" in said and "shift grey" in said
+    text = capsys.readouterr().out
+    assert "hyperbolic to cosine slope" in text and "shift grey" in text
     first = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [(row["variant"], row["shots"]) for row in first["rows"]] == [("zero-shot", 0), ("full", 1), ("full", 2)]
     for row in first["rows"]:
@@ -311,7 +311,7 @@ def test_the_command_trains_every_host(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["--shots", "200"], "200 shots need 200 pictures of every class"),
         (["--data", "wrld"], "did you mean 'world'"),
@@ -321,11 +321,11 @@ def test_the_command_trains_every_host(
     ],
 )
 def test_a_mistake_is_one_line(
-    options: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], text: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(folder, tmp_path, "--seeds", "1", *options) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error and len(error.splitlines()) == 1
+    assert text in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out" / "results.json").exists()  # nothing in the way of the next try
 
 

@@ -34,31 +34,31 @@ def test_the_loss_is_zero_for_a_tidy_triplet_and_positive_with_ancestors_swapped
 def test_triplets_are_neighbours_and_strangers_and_all_of_them_where_few() -> None:
     x = torch.tensor([0.0, 1.0, 3.0, 7.0, 15.0])
     distances = (x[:, None] - x[None]).abs()
-    found = mine_triplets(distances, 2, 1000, generator())
-    assert len(found) == len({tuple(row) for row in found.tolist()}) == 5 * 2 * 2
+    actual = mine_triplets(distances, 2, 1000, generator())
+    assert len(actual) == len({tuple(row) for row in actual.tolist()}) == 5 * 2 * 2
     nearest = {0: {1, 2}, 1: {0, 2}, 2: {1, 0}, 3: {2, 1}, 4: {3, 2}}
-    for i, j, k in found.tolist():
+    for i, j, k in actual.tolist():
         assert j in nearest[i] and k not in nearest[i] and k != i
     some = mine_triplets(distances, 2, 7, generator(3))
-    assert len(some) == 7 and {tuple(row) for row in some.tolist()} <= {tuple(row) for row in found.tolist()}
+    assert len(some) == 7 and {tuple(row) for row in some.tolist()} <= {tuple(row) for row in actual.tolist()}
     assert torch.equal(some, mine_triplets(distances, 2, 7, generator(3)))
 
 
 def test_anchors_may_be_fewer_than_candidates(seed: int) -> None:
     distances = torch.rand(2, 9)
-    found = mine_triplets(distances, 3, 1000, generator())
-    assert len(found) == 2 * 3 * 5 and set(found[:, 0].tolist()) == {0, 1}
-    assert (distances[found[:, 0], found[:, 1]] < distances[found[:, 0], found[:, 2]]).all()
+    actual = mine_triplets(distances, 3, 1000, generator())
+    assert len(actual) == 2 * 3 * 5 and set(actual[:, 0].tolist()) == {0, 1}
+    assert (distances[actual[:, 0], actual[:, 1]] < distances[actual[:, 0], actual[:, 2]]).all()
 
 
 @pytest.mark.parametrize(("count", "triplets"), [(0, 0), (1, 0), (2, 0), (3, 3), (4, 8), (5, 5 * 3)])
 def test_few_candidates_shrink_the_neighbourhood(count: int, triplets: int, seed: int) -> None:
     """k_eff = max(1, (n - 1) // 2) below k + 2 = 5 candidates: 1 neighbour of 3 or 4 points, 3 of 5."""
     points = torch.rand(count, 2)
-    found = mine_triplets(torch.cdist(points, points), 3, 1000, generator())
-    assert len(found) == triplets
+    actual = mine_triplets(torch.cdist(points, points), 3, 1000, generator())
+    assert len(actual) == triplets
     # Two neighbours and one stranger of 4 points would be as many triplets.
-    neighbours = {len(found[found[:, 0] == i, 1].unique()) for i in range(count)} if triplets else set()
+    neighbours = {len(actual[actual[:, 0] == i, 1].unique()) for i in range(count)} if triplets else set()
     assert neighbours == {0: set(), 3: {1}, 8: {1}, 15: {3}}[triplets]
 
 

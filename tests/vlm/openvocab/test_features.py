@@ -85,10 +85,10 @@ def test_last_block_is_values_and_class_token(pair: tuple[nn.Module, nn.Module])
             value = block.self_attn.v_proj(block.layer_norm1(x[:, k]))
             y = x[:, 0] + block.self_attn.out_proj(value)
             rows.append(model.visual_projection(model.vision_model.post_layernorm(y + block.mlp(block.layer_norm2(y)))))
-        found = dense_tower(model)(pixels)
-    torch.testing.assert_close(found.features.flatten(2), torch.stack(rows, -1), atol=1e-5, rtol=1e-4)
+        actual = dense_tower(model)(pixels)
+    torch.testing.assert_close(actual.features.flatten(2), torch.stack(rows, -1), atol=1e-5, rtol=1e-4)
     patches = states[1][:, 1:].transpose(1, 2).unflatten(2, (4, 4))
-    torch.testing.assert_close(found.blocks[0], patches)
+    torch.testing.assert_close(actual.blocks[0], patches)
 
 
 def test_the_model_itself_stays_as_it_was(pair: tuple[nn.Module, nn.Module]) -> None:

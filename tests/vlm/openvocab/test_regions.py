@@ -38,8 +38,8 @@ def test_region_features_are_means_over_whole_cells() -> None:
     features = torch.randn(5, 6, 8)
     # A picture of 24 x 32 pixels: a cell is 4 x 4. These boxes cover rows 1-2 and columns 2-5, and everything.
     boxes = torch.tensor([[8.0, 4.0, 24.0, 12.0], [0.0, 0.0, 32.0, 24.0]])
-    found = region_features(features, boxes, (24, 32), cells=8)
-    assert found.shape == (2, 5)
+    actual = region_features(features, boxes, (24, 32), cells=8)
+    assert actual.shape == (2, 5)
     # The samples lie between the centres of cells, so neighbours outside of the box count a little: a linear map.
     line = torch.arange(8.0).expand(1, 6, 8)
     middle = region_features(line, boxes, (24, 32), cells=8)
@@ -82,21 +82,21 @@ def test_boxes_are_named_by_cosine_and_scores_are_joined(clip_folder: Path) -> N
     text = F.normalize(encoder.encode_text([f"A photo of a {name} in the scene" for name in classes]), dim=-1)
     named = model.class_probabilities(picture, torch.tensor(boxes), text)
     torch.testing.assert_close(named.sum(1), torch.ones(2))
-    (found,) = model.detect([picture], classes)
-    assert len(found["labels"]) == 6 and found["masks"].shape == (6, 1, 32, 48)
-    for label, score, box in zip(found["labels"].tolist(), found["scores"], found["boxes"].tolist(), strict=True):
+    (actual,) = model.detect([picture], classes)
+    assert len(actual["labels"]) == 6 and actual["masks"].shape == (6, 1, 32, 48)
+    for label, score, box in zip(actual["labels"].tolist(), actual["scores"], actual["boxes"].tolist(), strict=True):
         region = boxes.index(box)
         expected = [0.9, 0.4][region] ** 0.7 * float(named[region, label - 1]) ** 0.3
         assert float(score) == pytest.approx(expected, rel=1e-5)
-    assert (found["scores"].diff() <= 0).all()
+    assert (actual["scores"].diff() <= 0).all()
 
 
 @torch.no_grad()
 def test_boxes_come_back_in_the_pixels_of_the_picture(clip_folder: Path) -> None:
     detector = FixedBoxes([[10.0, 10.0, 20.0, 20.0]], [0.5], (24, 32))
     model = OpenVocabDetector(detector, load_encoder(f"hf:{clip_folder}"), size=32)
-    (found,) = model.detect([torch.zeros(3, 48, 64, dtype=torch.uint8)], ["truck"])
-    assert found["boxes"].tolist() == [[20.0, 20.0, 40.0, 40.0]] and found["masks"].shape == (1, 1, 48, 64)
+    (actual,) = model.detect([torch.zeros(3, 48, 64, dtype=torch.uint8)], ["truck"])
+    assert actual["boxes"].tolist() == [[20.0, 20.0, 40.0, 40.0]] and actual["masks"].shape == (1, 1, 48, 64)
 
 
 def test_detectors_show_what_they_are_unsure_of_and_are_left_as_they_were(clip_folder: Path) -> None:
@@ -108,8 +108,8 @@ def test_detectors_show_what_they_are_unsure_of_and_are_left_as_they_were(clip_f
     )
     model = OpenVocabDetector(detector, load_encoder(f"hf:{clip_folder}"), size=64, min_score=0.0)
     picture = World("val", num_images=1, size=64)[0].image
-    (found,) = model.detect([picture], ["truck", "car"])
-    assert len(found["labels"]) > 0 and set(found["labels"].tolist()) <= {1, 2}
+    (actual,) = model.detect([picture], ["truck", "car"])
+    assert len(actual["labels"]) > 0 and set(actual["labels"].tolist()) <= {1, 2}
     assert detector.roi_heads.score_thresh == 0.9
 
 
@@ -119,8 +119,8 @@ def test_ap_of_base_and_novel_by_hand() -> None:
     scorer = BaseNovelScorer(classes, ["dog"], has_masks=False)
     boxes = torch.tensor([[0.0, 0, 20, 20], [30, 30, 60, 60], [70, 0, 90, 25]])
     truth = {"boxes": boxes, "labels": torch.tensor([1, 2, 3])}
-    found = {"boxes": boxes, "labels": torch.tensor([1, 2, 2]), "scores": torch.tensor([0.9, 0.9, 0.5])}
-    scorer.add("one", (100, 100), truth, found)
+    actual = {"boxes": boxes, "labels": torch.tensor([1, 2, 2]), "scores": torch.tensor([0.9, 0.9, 0.5])}
+    scorer.add("one", (100, 100), truth, actual)
     numbers = scorer.scores()
     assert numbers["box_ap_base"] == pytest.approx(1) and numbers["box_ap_novel"] == 0
     assert numbers["box_ap"] == pytest.approx(2 / 3)
@@ -143,10 +143,10 @@ def test_instances_are_laid_over_stuff() -> None:
     masks[1, :, :, 2:5] = 0.9  # a dog, a third of it behind the cat
     masks[2, :, :, 1:4] = 1  # hidden by both
     instances = {"labels": torch.tensor([2, 1, 1]), "scores": torch.tensor([0.9, 0.8, 0.7]), "masks": masks}
-    found = join_panoptic(semantic, instances, CLASSES, THINGS, min_stuff=1)
+    actual = join_panoptic(semantic, instances, CLASSES, THINGS, min_stuff=1)
     expected = torch.tensor([[1, 1, 1, 2, 2, 3, 3, 0]] + [[1, 1, 1, 2, 2, 3, 3, 3]] + [[1, 1, 1, 2, 2, 4, 4, 4]] * 2)
-    assert torch.equal(found.segments, expected)
-    assert found.classes == {1: 2, 2: 3, 3: 0, 4: 1}
+    assert torch.equal(actual.segments, expected)
+    assert actual.classes == {1: 2, 2: 3, 3: 0, 4: 1}
     fewer = join_panoptic(semantic, instances, CLASSES, THINGS, min_score=0.85, min_stuff=10)
     assert fewer.classes == {1: 2, 2: 1}  # sky has nine pixels beside the dog that was not found
 
@@ -232,10 +232,10 @@ def test_the_command_joins_two_runs(clip_folder: Path, tmp_path: Path, capsys: p
     fit(small_recipe(clip_folder, *short), tmp_path / "segmenter", quiet=True)
     runs = ["--detector", str(tmp_path / "detector"), "--segmenter", str(tmp_path / "segmenter")]
     assert main(["vlm", "eval-openvocab", *runs, "--limit", "2", "--json", "--out", str(tmp_path / "n.json")]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "n.json").read_text())
+    actual: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert actual == json.loads((tmp_path / "n.json").read_text())
     for name in ("box_ap", "box_ap_base", "box_ap_novel", "mask_ap_base", "pq", "sq", "rq", "pq_stuff", "pq_novel"):
-        assert 0 <= found[name] <= 1, name
+        assert 0 <= actual[name] <= 1, name
     for flags, message in (
         (["--limit", "0"], "limit must be 1 picture or more"),
         (["--text-weight", "2"], "from 0 to 1"),

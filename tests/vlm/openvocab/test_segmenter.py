@@ -128,13 +128,13 @@ def test_head_learns_on_some_classes_and_segments_others() -> None:
     head = small_head().train()
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
     for _ in range(60):
-        *given, truth = draw_maps(5)
+        *inputs, truth = draw_maps(5)
         optimizer.zero_grad()
-        pixel_loss(head(*given), truth).backward()
+        pixel_loss(head(*inputs), truth).backward()
         optimizer.step()
     with torch.no_grad():  # eight classes nobody has seen, where five were learned from
-        pairs = [(head(*given).argmax(1), truth) for *given, truth in (draw_maps(8) for _ in range(5))]
-    right = torch.stack([(found == truth).float().mean() for found, truth in pairs])
+        pairs = [(head(*inputs).argmax(1), truth) for *inputs, truth in (draw_maps(8) for _ in range(5))]
+    right = torch.stack([(actual == truth).float().mean() for actual, truth in pairs])
     assert right.mean() > 0.8, right  # one in eight by chance
 
 
@@ -193,10 +193,10 @@ def test_sliding_averages_probabilities_by_hand() -> None:
     def predict(views: Tensor) -> Tensor:
         return views.mean((1, 2, 3), keepdim=True).expand(-1, 1, 8, 8)
 
-    found = sliding_scores(predict, pictures, 8, 0.25, global_view=False)
+    actual = sliding_scores(predict, pictures, 8, 0.25, global_view=False)
     left, right = (pictures[0, :, :, x : x + 8].mean().sigmoid() for x in (0, 6))
     expected = torch.cat([left.expand(6), ((left + right) / 2).expand(2), right.expand(6)]).expand(1, 1, 8, 14)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     whole = F.interpolate(pictures, size=(8, 8), mode="bilinear", antialias=True).mean().sigmoid()
     both = sliding_scores(predict, pictures, 8, 0.25, batch_size=2)
     torch.testing.assert_close(both, (expected + whole) / 2)
@@ -239,13 +239,13 @@ def test_pixel_loss_by_hand() -> None:
 def test_split_scores_by_hand() -> None:
     #                 predicted sky dog cat
     matrix = torch.tensor([[6, 2, 0], [0, 4, 4], [2, 0, 8]])
-    found = split_scores(matrix, ["sky", "dog", "cat"], ["cat"])
+    actual = split_scores(matrix, ["sky", "dog", "cat"], ["cat"])
     sky, dog, cat = 6 / 10, 4 / 10, 8 / 14
-    assert found["miou_seen"] == pytest.approx((sky + dog) / 2)
-    assert found["miou_unseen"] == pytest.approx(cat)
-    assert found["miou"] == pytest.approx((sky + dog + cat) / 3)
-    assert found["miou_harmonic"] == pytest.approx(2 * 0.5 * cat / (0.5 + cat))
-    assert found["iou/cat"] == pytest.approx(cat)
+    assert actual["miou_seen"] == pytest.approx((sky + dog) / 2)
+    assert actual["miou_unseen"] == pytest.approx(cat)
+    assert actual["miou"] == pytest.approx((sky + dog + cat) / 3)
+    assert actual["miou_harmonic"] == pytest.approx(2 * 0.5 * cat / (0.5 + cat))
+    assert actual["iou/cat"] == pytest.approx(cat)
     closed = split_scores(matrix, ["sky", "dog", "cat"], [])
     assert closed["miou_harmonic"] == closed["miou"] and "miou_unseen" not in closed
 

@@ -35,13 +35,13 @@ def test_points_in_a_row_and_the_way_back(seed):
 
 def test_angle_is_that_of_the_definition_and_invariant(seed):
     root, e, further = torch.randn(3, 100, D, dtype=torch.float64)
-    found = exterior_angle(e, further, root)
+    actual = exterior_angle(e, further, root)
     a, b = e - root, further - e
     expected = torch.acos((a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)))
-    assert torch.allclose(found, expected, atol=1e-12)
+    assert torch.allclose(actual, expected, atol=1e-12)
     turn, shift = random_rotation(D), torch.randn(D, dtype=torch.float64)
     moved = [3.5 * (x @ turn) + shift for x in (e, further, root)]
-    assert torch.allclose(exterior_angle(*moved), found, atol=1e-10)
+    assert torch.allclose(exterior_angle(*moved), actual, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -69,8 +69,8 @@ def test_lorentz_angle_is_that_of_the_formula(seed):
     xt, yt = (torch.sqrt(1 / c + v.square().sum(-1)) for v in (x, y))
     u = c * ((x * y).sum(-1) - xt * yt)
     expected = torch.acos((yt + u * xt) / (x.norm(dim=-1) * torch.sqrt(u.square() - 1)))
-    found = exterior_angle(x, y, geometry="lorentz", c=c)
-    assert torch.allclose(found, expected, atol=1e-9)
+    actual = exterior_angle(x, y, geometry="lorentz", c=c)
+    assert torch.allclose(actual, expected, atol=1e-9)
     assert torch.allclose(root_distance(x, geometry="lorentz", c=c), lorentz.dist0(x, c))
 
 
@@ -121,9 +121,9 @@ def test_gradcheck(seed, geometry):
 def test_half_precision_gives_float32(seed):
     e, further, root = units(3, 5, D).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = exterior_angle(e, further, root)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found.double(), exterior_angle(e.double(), further.double(), root.double()), atol=1e-6)
+        actual = exterior_angle(e, further, root)
+    assert actual.dtype == torch.float32
+    assert torch.allclose(actual.double(), exterior_angle(e.double(), further.double(), root.double()), atol=1e-6)
 
 
 def test_cones(seed):

@@ -61,18 +61,18 @@ def test_chains_without_contradictions_are_compared_with_other_chains():
 
 def test_known_order_and_angles():
     texts = Texts(radial_encoder(DIRECTIONS), "geodesic")
-    found = chain_order(texts, [chain.captions for chain in CHAINS])
-    assert found["tau_d"]["tau_a"] == 1 and found["tau_d"]["first_two"] == 1
-    assert [level["distance"] for level in found["levels"]] == pytest.approx([0.325, 0.625, 0.925], abs=1e-6)
-    assert found["levels"][0]["norm"] == pytest.approx(3) and found["levels"][0]["radius"] == pytest.approx(6)
-    assert found["levels"][2]["words"] == 4 and found["root_norm"] == pytest.approx(3)
-    assert found["baselines"]["words"]["tau_a"] == 1
+    actual = chain_order(texts, [chain.captions for chain in CHAINS])
+    assert actual["tau_d"]["tau_a"] == 1 and actual["tau_d"]["first_two"] == 1
+    assert [level["distance"] for level in actual["levels"]] == pytest.approx([0.325, 0.625, 0.925], abs=1e-6)
+    assert actual["levels"][0]["norm"] == pytest.approx(3) and actual["levels"][0]["radius"] == pytest.approx(6)
+    assert actual["levels"][2]["words"] == 4 and actual["root_norm"] == pytest.approx(3)
+    assert actual["baselines"]["words"]["tau_a"] == 1
     angles = chain_angles(texts, CHAINS)
     negative, other = angles["negative"], angles["other"]
     assert negative["angle_next"] == pytest.approx(0, abs=1e-6) and negative["accuracy"] == other["accuracy"] == 1
     assert negative["num_pairs"] == other["num_pairs"] == 4 and other["angle_next"] == negative["angle_next"]
     # The contradiction of the general caption itself; the next caption of the other chain.
-    for found, wrong in (
+    for actual, wrong in (
         (negative, [("dog", "cat"), ("wet dog", "dry cat"), ("cat", "dog"), ("dry cat", "wet dog")]),
         (
             other,
@@ -80,7 +80,7 @@ def test_known_order_and_angles():
         ),
     ):
         expected = texts.angle(*(list(column) for column in zip(*wrong, strict=True))).mean().item()
-        assert found["angle_wrong"] == pytest.approx(expected, abs=1e-6)
+        assert actual["angle_wrong"] == pytest.approx(expected, abs=1e-6)
     chord = Texts(radial_encoder(DIRECTIONS))
     assert chord.distance(["dog"]).item() == pytest.approx(2 * math.sin(0.15), abs=1e-6)
     expected = np.mean([(0.6) / 2, (0.9) / 2, 0.65 / 2, 0.95 / 2])
@@ -119,17 +119,17 @@ def test_graded_entailment_both_directions_and_baselines():
         WordPair("animal", "dog", "N", "r-hyp-1", 3.0),
         WordPair("dog", "vehicle", "N", "no-rel", 0.0),
     ]
-    found = graded_entailment(Texts(radial_encoder(directions), "geodesic"), pairs)
-    assert set(found) == {"all", "nouns"} and found["all"]["num_pairs"] == 4
-    assert found["all"]["angle"] > found["all"]["reversed"]
-    assert found["all"]["distance"] == pytest.approx(0.4)  # 0.4, 0.25, -0.4, 0.35 against 10, 9, 3, 0: 1 - 6 * 6 / 60
+    actual = graded_entailment(Texts(radial_encoder(directions), "geodesic"), pairs)
+    assert set(actual) == {"all", "nouns"} and actual["all"]["num_pairs"] == 4
+    assert actual["all"]["angle"] > actual["all"]["reversed"]
+    assert actual["all"]["distance"] == pytest.approx(0.4)  # 0.4, 0.25, -0.4, 0.35 against 10, 9, 3, 0: 1 - 6 * 6 / 60
     between = [
         math.acos(math.cos(a) * math.cos(b) + math.sin(a) * math.sin(b) * math.cos(s - t))  # on the sphere
         for (a, s), (b, t) in ((directions[pair.word], directions[pair.general]) for pair in pairs)
     ]
     people = [pair.score for pair in pairs]
-    assert found["all"]["cosine"] == pytest.approx(stats.spearmanr(np.cos(between), people).statistic)
-    assert set(found["nouns"]) == {"num_pairs", "angle", "reversed", "cosine", "distance", "characters"}
+    assert actual["all"]["cosine"] == pytest.approx(stats.spearmanr(np.cos(between), people).statistic)
+    assert set(actual["nouns"]) == {"num_pairs", "angle", "reversed", "cosine", "distance", "characters"}
 
 
 def test_lorentz_lifts_tangent_vectors():
@@ -139,8 +139,8 @@ def test_lorentz_lifts_tangent_vectors():
     texts = Texts(encode, "lorentz", c=0.3)
     assert texts.distance(["aa", "aaaa"]).tolist() == pytest.approx([1.0, 2.0], abs=1e-5)
     assert texts.angle(["aa"], ["aaaa"]).item() == pytest.approx(0, abs=1e-5)
-    found = picture_chains(texts, encode(["aa", "aaa"]), [["a", "aa"], ["aaa", "aaaa"]])
-    assert set(found["retrieval"]) == {"chord", "one_minus_cos", "lorentz"}
+    actual = picture_chains(texts, encode(["aa", "aaa"]), [["a", "aa"], ["aaa", "aaaa"]])
+    assert set(actual["retrieval"]) == {"chord", "one_minus_cos", "lorentz"}
     report = hierarchy_report(encode, ["world-text"], geometry="lorentz", curvature=0.3, limit=5)
     assert report["curvature"] == 0.3 and report["suites"]["world-text"]["by_norm"]["tau_a"] > 0
 
@@ -148,10 +148,10 @@ def test_lorentz_lifts_tangent_vectors():
 def test_picture_chains(seed):
     texts = Texts(radial_encoder(DIRECTIONS))
     images = texts.raw(["a wet dog outside", "a dry cat inside"])
-    found = picture_chains(texts, images, [chain.captions for chain in CHAINS])
-    assert found["retention"]["text R@1"] == found["retention"]["image R@1"] == 1
-    assert found["retrieval"]["chord"]["recall"] == 1  # the cat's chain begins with the dog, which is nearest the root
-    assert found["retrieval"]["chord"]["precision"] == pytest.approx((1 + 3 / 4) / 2)
+    actual = picture_chains(texts, images, [chain.captions for chain in CHAINS])
+    assert actual["retention"]["text R@1"] == actual["retention"]["image R@1"] == 1
+    assert actual["retrieval"]["chord"]["recall"] == 1  # the cat's chain begins with the dog, which is nearest the root
+    assert actual["retrieval"]["chord"]["precision"] == pytest.approx((1 + 3 / 4) / 2)
     with pytest.raises(UserError, match="a picture for each of the 2 chains, got 1"):
         picture_chains(texts, images[:1], [chain.captions for chain in CHAINS])
     with pytest.raises(UserError, match="pictures have 2 features and texts 3"):
@@ -179,9 +179,9 @@ def test_coarse_recall_of_a_hyperbolic_encoder():
     )
     classes = coarse_classes(family_tree(), 4, 1)
     images = 1.1 * encode(["dog", "cat", "red wine", "car"])
-    found = coarse_recall(images, [0, 1, 2, 3], classes, encode, template="{}", ks=(1,), c=1.0)
-    assert found["names"]["R@1"] == found["leaves"]["R@1"] == 1
-    assert found["radial"]["R@1"] == 0.5  # every chain begins with "animal", which has the least radius
+    actual = coarse_recall(images, [0, 1, 2, 3], classes, encode, template="{}", ks=(1,), c=1.0)
+    assert actual["names"]["R@1"] == actual["leaves"]["R@1"] == 1
+    assert actual["radial"]["R@1"] == 0.5  # every chain begins with "animal", which has the least radius
 
 
 def test_world_chains_are_the_captions_of_the_pictures():
@@ -215,9 +215,9 @@ class TwoTowers:
 def test_report_of_the_world_goes_through_json_and_the_table():
     report = hierarchy_report(TwoTowers(), ["world-text", "world-images"], limit=40)
     assert json.loads(json.dumps(report)) == report
-    found = report["suites"]["world-images"]
-    assert set(found["coarse"]) == {"groups", "families"} and set(found["zero_shot"]) == {"top-1", "top-5"}
-    assert found["coarse"]["groups"]["chance"]["R@1"] == 1 / 4 and found["coarse"]["families"]["chance"]["R@5"] == 0.5
+    actual = report["suites"]["world-images"]
+    assert set(actual["coarse"]) == {"groups", "families"} and set(actual["zero_shot"]) == {"top-1", "top-5"}
+    assert actual["coarse"]["groups"]["chance"]["R@1"] == 1 / 4 and actual["coarse"]["families"]["chance"]["R@5"] == 0.5
     text = "\n".join(report_lines(report))
     for piece in ("two towers: width 16", "tau_d", "baseline: words", "levels 1-2", "by cosine (baseline)", "2 norm"):
         assert piece in text
@@ -229,14 +229,14 @@ def test_report_on_the_real_files(shared_data):
         pytest.skip("no hierarcaps or hyperlex here")
     images = torch.randn(1000, 16, generator=torch.Generator().manual_seed(0))
     report = hierarchy_report(hashed, images=images, data=shared_data)
-    found = report["suites"]
-    assert list(found) == ["hierarcaps-text", "hyperlex", "hierarcaps-images"]
-    words = found["hierarcaps-text"]["baselines"]["words"]
+    actual = report["suites"]
+    assert list(actual) == ["hierarcaps-text", "hyperlex", "hierarcaps-images"]
+    words = actual["hierarcaps-text"]["baselines"]["words"]
     assert [words["tau_a"], words["tau_b"], words["first_two"]] == pytest.approx([0.890, 0.913, 0.346], abs=1e-3)
-    assert found["hierarcaps-text"]["angles"]["num_chains"] == 1000
-    assert [found["hyperlex"][kind]["num_pairs"] for kind in ("all", "nouns", "verbs")] == [2616, 2163, 453]
-    assert found["hierarcaps-images"]["retrieval"]["chord"]["num_images"] == 1000
-    assert found["hierarcaps-images"]["retention"]["text R@10"] < 0.05  # random pictures
+    assert actual["hierarcaps-text"]["angles"]["num_chains"] == 1000
+    assert [actual["hyperlex"][kind]["num_pairs"] for kind in ("all", "nouns", "verbs")] == [2616, 2163, 453]
+    assert actual["hierarcaps-images"]["retrieval"]["chord"]["num_images"] == 1000
+    assert actual["hierarcaps-images"]["retention"]["text R@10"] < 0.05  # random pictures
     text = "\n".join(report_lines(report))
     assert "HyperLex, rho" in text and "reversed" in text
 
@@ -265,9 +265,9 @@ def test_cifar10(shared_data):
     if not (shared_data / "cifar10").is_dir():
         pytest.skip("no cifar10 here")
     report = hierarchy_report(TwoTowers(), ["cifar10"], data=shared_data, limit=50)
-    found = report["suites"]["cifar10"]
-    assert set(found["zero_shot"]) == {"top-1", "top-5"} and found["zero_shot"]["top-1"] < 0.5
-    assert found["coarse"]["2 above 10"]["chance"] == {"R@1": 0.5, "R@5": 1.0}
+    actual = report["suites"]["cifar10"]
+    assert set(actual["zero_shot"]) == {"top-1", "top-5"} and actual["zero_shot"]["top-1"] < 0.5
+    assert actual["coarse"]["2 above 10"]["chance"] == {"R@1": 0.5, "R@5": 1.0}
 
 
 def test_mistakes_of_the_report_are_one_line(tmp_path):
@@ -290,9 +290,9 @@ def test_mistakes_of_the_report_are_one_line(tmp_path):
 
 def test_a_collapsed_encoder_has_no_order_and_one_chain_no_spread():
     report = hierarchy_report(lambda texts: torch.ones(len(texts), 4), "world-text", limit=3)
-    found = report["suites"]["world-text"]
-    assert found["tau_d"]["tau_b"] is None and found["tau_d"]["num_undefined"] == 3
-    assert found["angles"]["negative"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
+    actual = report["suites"]["world-text"]
+    assert actual["tau_d"]["tau_b"] is None and actual["tau_d"]["num_undefined"] == 3
+    assert actual["angles"]["negative"]["accuracy"] == 0.5 and "NaN" not in json.dumps(report)
     line = next(line for line in report_lines(report) if "tau_d" in line)
     assert line.split()[-4:] == ["-", "-", "0.000", "3"]
     alone = hierarchy_report(hashed, "world-text", limit=1)["suites"]["world-text"]
@@ -306,9 +306,9 @@ def test_real_sentence_encoder(shared_data):
     from hyptree.vlm.encoders.encoder import load_encoder
 
     report = hierarchy_report(load_encoder(f"hf:{folder}"), "hierarcaps-text", data=shared_data, limit=100)
-    found = report["suites"]["hierarcaps-text"]
-    assert found["tau_d"]["tau_a"] < found["baselines"]["words"]["tau_a"]
-    assert found["angles"]["other"]["accuracy"] > 0.85
+    actual = report["suites"]["hierarcaps-text"]
+    assert actual["tau_d"]["tau_a"] < actual["baselines"]["words"]["tau_a"]
+    assert actual["angles"]["other"]["accuracy"] > 0.85
 
 
 # ------------------------------------------------------------------------------------------- classes, retention
@@ -341,18 +341,20 @@ def test_coarse_recall_by_hand():
     encode = radial_encoder(directions)
     classes = coarse_classes(family_tree(), 4, 1)
     images = encode(["dog", "cat", "red wine", "car", "red wine"])
-    found = coarse_recall(images, [0, 1, 2, 3, 0], classes, encode, template="{}", ks=(1, 2))
-    assert found["names"]["R@1"] == 0.8
-    assert found["leaves"]["R@1"] == 0.8  # the last picture looks like wine and is called a dog
-    assert found["pool"]["R@1"] == pytest.approx(1 / 5)  # fine names win but for the car, which is its own coarse class
-    assert found["pool"]["R@2"] == pytest.approx(2 / 5)  # and "food" behind "red wine"; two fine ones precede "animal"
+    actual = coarse_recall(images, [0, 1, 2, 3, 0], classes, encode, template="{}", ks=(1, 2))
+    assert actual["names"]["R@1"] == 0.8
+    assert actual["leaves"]["R@1"] == 0.8  # the last picture looks like wine and is called a dog
+    assert actual["pool"]["R@1"] == pytest.approx(
+        1 / 5
+    )  # fine names win but for the car, which is its own coarse class
+    assert actual["pool"]["R@2"] == pytest.approx(2 / 5)  # and "food" behind "red wine"; two fine ones precede "animal"
     # Every chain begins with "animal", nearest the root; wine goes on with "food", the car with "food", "car".
-    assert found["radial"] == {"R@1": pytest.approx(3 / 5), "R@2": pytest.approx(4 / 5)}
-    assert found["chance"] == {"R@1": 1 / 3, "R@2": 2 / 3}
+    assert actual["radial"] == {"R@1": pytest.approx(3 / 5), "R@2": pytest.approx(4 / 5)}
+    assert actual["chance"] == {"R@1": 1 / 3, "R@2": 2 / 3}
     # The best leaf counts, not their mean: cats on the far side take nothing from a dog.
     apart = radial_encoder(directions | {"dog": (0.9, 0.0), "cat": (0.9, math.pi), "red wine": (0.9, 0.8)})
-    found = coarse_recall(apart(["dog"]), [0], classes, apart, template="{}", ks=(1,))
-    assert found["leaves"]["R@1"] == 1
+    actual = coarse_recall(apart(["dog"]), [0], classes, apart, template="{}", ks=(1,))
+    assert actual["leaves"]["R@1"] == 1
     with pytest.raises(UserError, match="no picture belongs"):
         coarse_recall(images[:1], [3], coarse_classes(family_tree(), 4, ["animal.n.01", "food.n.01"]), encode)
 
@@ -360,11 +362,11 @@ def test_coarse_recall_by_hand():
 def test_image_text_recall_by_hand():
     images = torch.eye(3)
     texts = torch.tensor([[1.0, 0.1, 0.0], [0.9, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 1.0, 0.2]])
-    found = image_text_recall(images, texts, [0, 1, 2, 2], ks=(1, 2))
+    actual = image_text_recall(images, texts, [0, 1, 2, 2], ks=(1, 2))
     # Pictures: 0 finds text 0, 1 finds text 3 (of picture 2) and then its own, 2 finds its text 2.
-    assert found["text R@1"] == pytest.approx(2 / 3) and found["text R@2"] == 1
+    assert actual["text R@1"] == pytest.approx(2 / 3) and actual["text R@2"] == 1
     # Texts: 0 and 1 find their pictures, 2 finds picture 0 and then 2, 3 finds picture 1 and then 2.
-    assert found["image R@1"] == pytest.approx(2 / 4) and found["image R@2"] == 1
+    assert actual["image R@1"] == pytest.approx(2 / 4) and actual["image R@2"] == 1
     alone = image_text_recall(images, texts[:2], ks=(1,))
     assert alone["text R@1"] == 1  # the third picture has no text and is not asked for one
     with pytest.raises(ValueError, match="one of the 3 pictures"):

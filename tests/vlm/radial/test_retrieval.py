@@ -42,8 +42,8 @@ def test_a_pool_of_eight_captions_by_hand():
     assert scores.length == 4 and scores.num_images == 3
     for radius in ("chord", "one_minus_cos"):
         assert hierarchical_retrieval(images, texts, pool, root, radius=radius, block=1)[1] == chains[1]
-        given = radii(texts, root, radius)
-        assert hierarchical_retrieval(images, texts, pool, root, radius=given) == hierarchical_retrieval(
+        inputs = radii(texts, root, radius)
+        assert hierarchical_retrieval(images, texts, pool, root, radius=inputs) == hierarchical_retrieval(
             images, texts, pool, root, radius=radius
         )
     # With two radii there are the nearest caption and the whole pool.
@@ -54,7 +54,7 @@ def test_retrieval_is_that_of_the_slow_definition(seed):
     images, texts, root = torch.randn(7, 9), torch.randn(60, 9), torch.randn(9)
     names = [f"text {i // 2}" for i in range(60)]
     for radius in ("chord", "one_minus_cos"):
-        found = hierarchical_retrieval(images, texts, names, root, radius=radius, block=3)
+        actual = hierarchical_retrieval(images, texts, names, root, radius=radius, block=3)
         away = radii(texts, root, radius)
         steps = np.linspace(away.min().item(), away.max().item(), 50)
         steps[-1] = away.max()
@@ -65,7 +65,7 @@ def test_retrieval_is_that_of_the_slow_definition(seed):
                 inside = [k for k in range(60) if away[k] <= step]
                 best = names[max(inside, key=lambda k: cosine[i, k].item())]
                 slow += [best] if not slow or slow[-1] != best else []
-            assert found[i] == slow
+            assert actual[i] == slow
 
 
 def test_radii_and_thresholds(seed):
@@ -117,8 +117,8 @@ def test_length_alone_on_the_real_file(shared_data):
     folder = shared_data / "hierarcaps"
     if not folder.is_dir():
         pytest.skip("no hierarcaps here")
-    found = length_baselines([chain.captions for chain in read_hierarcaps(folder, "test")])
-    words, characters = found["words"], found["characters"]
+    actual = length_baselines([chain.captions for chain in read_hierarcaps(folder, "test")])
+    words, characters = actual["words"], actual["characters"]
     assert [words.tau_a, words.tau_b, words.first_two] == pytest.approx([0.890, 0.913, 0.346], abs=1e-3)
     assert [characters.tau_a, characters.tau_b] == pytest.approx([0.869, 0.871], abs=1e-3)
     assert characters.first_two == pytest.approx(0.234, abs=1e-3)

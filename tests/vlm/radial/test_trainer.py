@@ -169,9 +169,9 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
 def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encoder(tmp_path):
     tower = TinyTower()
     trainer = make(tower)
-    told = []
-    trainer.remember(tmp_path / FIRST, block=10, show=told.append)
-    assert sum(told) == len(trainer.texts()) and max(told) == 10
+    message = []
+    trainer.remember(tmp_path / FIRST, block=10, show=message.append)
+    assert sum(message) == len(trainer.texts()) and max(message) == 10
     first = trainer.first.clone()
     calls = []
     counting = make(tower)
