@@ -18,7 +18,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("docs", "src", "tests", "benchmarks", "results", "recipes", "examples", ".github", ".ci")
-LATER = {"README.md", "CONTRIBUTING.md"}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 WIDTH = 100
 
@@ -165,9 +164,7 @@ def long_lines(text: str) -> list[int]:
     return actual
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent.name == "benchmarks" or page.name not in LATER], ids=ids
-)
+@pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_lines_are_short(page: Path) -> None:
     assert long_lines(page.read_text(encoding="utf-8")) == []
 
