@@ -3,7 +3,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 read -ra HYPTREE <<< "${HYPTREE:-hyptree}"
 OUT=${OUT:-runs/benchmarks}
-DATA=${DATA:-../shared/data}
+DATA=${DATA:-${HYPTREE_DATA:-data}}
 QUICK=${QUICK:-}
 DEVICE=${DEVICE:-$([ -n "$QUICK" ] && echo cpu || echo cuda)}
 [ -n "$QUICK" ] && JOBS=${JOBS:-1}  # a small machine has memory for one run

@@ -183,7 +183,7 @@ def test_everything_is_measured_written_and_reused(
         assert row.images_per_second > 0 and row.gflops > 0
     assert first.rows[0].speedup == 1 and first.rows[1].gflops == first.rows[2].gflops < first.rows[0].gflops
     shown = capsys.readouterr().out
-    assert "[3/3] topk keep 0.5: 8 4 tokens" in shown and shown.strip().endswith("index.html")
+    assert "reduce: 3/3, topk keep 0.5: 8 4 tokens" in shown and shown.strip().endswith("index.html")
     assert sorted(path.name for path in quick.out.iterdir()) == [
         "index.html",
         "pareto.png",
@@ -347,7 +347,7 @@ def test_json_alone_on_the_output(quick: ReduceSettings, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     actual = json.loads(out)
     assert [row["method"] for row in actual["rows"]] == ["none", "topk"] and actual["rows"][0]["top1"] is None
-    assert "[2/2] topk" in err
+    assert "reduce: 2/2, topk" in err
 
 
 def test_damaged_results_are_named(tmp_path: Path) -> None:
