@@ -49,7 +49,7 @@ def linear_cross_entropy(
     dtype = gemm_dtype(hidden)
     labels = labels.reshape(-1)
     with_grad = torch.is_grad_enabled()
-    total = _Head.apply(
+    total = _LMHeadLoss.apply(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         labels,
@@ -95,7 +95,7 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) ->
         raise ValueError(f"linear_cross_entropy: chunk must be 1 token or more, got {chunk}; None chooses")
 
 
-class _Head(torch.autograd.Function):
+class _LMHeadLoss(torch.autograd.Function):
     """The sum of losses. Backward only scales what forward has found."""
 
     @staticmethod

@@ -240,21 +240,21 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         if self.log_head_tau is not None:
             nn.init.constant_(self.log_head_tau, math.log(2.0))
 
-    def head_input(self, hidden: Tensor) -> Tensor:
+    def lm_head_input(self, hidden: Tensor) -> Tensor:
         """What the head multiplies: (..., n) -> (..., w), points with their time."""
         return lift(hidden, self.model.c, bias=False)
 
-    def head_matrix(self, dtype: torch.dtype) -> Tensor:
-        """The head as a matrix (V, w) in ``dtype`` for :meth:`head_input`; kept in evaluation without gradients."""
+    def lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
+        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`; cached in evaluation."""
         parameters = [self.lm_head.weight] + ([] if self.log_head_tau is None else [self.log_head_tau])
-        return self._lm_head_cache.get(self.training, parameters, dtype, lambda: self._head_matrix(dtype))
+        return self._lm_head_cache.get(self.training, parameters, dtype, lambda: self._lm_head_matrix(dtype))
 
     def train(self, mode: bool = True) -> HelmForCausalLM:
         """Also forgets the kept head, so that whatever training does to the weights is seen."""
         self._lm_head_cache.clear()
         return super().train(mode)
 
-    def _head_matrix(self, dtype: torch.dtype) -> Tensor:
+    def _lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
         weight: Tensor = self.lm_head.weight
         if self.log_head_tau is None:
             weight = weight.to(dtype)
@@ -264,8 +264,8 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         return F.pad(weight, (0, padded_width(self.config.hidden_size, False) - weight.shape[-1]))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        lifted = self.head_input(hidden)
-        logits = wide(F.linear(lifted, self.head_matrix(lifted.dtype)))
+        lifted = self.lm_head_input(hidden)
+        logits = wide(F.linear(lifted, self.lm_head_matrix(lifted.dtype)))
         if self.log_head_tau is None:
             return logits
         origin = 1 / math.sqrt(self.model.c)
@@ -326,7 +326,10 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
                 shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(labels.shape)}"
                 raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
             loss = next_token_loss(
-                self.head_input(hidden), self.head_matrix(gemm_dtype(hidden)), labels, num_items=num_items_in_batch
+                self.lm_head_input(hidden),
+                self.lm_head_matrix(gemm_dtype(hidden)),
+                labels,
+                num_items=num_items_in_batch,
             )
             if outputs.aux_loss is not None:
                 loss = loss + outputs.aux_loss
