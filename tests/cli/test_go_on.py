@@ -14,7 +14,7 @@ import pytest
 from hyptree.errors import as_called
 
 ROOT = Path(__file__).resolve().parents[2]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}  # no environment is active
 
 
 def program(path: Path) -> Path:
