@@ -12,9 +12,9 @@ from torch import Tensor
 from hyptree.geometry import lorentz
 from hyptree.ops.heads import Heads
 from hyptree.ops.latent_decode import absorb_token, fits, latent_decode
-from hyptree.ops.latent_decode import triton as kernels
 
 pytest.importorskip("triton")
+from hyptree.ops.latent_decode import triton as kernels
 
 C = 0.7
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
