@@ -78,7 +78,10 @@ def clone(folder: Path) -> dict[str, str]:
     for name, start in (("hyptree", "-m hyptree "), ("python", "")):
         (bin / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start}"$@"\n', encoding="utf-8")
         (bin / name).chmod(0o755)
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": os.defpath, "HYPTREE_CACHE": str(folder / "cache")}
+    # What was said to the `make` that runs this test is not said to those of the page.
+    said = {"MAKEFLAGS", "MFLAGS", "ARGS", *re.findall(r"^(\w+) *\?=", text_of("Makefile"), re.MULTILINE)}
+    env = {name: value for name, value in os.environ.items() if name not in said}
+    return env | {"PYTHONPATH": str(ROOT / "src"), "PATH": os.defpath, "HYPTREE_CACHE": str(folder / "cache")}
 
 
 def dry_run(command: str, folder: Path, env: dict[str, str]) -> list[str]:
