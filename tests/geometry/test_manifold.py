@@ -274,11 +274,13 @@ def test_products_are_exact_whatever_the_network_allows(precision):
         grad = torch.autograd.grad(out.square().sum(), [x, y], create_graph=True)
         second = torch.autograd.grad(grad[0].sum(), y)[0]
         rows = torch.func.vmap(lambda a: lorentz.gram(a[None], y)[0])(x)
+        with torch.no_grad():
+            columns = torch.func.vmap(lambda b: lorentz.gram(x, b[None])[:, 0], out_dims=1)(y)
         torch._dynamo.reset()
         compiled = torch.compile(lorentz.gram, fullgraph=True)(x, y)
     finally:
         torch.set_float32_matmul_precision(before)
-    for result in (out, rows, compiled):
+    for result in (out, rows, columns, compiled):
         torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad(exact.square().sum(), [x, y], create_graph=True)
     pairs = [*zip(grad, expected, strict=True), (second, torch.autograd.grad(expected[0].sum(), y)[0])]

@@ -147,7 +147,7 @@ def test_centroid_moves_with_the_points_and_ignores_the_scale_of_weights(seed, d
     assert lorentz.dist(moved, lorentz.boost(p[1], mean, c), c) <= 1e-9 / c**0.5
     torch.testing.assert_close(lorentz.centroid(x, 0 * w, c), torch.zeros(dim, dtype=torch.float64))
     two = lorentz.residual(x[1], x[2], 0.3, c)
-    torch.testing.assert_close(two, lorentz.centroid(x[1:3], torch.tensor([1.0, 0.3]).double(), c))
+    torch.testing.assert_close(two, lorentz.centroid(x[1:3], torch.tensor([1.0, 0.3], dtype=torch.float64), c))
 
 
 MANIFOLDS = {

@@ -271,9 +271,10 @@ def strict_matmul(a: Tensor, b: Tensor, allow_low_precision: bool = False) -> Te
 
 
 def _strict_matmul(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype == torch.float64:  # left alone by autocast and TF32
+    # Autocast and TF32 leave float64 alone.
+    if a.dtype == torch.float64 or (_products_are_exact() and not torch.is_grad_enabled()):
         return a @ b
-    return _StrictMatmul.apply(a, b) if torch.is_grad_enabled() else _product(a, b)
+    return _StrictMatmul.apply(a, b)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -300,11 +301,17 @@ def _products_are_exact() -> bool:
 class _StrictMatmul(torch.autograd.Function):
     """A product whose gradient is as strict: plain autograd would take it in the autocast it meets on the way back."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return _product(a, b)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
+        """One more axis of the product; torch 2.11 cannot map the view of bits in it."""
+        a, b = (x[None] if dim is None else x.movedim(dim, 0) for x, dim in zip((a, b), in_dims, strict=True))
+        rank = max(a.dim(), b.dim())
+        a, b = (x.reshape(x.shape[:1] + (1,) * (rank - x.dim()) + x.shape[1:]) for x in (a, b))
+        return _strict_matmul(a, b), 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
