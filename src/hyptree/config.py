@@ -28,8 +28,8 @@ def load(cls: type[T], yaml_paths: Path | str | Sequence[Path | str] | None = No
         UserError: unreadable file, unknown or missing key, wrong type, or a check of the dataclass that fails.
     """
     paths = [yaml_paths] if isinstance(yaml_paths, (str, Path)) else yaml_paths or []
-    data: dict[str, Any] = {}
-    for path in paths:
+    data: dict[str, Any] = read_yaml(paths[0]) if paths else {}
+    for path in paths[1:]:
         _merge(data, read_yaml(path))
     for override in overrides:
         _set_dotted(data, override)

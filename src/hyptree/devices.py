@@ -22,18 +22,28 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def free_threads(processes: int = 1) -> int:
+def free_threads(processes: int | None = None) -> int:
     """CPU threads for each of so many processes that start now: no more than cores are free, at least one.
 
     Threads wait for each other at every operation, so one that finds no core holds up all: on two cores that others
-    keep busy two threads train at a tenth of the speed of one. Who sets ``OMP_NUM_THREADS`` is taken at their word.
+    keep busy two threads train at a tenth of the speed of one. Busy is the mean load of the last minute, unless a
+    quarter of a second in which this process sleeps shows that what made it is over. Who sets ``OMP_NUM_THREADS`` is
+    taken at their word.
+
+    Args:
+        processes: by default those that torchrun started on this machine.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return torch.get_num_threads()
+    import psutil
+
     cores = os.cpu_count() or 1
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    free = round(min(ours, cores - busy_cores(), quota()))
-    return max(1, min(torch.get_num_threads(), free // processes))
+    busy = psutil.getloadavg()[0]
+    if busy >= 0.5:
+        busy = min(busy, psutil.cpu_percent(0.25) / 100 * cores)
+    free = round(min(ours, cores - busy, quota()))
+    return max(1, min(torch.get_num_threads(), free // (processes or int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
 
 
 @contextmanager
@@ -45,18 +55,6 @@ def cpu_threads(wanted: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def busy_cores() -> float:
-    """Cores of the machine that others keep busy.
-
-    The mean load of the last minute, unless a quarter of a second in which this process sleeps shows that what made it
-    is over.
-    """
-    import psutil
-
-    load = psutil.getloadavg()[0]
-    return load if load < 0.5 else min(load, psutil.cpu_percent(0.25) / 100 * (os.cpu_count() or 1))
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float:

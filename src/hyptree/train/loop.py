@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.devices import cpu_threads, free_threads
+from hyptree.devices import free_threads
 from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
 from hyptree.runs import Checkpoint, RunFolder
@@ -75,9 +74,14 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
     quiet = quiet or not processes.is_main
     most, asked = torch.get_num_threads(), recipe.run.threads
     try:
-        recipe = _with_threads(recipe, folder, processes, resume)
-        threads = recipe.run.threads or most
-        with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
+        threads = asked or most
+        if asked is None and processes.device.type == "cpu":
+            # Kept in the folder and taken up again, because the last bits of a run depend on it.
+            kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
+            threads = kept or processes.from_main(free_threads)
+            recipe = replace(recipe, run=replace(recipe.run, threads=threads))
+        torch.set_num_threads(threads)
+        with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
             if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
@@ -85,22 +89,8 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
             with stop_signals(quiet) as stopped:
                 return trainer.run(stopped, quiet)
     finally:
+        torch.set_num_threads(most)
         processes.close()
-
-
-def _with_threads(recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool) -> Recipe:
-    """The recipe with its number of CPU threads: as it says, as the run began, or as many as find a free core.
-
-    It is kept in the folder, because the last bits of a run depend on it.
-    """
-    if recipe.run.threads is not None or processes.device.type != "cpu":
-        return recipe
-
-    def choose() -> int:
-        kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
-        return kept or free_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-    return replace(recipe, run=replace(recipe.run, threads=processes.from_main(choose)))
 
 
 class Trainer:

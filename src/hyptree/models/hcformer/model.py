@@ -215,10 +215,11 @@ class HCFormer(nn.Module):
 
         self.stages = nn.ModuleList()
         self.feature_info = []
-        size = _ceil_div(_as_size(img_size), 4)
+        height, width = _as_size(img_size)
+        size = -(-height // 4), -(-width // 4)  # rounded up
         for stage, (depth, dim) in enumerate(zip(depths, dims, strict=True)):
             if stage:
-                size = _ceil_div(size, 2)
+                size = -(-size[0] // 2), -(-size[1] // 2)
             blocks = []
             for block in range(depth):
                 mixer = ClusterMixer(
@@ -426,10 +427,6 @@ def _as_size(size: int | Sequence[int]) -> Size:
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"HCFormer: img_size is one positive number or (height, width), got {size!r}")
     return pair[0], pair[1]
-
-
-def _ceil_div(size: Size, by: int) -> Size:
-    return -(-size[0] // by), -(-size[1] // by)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
