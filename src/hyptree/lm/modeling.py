@@ -40,6 +40,8 @@ from hyptree.lm.rotary import HelmRotary
 from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.rounding import wide
 
+_WITHOUT_EFFECT = {"cache_position", "return_dict"}
+"""What transformers hands to every model and ours needs not."""
 _MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
 
 
@@ -305,7 +307,12 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             labels: (B, N), usually the input; shifted here, -100 does not count.
             logits_to_keep: only the logits of the last so many tokens (0: all), or of the tokens at these places.
             num_items_in_batch: what the summed loss is divided by, for accumulated steps.
+            kwargs: ``shift_labels`` (B, N), labels that are shifted already, in place of ``labels``. (An argument of
+                that name in the signature would make a Trainer ask for both.)
         """
+        shift_labels = kwargs.pop("shift_labels", None)
+        if unknown := [name for name, value in kwargs.items() if value is not None and name not in _WITHOUT_EFFECT]:
+            raise TypeError(f"HelmForCausalLM takes no {', '.join(unknown)}; leave it out")
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False  # who measures a loss writes no text, and keys and values of all layers are large
         outputs = self.model(
@@ -321,15 +328,17 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         )
         hidden: Any = outputs.last_hidden_state
         loss: Any = None
-        if labels is not None:
-            if labels.shape != hidden.shape[:2]:
-                shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(labels.shape)}"
+        targets = labels if shift_labels is None else shift_labels
+        if targets is not None:
+            if targets.shape != hidden.shape[:2]:
+                shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(targets.shape)}"
                 raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
             loss = next_token_loss(
                 self.lm_head_input(hidden),
                 self.lm_head_matrix(gemm_dtype(hidden)),
                 labels,
-                num_items=num_items_in_batch,
+                shift_labels,
+                num_items_in_batch,
             )
             if outputs.aux_loss is not None:
                 loss = loss + outputs.aux_loss
