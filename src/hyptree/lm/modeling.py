@@ -25,11 +25,11 @@ from hyptree.lm.ambient import (
     GAIN_FACTORS,
     AmbientLinear,
     WeightCache,
+    constant_weights,
     lift,
     padded_width,
     rms_norm,
     time_of,
-    trust_weight_caches,
 )
 from hyptree.lm.attention import ATTENTION, excess_of
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
@@ -247,14 +247,8 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         return lift(hidden, self.model.c, bias=False)
 
     def lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
-        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`; cached in evaluation."""
-        parameters = [self.lm_head.weight] + ([] if self.log_head_tau is None else [self.log_head_tau])
-        return self._lm_head_cache.get(self.training, parameters, dtype, lambda: self._lm_head_matrix(dtype))
-
-    def train(self, mode: bool = True) -> HelmForCausalLM:
-        """Also forgets the kept head, so that whatever training does to the weights is seen."""
-        self._lm_head_cache.clear()
-        return super().train(mode)
+        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`."""
+        return self._lm_head_cache.get(dtype, lambda: self._lm_head_matrix(dtype))
 
     def _lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
         weight: Tensor = self.lm_head.weight
@@ -276,9 +270,9 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """``generate`` of transformers; compiled steps use the matrices that the first, uncompiled one has made."""
+        """``generate`` of transformers; matrices that are made from weights are made once."""
         parent: Any = super()
-        with trust_weight_caches():
+        with constant_weights():
             return parent.generate(*args, **kwargs)
 
     def _get_static_cache_init_shape(self) -> None:
