@@ -179,9 +179,7 @@ class DecodingStep:
 
     @torch.no_grad()
     def _call(self, module: Any, ids: Tensor, position: Tensor | None) -> Tensor:
-        from hyptree.lm.ambient import trust_weight_caches
-
-        with self.setting.autocast(), trust_weight_caches():  # as generate does; the prompt has made what is kept
+        with self.setting.autocast():
             arguments = {} if position is None else {"position_ids": position}
             output = module(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]

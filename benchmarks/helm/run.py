@@ -180,6 +180,7 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
     from benchmarks.helm import cases
     from benchmarks.helm import tables as report
     from benchmarks.helm import work as helm_work
+    from hyptree.lm.ambient import constant_weights
 
     title = f"decoding, {options.decode_batch} sequences, {options.context} tokens in a static cache"
     columns = "preset|mode|who|tokens/s|ms per step|expected ms|MiB cache|bytes per token|target"
@@ -190,7 +191,8 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
         ids = cases.tokens(config, options.decode_batch, options.context + 1, options.device)
         models = _models(options, config, setting)
         for mode in options.modes:
-            results, steps = _compare(options, _decoders(models, ids, setting, mode))
+            with constant_weights():  # as generate does: from the prompt of each to the last step
+                results, steps = _compare(options, _decoders(models, ids, setting, mode))
             sizes = {who: step.cache_bytes() for who, step in steps.items()}
             verdicts, met = _decode_targets(results, sizes, options.device == "cuda" and mode != "eager")
             for who, result in results.items():

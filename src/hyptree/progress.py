@@ -91,3 +91,24 @@ def progress_bar(
     with Progress(*columns, console=Console(file=stream), transient=True) as shown._rich:
         shown._task = shown._rich.add_task(name, total=total, completed=done, note="")
         yield shown
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' bars and notes, and the hub's on its retries: what matters of them is checked here."""
+    import logging as python_logging
+
+    from transformers.utils import logging
+
+    hub = python_logging.getLogger("huggingface_hub")
+    level, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub.setLevel(python_logging.ERROR)
+    try:
+        yield
+    finally:
+        hub.setLevel(hub_level)
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

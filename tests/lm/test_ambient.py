@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +12,7 @@ from hyptree.lm.ambient import (
     UNIT_WEIGHT,
     AmbientLinear,
     aligned,
+    constant_weights,
     lift,
     padded_width,
     residual,
@@ -125,25 +124,41 @@ def test_first_weights_have_the_spread_of_xavier_over_each_projection() -> None:
     assert layer.bias is not None and not layer.bias.detach().any()
 
 
-def test_kept_matrices_follow_the_weights() -> None:
+def test_matrices_are_kept_where_weights_are_constant_and_nowhere_else() -> None:
     layer = AmbientLinear(9, 4).eval()
     lifted = lift(points(2, 9, dtype=torch.float32))
     with torch.no_grad():
+        assert layer.matrices(torch.float32)[0] is not layer.matrices(torch.float32)[0]
         before = layer(lifted)
-        assert layer.matrices(torch.float32)[0] is layer.matrices(torch.float32)[0]
-        layer.weight.mul_(2)
+        layer.weight.data.mul_(2)  # not counted as a version
         after = layer(lifted)
-        twin = copy.deepcopy(layer)
-        twin.load_state_dict(AmbientLinear(9, 4).state_dict())
-        other = twin(lifted)
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, F.linear(lifted, layer.padded()), rtol=0, atol=0)
-    torch.testing.assert_close(other, F.linear(lifted, twin.padded()), rtol=0, atol=0)
-    layer.train()
-    layer.weight.data.mul_(2)  # not counted as a version
-    layer.eval()
-    with torch.no_grad():
+        with constant_weights():
+            first = layer.matrices(torch.float32)[0]
+            with constant_weights():
+                assert layer.matrices(torch.float32)[0] is first
+            assert layer.matrices(torch.float32)[0] is first and layer.matrices(torch.float64)[0] is not first
+            torch.testing.assert_close(layer(lifted), after, rtol=0, atol=0)
+        layer.weight.data.mul_(2)
         torch.testing.assert_close(layer(lifted), F.linear(lifted, layer.padded()), rtol=0, atol=0)
+        with constant_weights():
+            torch.testing.assert_close(layer(lifted), F.linear(lifted, layer.padded()), rtol=0, atol=0)
+    assert not torch.equal(before, after)
+    assert layer._weight_cache._value is None
+    with constant_weights():  # and never where there are gradients
+        assert layer.matrices(torch.float32)[0].requires_grad
+
+
+def test_an_error_inside_forgets_the_matrices() -> None:
+    layer = AmbientLinear(9, 4).eval()
+
+    def fail() -> None:
+        with torch.no_grad(), constant_weights():
+            layer.matrices(torch.float32)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert layer._weight_cache._value is None
 
 
 def test_linear_says_what_is_wrong() -> None:

@@ -16,6 +16,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.parameter import manifold_of
 from hyptree.lm import HelmConfig, HelmForCausalLM, HelmModel, preset, presets
+from hyptree.lm.twins import euclidean_twin
 from hyptree.train.model import checkpoint_activations
 from tests.lm.make import DENSE, SHAPES, VOCAB, small, tokens
 
@@ -140,6 +141,31 @@ def test_loss_is_the_cross_entropy_of_the_logits(variant: str) -> None:
     torch.testing.assert_close(trained.loss - aux, expected, rtol=1e-12, atol=1e-12)
     model.config.output_logits = True
     assert model(ids, labels=labels).logits.shape == (2, 11, VOCAB)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "mice", "twin"])
+def test_labels_that_are_shifted_already_are_not_shifted_again(kind: str, training: bool) -> None:
+    """Sequence parallelism cuts texts into pieces: the label of a piece's last token stands in the next piece."""
+    model = euclidean_twin(HelmConfig(**DENSE)).double() if kind == "twin" else small(kind)
+    model.train(training)
+    ids, shifted = tokens(2, 12), tokens(2, 12)
+    shifted[0, 3] = -100
+    loss = model(ids, shift_labels=shifted, labels=tokens(2, 12)).loss
+    hidden = model.model(ids).last_hidden_state
+    logits = model.lm_head(hidden) if kind == "twin" else model._logits(hidden)
+    expected = F.cross_entropy(logits.flatten(0, 1), shifted.flatten())
+    aux = model(ids, shift_labels=shifted).aux_loss
+    torch.testing.assert_close(loss, expected if aux is None else expected + aux)
+    half = model(ids[:, :6], shift_labels=shifted[:, :6], num_items_in_batch=23).loss
+    rest = F.cross_entropy(logits[:, :6].flatten(0, 1), shifted[:, :6].flatten(), reduction="sum") / 23
+    if aux is None:
+        torch.testing.assert_close(half, rest)
+
+
+def test_what_a_model_does_not_know_is_refused() -> None:
+    with pytest.raises(TypeError, match="HelmForCausalLM takes no cu_seq_lens_q, mask; leave it out"):
+        small()(tokens(1, 4), cu_seq_lens_q=tokens(2), mask=True, return_dict=True, max_length_q=None)
 
 
 def test_kept_logits_are_the_last_ones() -> None:

@@ -95,7 +95,7 @@ def test_wrong_sources_are_named(source: torch.Tensor, grid: tuple[int, int], me
 
 
 def test_wrong_pictures_are_named() -> None:
-    with pytest.raises(ValueError, match=r"\(H, W, 3\) uint8, got \(3, 8, 8\) of float32"):
+    with pytest.raises(ValueError, match=r"\(3, H, W\) uint8, a path or a PIL image; got \(3, 8, 8\) of float32"):
         draw(np.zeros((3, 8, 8), np.float32), [0], (1, 1))
     with pytest.raises(ValueError, match="colours has shape"):
         draw(np.zeros((8, 8, 3), np.uint8), [0], (1, 1), colours=np.zeros((2, 3)))

@@ -8,7 +8,7 @@ already rounded ``s``. A linear map reads the row ``[s, t, 1, 0, ...]``: one ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,31 +90,30 @@ UNIT_WEIGHT = math.log(math.expm1(1.0))
 """The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
 
 
-_trusts_caches = False
+_weights_are_constant = False
+_filled: list[WeightCache] = []
+"""Caches with something in them; only ever inside :func:`constant_weights`."""
 
 
 @contextmanager
-def trust_weight_caches() -> Iterator[None]:
-    """Inside, compiled code takes what :class:`WeightCache` holds as it is, as a CUDA graph or a compiler cannot look
-    whether a parameter has changed since. Run the model once without compiling it before, and change no weight inside;
-    ``generate`` does so.
+def constant_weights() -> Iterator[None]:
+    """Inside, no weight changes: what a :class:`WeightCache` has made it gives again. ``generate`` does so.
+
+    A step with one token would otherwise cast and pad every weight of the model. Compiled code cannot fill a cache:
+    it takes what an uncompiled pass inside has left there.
     """
-    global _trusts_caches
-    before, _trusts_caches = _trusts_caches, True
+    global _weights_are_constant
+    before, _weights_are_constant = _weights_are_constant, True
     try:
         yield
     finally:
-        _trusts_caches = before
+        _weights_are_constant = before
+        while not before and _filled:
+            _filled.pop().clear()
 
 
 class WeightCache:
-    """A tensor made from parameters, cached from call to call in evaluation without gradients.
-
-    There a step with one token would otherwise cast and pad every weight of the model. Whatever changes a parameter
-    makes a new one: in-place operations by their version, everything else by its address. Fused optimisers change
-    neither, so it is also forgotten in training: by a pass with gradients, and by ``train`` and ``eval`` of its owner,
-    which must call :meth:`clear`. Compiled code cannot look, and makes it anew but for :func:`trust_weight_caches`.
-    """
+    """A tensor made from parameters, kept inside :func:`constant_weights` and nowhere else."""
 
     def __init__(self) -> None:
         self.clear()
@@ -124,30 +123,18 @@ class WeightCache:
         self._key: Any = None
         self._value: Any = None
 
-    def get(self, training: bool, parameters: Sequence[Tensor], extra: Any, make: Callable[[], Cached]) -> Cached:
-        """What ``make`` makes of ``parameters`` and ``extra``, perhaps made earlier."""
-        if training or torch.is_grad_enabled():
-            if not torch.compiler.is_compiling():
-                self.clear()
+    def get(self, key: Any, make: Callable[[], Cached]) -> Cached:
+        """What ``make`` makes for ``key``, perhaps made earlier."""
+        if not _weights_are_constant or torch.is_grad_enabled():
             return make()
-        if torch.compiler.is_compiling():
-            if not _trusts_caches or self._key is None or self._key[0] != extra:
+        if self._key != key:
+            if torch.compiler.is_compiling():
                 return make()
-        elif any(p.is_inference() for p in parameters):  # those have no version
-            return make()
-        else:
-            key = (extra, *((p.data_ptr(), p._version) for p in parameters))
-            if self._key != key:
-                self._key, self._value = key, make()
-                mark_static(self._value)
+            self._key, self._value = key, make()
+            mark_static(self._value)
+            _filled.append(self)
         value: Cached = self._value
         return value
-
-    def __deepcopy__(self, memo: Any) -> WeightCache:
-        return WeightCache()
-
-    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
-        return WeightCache, ()
 
 
 def mark_static(value: Any) -> None:
@@ -271,16 +258,8 @@ class AmbientLinear(nn.Module):
         return self._pad_rows(self.bias.to(dtype))
 
     def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """:meth:`padded` and the bias of the epilogue; kept in evaluation without gradients."""
-        parameters = [p for p in (self.weight, self.weight_time, self.bias) if p is not None]
-        return self._weight_cache.get(
-            self.training, parameters, dtype, lambda: (self.padded(dtype), self._epilogue(dtype))
-        )
-
-    def train(self, mode: bool = True) -> AmbientLinear:
-        """Also forgets the kept matrix, so that whatever training does to the weights is seen."""
-        self._weight_cache.clear()
-        return super().train(mode)
+        """:meth:`padded` and the bias of the epilogue."""
+        return self._weight_cache.get(dtype, lambda: (self.padded(dtype), self._epilogue(dtype)))
 
     def forward(self, lifted: Tensor) -> Tensor:
         if lifted.shape[-1] != self.width:

@@ -67,17 +67,19 @@ def linear_cross_entropy(
 def next_token_loss(
     hidden: Tensor,
     weight: Tensor,
-    labels: Tensor,
-    ignore_index: int = -100,
-    chunk: int | None = None,
+    labels: Tensor | None,
+    shift_labels: Tensor | None = None,
     num_items: Tensor | float | None = None,
 ) -> Tensor:
     """:func:`linear_cross_entropy` of tokens that predict the next one: (B, N, w), (V, w), (B, N) -> ().
 
-    Labels are shifted, not the hidden states: a slice of those would be copied.
+    Labels are shifted, not the hidden states: a slice of those would be copied. Whoever cuts texts into pieces, as
+    sequence parallelism does, has to shift before, and gives ``shift_labels``, which stand above the labels.
     """
-    shifted = F.pad(labels[..., 1:], (0, 1), value=ignore_index)
-    return linear_cross_entropy(hidden, weight, shifted, ignore_index, chunk, num_items)
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = F.pad(labels[..., 1:], (0, 1), value=-100)
+    return linear_cross_entropy(hidden, weight, shift_labels, num_items=num_items)
 
 
 def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> None:

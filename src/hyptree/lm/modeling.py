@@ -25,11 +25,11 @@ from hyptree.lm.ambient import (
     GAIN_FACTORS,
     AmbientLinear,
     WeightCache,
+    constant_weights,
     lift,
     padded_width,
     rms_norm,
     time_of,
-    trust_weight_caches,
 )
 from hyptree.lm.attention import ATTENTION, excess_of
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
@@ -40,6 +40,8 @@ from hyptree.lm.rotary import HelmRotary
 from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.rounding import wide
 
+_WITHOUT_EFFECT = {"cache_position", "return_dict"}
+"""What transformers hands to every model and ours needs not."""
 _MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
 
 
@@ -245,14 +247,8 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         return lift(hidden, self.model.c, bias=False)
 
     def lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
-        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`; cached in evaluation."""
-        parameters = [self.lm_head.weight] + ([] if self.log_head_tau is None else [self.log_head_tau])
-        return self._lm_head_cache.get(self.training, parameters, dtype, lambda: self._lm_head_matrix(dtype))
-
-    def train(self, mode: bool = True) -> HelmForCausalLM:
-        """Also forgets the kept head, so that whatever training does to the weights is seen."""
-        self._lm_head_cache.clear()
-        return super().train(mode)
+        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`."""
+        return self._lm_head_cache.get(dtype, lambda: self._lm_head_matrix(dtype))
 
     def _lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
         weight: Tensor = self.lm_head.weight
@@ -274,9 +270,9 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """``generate`` of transformers; compiled steps use the matrices that the first, uncompiled one has made."""
+        """``generate`` of transformers; matrices that are made from weights are made once."""
         parent: Any = super()
-        with trust_weight_caches():
+        with constant_weights():
             return parent.generate(*args, **kwargs)
 
     def _get_static_cache_init_shape(self) -> None:
@@ -305,7 +301,12 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             labels: (B, N), usually the input; shifted here, -100 does not count.
             logits_to_keep: only the logits of the last so many tokens (0: all), or of the tokens at these places.
             num_items_in_batch: what the summed loss is divided by, for accumulated steps.
+            kwargs: ``shift_labels`` (B, N), labels that are shifted already, in place of ``labels``. (An argument of
+                that name in the signature would make a Trainer ask for both.)
         """
+        shift_labels = kwargs.pop("shift_labels", None)
+        if unknown := [name for name, value in kwargs.items() if value is not None and name not in _WITHOUT_EFFECT]:
+            raise TypeError(f"HelmForCausalLM takes no {', '.join(unknown)}; leave it out")
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False  # who measures a loss writes no text, and keys and values of all layers are large
         outputs = self.model(
@@ -321,15 +322,17 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         )
         hidden: Any = outputs.last_hidden_state
         loss: Any = None
-        if labels is not None:
-            if labels.shape != hidden.shape[:2]:
-                shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(labels.shape)}"
+        targets = labels if shift_labels is None else shift_labels
+        if targets is not None:
+            if targets.shape != hidden.shape[:2]:
+                shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(targets.shape)}"
                 raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
             loss = next_token_loss(
                 self.lm_head_input(hidden),
                 self.lm_head_matrix(gemm_dtype(hidden)),
                 labels,
-                num_items=num_items_in_batch,
+                shift_labels,
+                num_items_in_batch,
             )
             if outputs.aux_loss is not None:
                 loss = loss + outputs.aux_loss

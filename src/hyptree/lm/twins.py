@@ -148,6 +148,7 @@ class _Twin:
     ) -> HelmOutput:
         """As any causal model of transformers; with labels while training there are no logits, only their loss."""
         kwargs.pop("return_dict", None)
+        shift_labels = kwargs.pop("shift_labels", None)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -159,9 +160,9 @@ class _Twin:
         )
         hidden = output.last_hidden_state
         loss = logits = None
-        if labels is not None:
-            loss = next_token_loss(hidden, self.lm_head.weight, labels, num_items=num_items_in_batch)
-        if labels is None or not self.training:
+        if labels is not None or shift_labels is not None:
+            loss = next_token_loss(hidden, self.lm_head.weight, labels, shift_labels, num_items_in_batch)
+        if loss is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])
         return HelmOutput(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyptree.data.pictures.single import read_picture
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -49,7 +51,7 @@ def draw(
     rows, columns = grid
     if rows < 1 or columns < 1 or len(labels) != rows * columns:
         raise ValueError(f"source has {len(labels)} patches, but the grid is {rows} x {columns}")
-    picture = _pixels(image)
+    picture = read_picture(image)
     height, width = picture.shape[:2]
     if side is not None and side > max(height, width):
         zoom = side / max(height, width)
@@ -121,14 +123,3 @@ def _labels(source: Any) -> np.ndarray:
             f"{labels.dtype}; take one row, e.g. handle.sources[-1][0]"
         )
     return labels.astype(np.int64)
-
-
-def _pixels(image: Any) -> np.ndarray:
-    from PIL import Image
-
-    if isinstance(image, Image.Image):
-        return np.asarray(image.convert("RGB"))
-    pixels = np.asarray(image)
-    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
-        raise ValueError(f"image is a PIL image or (H, W, 3) uint8, got {pixels.shape} of {pixels.dtype}")
-    return pixels

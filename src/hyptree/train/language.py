@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from hyptree.devices import find_device
 from hyptree.errors import UserError, require
 from hyptree.evaluate.text.choices import ChoiceScore, evaluate_tasks
 from hyptree.evaluate.text.token_radii import NUM_BLOCKS, count_tokens, measure_tokens, read_depths
+from hyptree.progress import quiet_transformers
 from hyptree.runs import RunFolder
 from hyptree.train.run.recipe import Recipe
 
@@ -50,7 +50,7 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
     import hyptree.lm  # noqa: F401  (makes transformers know our models)
 
     try:
-        with _without_bars():
+        with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read the model in {source}: {' '.join(str(error).split())[:300]}") from error
@@ -66,24 +66,10 @@ def export_language_model(run: Path, out: Path | None = None) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there and not empty; choose another --out")
     model, tokenizer = load_language_model(run)
-    with _without_bars():
+    with quiet_transformers():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     return out
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """No progress bars of transformers inside: they are for downloads and shards, and these are one small file."""
-    from transformers.utils import logging
-
-    were_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_on:
-            logging.enable_progress_bar()
 
 
 def _require_language(folder: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
+from hyptree.vlm.encoders.transformers import features_of
 
 if TYPE_CHECKING:
     from hyptree.vlm.adapters.handle import AdapterHandle
@@ -106,5 +107,4 @@ def _encode(handle: AdapterHandle, kind: str, inputs: Any) -> Tensor:
     method = next((getattr(model, name) for name in names if hasattr(model, name)), None)
     if method is None:
         raise UserError(f"{type(model).__name__} has neither {names[0]} nor {names[1]}; attach to load_encoder(...)")
-    output = method(inputs)
-    return output if isinstance(output, Tensor) else output.pooler_output  # transformers 5 gives an object
+    return features_of(method(inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ from hyptree.vlm import (
 from hyptree.vlm.adapters.attachment import handle_of
 from tests.vlm.adapters.small_clips import (
     CLIPS,
+    IMAGE,
+    TEXT,
+    VOCABULARY,
     SmallModel,
     encode,
     encode_image,
@@ -288,3 +292,54 @@ def test_mistakes_are_one_line_and_leave_the_model_alone(action, words: str):
         assert not any("hyptree" in key for key in model.state_dict()) and all(
             p.requires_grad for p in model.parameters()
         )
+
+
+# ------------------------------------------------------------------------------------------- what a tower does not have
+
+
+def convnext_clip() -> nn.Module:
+    import timm
+
+    model = CLIPS[4]()
+    model.visual.trunk = timm.create_model("convnext_atto", num_classes=0)
+    return model
+
+
+def coca() -> nn.Module:
+    from open_clip.coca_model import CoCa, MultimodalCfg
+    from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+
+    image = CLIPVisionCfg(layers=2, width=48, head_width=24, patch_size=16, image_size=32, attentional_pool=True)
+    text = CLIPTextCfg(context_length=8, vocab_size=VOCABULARY, width=32, heads=2, layers=2, embed_cls=True)
+    return CoCa(24, MultimodalCfg(width=32, heads=2, layers=3, vocab_size=VOCABULARY), text, image).eval()
+
+
+def blip() -> nn.Module:
+    import transformers
+
+    text = {**TEXT, "vocab_size": VOCABULARY, "max_position_embeddings": 8, "encoder_hidden_size": 48}
+    config = transformers.BlipConfig(
+        text_config={**text, "is_decoder": True}, vision_config={**IMAGE, "image_size": 32, "patch_size": 16}
+    )
+    return transformers.BlipForImageTextRetrieval(config).eval()
+
+
+def test_a_tower_that_cannot_be_adapted_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"the image tower of CustomTextCLIP .* say towers=\('text',\)"):
+        handle = attach(convnext_clip(), LoraConfig(2))
+    assert {site.tower for _, site in handle._set.group_of.values()} == {"text"}
+    attach(convnext_clip(), LoraConfig(2, towers=("text",)))  # warnings are errors here
+    with pytest.raises(UserError, match=r"0 attention layers in image"):
+        attach(convnext_clip(), LoraConfig(2, towers=("image",)))
+
+
+@pytest.mark.parametrize("targets", [("q", "v"), ("q", "k", "v", "out", "mlp")])
+@pytest.mark.parametrize(("build", "unread"), [(coca, "text_decoder"), (blip, "crossattention")])
+def test_parts_that_no_embedding_reads_get_no_adapter(
+    build: Callable[[], nn.Module], unread: str, targets: tuple[str, ...]
+) -> None:
+    model = build()
+    assert any(unread in name for name, _ in model.named_modules())
+    names = [site.name for site in attachment_points(model, targets)]
+    assert names and not any(unread in name for name in names)
+    assert {site.tower for site in attachment_points(model, targets)} == {"text", "image"}

@@ -53,7 +53,9 @@ def test_an_adapter_comes_back_bit_for_bit(config: AdapterConfig, tmp_path: Path
 
 
 def test_what_the_files_say(tmp_path: Path):
-    handle = attach(OPEN_CLIP(), ScaleAdapterConfig(16))
+    model, other = OPEN_CLIP(), OPEN_CLIP()
+    other.load_state_dict(model.state_dict())
+    handle = attach(model, ScaleAdapterConfig(16))
     shake(handle)
     handle.save(tmp_path, torch.float16)
     about = json.loads((tmp_path / "adapter.json").read_text())
@@ -67,9 +69,36 @@ def test_what_the_files_say(tmp_path: Path):
     stored, _ = load_tensors(tmp_path / "adapter.safetensors")
     assert {value.dtype for value in stored.values()} == {torch.float16}
     assert (tmp_path / "adapter.safetensors").stat().st_size < 2 * 9984 + 1000
-    loaded = AdapterHandle.load(OPEN_CLIP(), tmp_path)
+    loaded = AdapterHandle.load(other, tmp_path)
     for name, value in loaded.state_dict().items():
         assert value.dtype == torch.float32 and torch.equal(value, handle.state_dict()[name].half().float())
+
+
+@pytest.mark.parametrize("config", [LoraConfig(4), ScaleAdapterConfig(8, space="embedding", towers=("text",))])
+def test_a_base_with_other_weights_is_told(config: AdapterConfig, tmp_path: Path):
+    """Warnings are errors here, so a base that is the same but for rounding is taken in silence."""
+    model = OPEN_CLIP()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    attach(model, config).save(tmp_path)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        same = OPEN_CLIP()
+        same.load_state_dict(state)
+        AdapterHandle.load(same.to(dtype), tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"made on the weights .*, and this model has other weights of the same shapes"
+    ):
+        AdapterHandle.load(OPEN_CLIP(), tmp_path)
+
+
+def test_an_adapter_saved_while_merged_says_nothing_of_its_base(tmp_path: Path):
+    model, other = OPEN_CLIP(), OPEN_CLIP()
+    other.load_state_dict(model.state_dict())
+    handle = attach(model, LoraConfig(4))
+    shake(handle)
+    handle.merge()
+    handle.save(tmp_path)
+    assert json.loads((tmp_path / "adapter.json").read_text())["base_weights"] is None
+    AdapterHandle.load(other, tmp_path)
 
 
 def test_sizes_of_vit_b_16_in_float16(tmp_path: Path):

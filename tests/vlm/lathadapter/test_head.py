@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyptree.geometry import lorentz, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.vlm import LatentHierarchyHead
-from hyptree.vlm.lathadapter.head import default_num_attributes, polar_distances
+from hyptree.vlm.lathadapter.head import _ATTRIBUTE, _IMAGE, default_num_attributes, polar_distances
 from hyptree.vlm.lathadapter.hierarchy_loss import hierarchy_loss, mine_triplets
 from hyptree.vlm.lathadapter.refine import refine
 
@@ -367,11 +367,22 @@ def synthetic_tree(seed: int, d: int = 32, pictures: int = 6) -> tuple[Tensor, T
     return text, images, labels, labels // 4
 
 
+@torch.no_grad()
+def common_attribute(head: LatentHierarchyHead, first: Tensor, second: Tensor) -> Tensor:
+    """(n,) the attribute nearest to both pictures of each pair, their lowest common ancestor; (n, D) features."""
+    attributes = head._lifted(head.attributes, _ATTRIBUTE)
+    to = [
+        poincare.pairwise_dist(head._lifted(head._enter("image features", features), _IMAGE), attributes, head.c)
+        for features in (first, second)
+    ]
+    return torch.maximum(*to).argmin(1)
+
+
 def agreement(head: LatentHierarchyHead, images: Tensor, above: Tensor) -> float:
     """How often pairs of one super-class have the same common attribute, above how often any such pairs have."""
     first, second = torch.combinations(torch.arange(len(images)), 2).T
     together = above[first] == above[second]
-    actual = head.common_attribute(images[first[together]], images[second[together]])
+    actual = common_attribute(head, images[first[together]], images[second[together]])
     group = above[first[together]]
     counts = torch.stack([torch.bincount(actual[group == g], minlength=head.num_attributes) for g in range(5)]).double()
     within = counts.square().sum(1) / counts.sum(1).square()
@@ -409,7 +420,7 @@ def test_the_tree_is_class_attribute_image(seed: int) -> None:
     assert (tree.parent[20:26] < 20).all() and ((tree.parent[26:] >= 20) & (tree.parent[26:] < 26)).all()
     assert tree.height.tolist() == [2] * 20 + [1] * 6 + [0] * 10
     assert tree.label[:2] == ["c0", "c1"] and tree.label[20] == "attribute 0" and tree.label[-1] == "image 9"
-    with_itself = head.common_attribute(images[:10], images[:10])
+    with_itself = common_attribute(head, images[:10], images[:10])
     assert (tree.parent[26:] - 20).tolist() == with_itself.tolist()
     plain = LatentHierarchyHead(32, 0).to_tree(text, images[:3])
     assert (plain.parent[20:] < 20).all() and (plain.parent[20:] >= 0).all()

@@ -60,7 +60,7 @@ class Coco(Pictures):
     def _read(self, i: int) -> Sample:
         entry, rows = self._images[i], self._annotations[i]
         id = str(entry["file_name"])
-        image = decode_image(self._folder / id, id)
+        image = decode_image(self._folder / id, id, (entry["height"], entry["width"]))
         height, width = image.shape[1:]
         if (entry["height"], entry["width"]) != (height, width):
             raise BadSample(id, f"picture of {width}x{height} pixels, annotated as {entry['width']}x{entry['height']}")
@@ -149,16 +149,44 @@ def _decode_masks(rows: Sequence[dict[str, Any]], height: int, width: int, id: s
         try:
             if isinstance(shape, list):
                 runs = mask.merge(mask.frPyObjects(shape, height, width))
-            elif isinstance(shape["counts"], list):
-                runs = mask.frPyObjects(shape, height, width)
             else:
-                runs = shape
+                _check_runs(shape, height, width)
+                runs = mask.frPyObjects(shape, height, width) if isinstance(shape["counts"], list) else shape
             with warnings.catch_warnings():  # its compiled part is older than numpy 2
                 warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
                 out[:] = mask.decode(runs)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise BadSample(id, f"cannot read the segmentation of annotation {row.get('id', '?')}: {error}") from error
     return masks
+
+
+def _check_runs(shape: dict[str, Any], height: int, width: int) -> None:
+    """Raise unless run lengths cover the picture: pycocotools leaves what they do not reach as it was in memory."""
+    if list(shape["size"]) != [height, width]:
+        raise ValueError(f"its run lengths are for (height, width) {shape['size']}, the picture has {[height, width]}")
+    counts = shape["counts"]
+    runs = counts if isinstance(counts, list) else _unpacked(counts)
+    if min(runs, default=0) < 0 or sum(runs) != height * width:
+        raise ValueError(f"its run lengths cover {sum(runs)} pixels, the picture has {height * width}")
+
+
+def _unpacked(text: str | bytes) -> list[int]:
+    """COCO's packed run lengths: five bits per character and one that says that more follow, from the third run on as
+    the difference to the last but one."""
+    runs: list[int] = []
+    value = bits = 0
+    for byte in text.encode() if isinstance(text, str) else text:
+        piece = byte - 48
+        value |= (piece & 31) << bits
+        bits += 5
+        if not piece & 32:
+            if piece & 16:
+                value -= 1 << bits
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = bits = 0
+    if bits:
+        raise ValueError("its run lengths break off")
+    return runs
 
 
 def _tree(categories: Sequence[dict[str, Any]]) -> Tree | None:

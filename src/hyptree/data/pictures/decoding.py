@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.single import rgb_pixels
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"])
 """Files that count as pictures, whatever the case."""
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of how the camera was held; 1 is upright."""
 
 MAX_BYTES = 2**31
 """Pictures of a dataset that take more memory than this are not all held decoded."""
@@ -185,14 +189,19 @@ class Packed:
 # ------------------------------------------------------------------------------------------------------------ decoding
 
 
-def decode_image(source: Path | bytes, id: str) -> Tensor:
-    """(3, H, W) uint8 RGB of a file or its bytes; ``BadSample`` when it is missing, truncated or no picture."""
-    return torch.from_numpy(_decode(_read_bytes(source, id), id, "RGB")).permute(2, 0, 1).contiguous()
+def decode_image(source: Path | bytes, id: str, size: tuple[int, int] | None = None) -> Tensor:
+    """(3, H, W) uint8 RGB of a file or its bytes; ``BadSample`` when it is missing, truncated or no picture.
+
+    Args:
+        size: (height, width) of its labels, where it has labels of pixels or boxes. A picture that the camera marked
+            as turned then has to tell by its shape whether they were drawn on it as it is stored or as it is seen.
+    """
+    return torch.from_numpy(_decode(_read_bytes(source, id), id, True, size)).permute(2, 0, 1).contiguous()
 
 
 def decode_labels(source: Path | bytes, id: str) -> Tensor:
     """(H, W) uint8 of a label map: the stored numbers, palettes left alone."""
-    values = _decode(_read_bytes(source, id), id, None)
+    values = _decode(_read_bytes(source, id), id, False)
     if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_) or values.max(initial=0) > 255:
         raise BadSample(id, f"a label map has one number from 0 to 255 per pixel, found {values.dtype} {values.shape}")
     return torch.from_numpy(values.astype(np.uint8))
@@ -209,7 +218,7 @@ def _read_bytes(source: Path | bytes, id: str) -> bytes:
         raise BadSample(id, error.strerror or str(error)) from error
 
 
-def _decode(data: bytes, id: str, mode: str | None) -> np.ndarray:
+def _decode(data: bytes, id: str, colours: bool, size: tuple[int, int] | None = None) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -217,7 +226,13 @@ def _decode(data: bytes, id: str, mode: str | None) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data)) as picture:
-                return np.array(picture if mode is None else picture.convert(mode))
+                turned = picture.getexif().get(_ORIENTATION, 1)
+                if size is not None and turned in range(2, 9):
+                    if turned < 5 or size[0] == size[1]:
+                        raise BadSample(id, f"labels may be for it turned or not (EXIF {turned}); save it upright")
+                    if size == (picture.height, picture.width):
+                        del picture.getexif()[_ORIENTATION]
+                return rgb_pixels(picture) if colours else np.array(picture)
     except UnidentifiedImageError as error:
         raise BadSample(id, "not a picture" if data else "empty file") from error
     except (OSError, EOFError, ValueError, SyntaxError, IndexError, struct.error, zlib.error) as error:

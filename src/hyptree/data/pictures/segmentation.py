@@ -63,8 +63,8 @@ class LabelMaps(Pictures):
 
     def _read(self, i: int) -> Sample:
         id = str(self._names[i])
-        image = decode_image(self._images[i], id)
         stored = decode_labels(self._maps[i], id)
+        image = decode_image(self._images[i], id, (stored.shape[0], stored.shape[1]))
         if stored.shape != image.shape[1:]:
             raise BadSample(id, f"picture of {_by(image)} pixels with a label map of {_by(stored)}")
         numbers = stored.numpy().tobytes()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
-__all__ = ["data_url", "fit", "model_input", "read_picture", "resize_detections"]
+__all__ = ["data_url", "fit", "model_input", "read_picture", "resize_detections", "rgb_pixels"]
 
 
 def read_picture(image: Any) -> np.ndarray:
@@ -24,22 +25,41 @@ def read_picture(image: Any) -> np.ndarray:
 
     if isinstance(image, (str, Path)):
         try:
-            with Image.open(image) as opened:
-                return np.asarray(opened.convert("RGB"))
+            with Image.open(image) as opened, as_user_error(str(image)):
+                return rgb_pixels(opened)
         except FileNotFoundError as error:
             raise UserError(f"{image}: no such picture") from error
         except (UnidentifiedImageError, OSError) as error:
             raise UserError(f"{image}: not a picture that can be read; expected PNG, JPEG, WebP, ...") from error
     if isinstance(image, Image.Image):
-        return np.asarray(image.convert("RGB"))
+        return rgb_pixels(image)
     pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    given = pixels.shape
     if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(
-            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {pixels.shape} of {pixels.dtype}"
+            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {given} of {pixels.dtype}"
         )
     return pixels
+
+
+def rgb_pixels(picture: Image) -> np.ndarray:
+    """(H, W, 3) uint8 of a PIL image: upright by its EXIF orientation, 16 bits of grey brought to 8.
+
+    Raises:
+        ValueError: 32 bits per pixel, whole or float, which PIL would cut off at 255 without a word.
+    """
+    from PIL import ImageOps
+
+    kind = "I;16" if picture.mode == "I" and picture.format == "PNG" else picture.mode  # older versions of PIL
+    picture = ImageOps.exif_transpose(picture)
+    if kind.startswith("I;16"):
+        grey = np.asarray(picture).astype(np.uint32)
+        return np.repeat(((grey * 255 + 32767) // 65535).astype(np.uint8)[..., None], 3, axis=2)
+    if kind in ("I", "F"):
+        raise ValueError("32 bits per pixel have no agreed range; save it with 8 or 16 bits")
+    return np.array(picture.convert("RGB"))
 
 
 def fit(picture: np.ndarray, size: int | tuple[int, int]) -> np.ndarray:

@@ -140,10 +140,9 @@ class ExpertStack(nn.Module):
     def matrices(
         self, dtype: torch.dtype, width: int, divide: tuple[bool, bool] = (True, True)
     ) -> tuple[Tensor, Tensor]:
-        """:meth:`folded`, kept in evaluation without gradients."""
-        parameters = list(self.parameters(recurse=False))
+        """:meth:`folded`, once where no weight changes."""
         key = (dtype, width, divide)
-        return self._weight_cache.get(self.training, parameters, key, lambda: self.folded(*key))
+        return self._weight_cache.get(key, lambda: self.folded(*key))
 
     @property
     def sizes(self) -> fused_experts.Sizes:
@@ -195,11 +194,6 @@ class ExpertStack(nn.Module):
 
     def _crop(self, points: Tensor) -> Tensor:
         return points if points.shape[-1] == self.features else points[..., : self.features]
-
-    def train(self, mode: bool = True) -> ExpertStack:
-        """Also forgets the kept matrices, so that whatever training does to the weights is seen."""
-        self._weight_cache.clear()
-        return super().train(mode)
 
     def _mark(self) -> None:
         for name, says in _MARKS.items():

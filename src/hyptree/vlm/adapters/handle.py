@@ -226,7 +226,7 @@ class AdapterHandle:
         """
         from hyptree.vlm.adapters.store import save_adapter
 
-        return save_adapter(self._set, self.name, folder, dtype)
+        return save_adapter(self, folder, dtype)
 
     save_pretrained = save
 

@@ -7,6 +7,7 @@ a fused key and value (pooling by attention). Each projection is a range of rows
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q",
 _FUSED = ("qkv", "in_proj", "query_key_value", "Wqkv", "to_qkv")
 _QUERY_APART = (("q", "kv"), ("q_proj", "kv_proj"))
 _IMAGE_NAMES = ("visual", "vision", "image")
+_UNREAD = {"text_decoder", "multimodal_decoder", "crossattention", "cross_attn"}
+"""Parts of a text tower that write captions or look at pictures, and that no embedding of a text goes through."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,11 @@ def attachment_points(
     Raises:
         UserError: nothing in the model looks like attention, or a layer is not there.
     """
-    attentions = {name: parts for name, module in model.named_modules() if (parts := _projections(module))}
+    attentions = {
+        name: parts
+        for name, module in model.named_modules()
+        if not _UNREAD.intersection(name.split(".")) and (parts := _projections(module))
+    }
     tower_of = _Towers(model)
     by_tower: dict[str, list[str]] = {tower: [] for tower in TOWERS}
     for name in attentions:
@@ -107,6 +114,13 @@ def attachment_points(
             f"nothing to adapt in {type(model).__name__} for targets {', '.join(targets)} in {', '.join(towers)}: "
             f"found {', '.join(where.values())}; expected in_proj_weight, q_proj/k_proj/v_proj or qkv in its attention"
         )
+    for tower in towers:
+        if not by_tower[tower] and tower in tower_of.towers.values():
+            warnings.warn(
+                f"the {tower} tower of {type(model).__name__} has no attention that can be adapted and stays as it is; "
+                f"say towers={tuple(t for t in towers if t != tower)} if that is meant",
+                stacklevel=2,
+            )
     return sites
 
 
@@ -203,6 +217,8 @@ def _sites(
         block = _block(model, name, attentions)
         for path, module in model.get_submodule(block).named_modules():
             full = _join(block, path)
+            if _UNREAD.intersection(full.split(".")):
+                continue
             if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith("hyptree_adapters"):
                 parts_of[full, "weight"] = ["mlp"]
     for (path, attribute), parts in parts_of.items():

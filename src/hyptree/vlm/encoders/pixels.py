@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.errors import UserError
+from hyptree.data.pictures.single import rgb_pixels
+from hyptree.errors import UserError, as_user_error
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -61,7 +62,8 @@ def as_bytes(picture: Any) -> Tensor:
         tensor = picture
     else:
         if hasattr(picture, "convert"):  # PIL
-            picture = picture.convert("RGB")
+            with as_user_error("a picture"):
+                picture = rgb_pixels(picture)
         tensor = torch.from_numpy(np.array(picture))
     if tensor.dtype != torch.uint8:
         raise UserError(

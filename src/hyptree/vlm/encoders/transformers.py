@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError, require
 from hyptree.files import write_text
+from hyptree.progress import quiet_transformers
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 from hyptree.vlm.encoders.spec import hf_source
@@ -173,7 +172,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         from hyptree.vlm.clip.world_clip import load_run
 
         return load_run(source, random_init=random_init, seed=seed)
-    with readable_imports(), _quiet():
+    with readable_imports(), quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
@@ -264,7 +263,7 @@ def _settings(source: str, name: str) -> dict[str, Any]:
 def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet():
+    with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
@@ -277,24 +276,3 @@ def features_of(output: Any) -> Tensor:
 
 def _why(error: Exception) -> str:
     return " ".join(str(error).strip().split("\n")[0].split())[:160].rstrip(".")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bars and notes, and the hub's on its retries: what matters of them is checked here."""
-    import logging as python_logging
-
-    from transformers.utils import logging
-
-    hub = python_logging.getLogger("huggingface_hub")
-    level, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    hub.setLevel(python_logging.ERROR)
-    try:
-        yield
-    finally:
-        hub.setLevel(hub_level)
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

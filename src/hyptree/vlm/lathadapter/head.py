@@ -299,16 +299,6 @@ class LatentHierarchyHead(nn.Module):
     # ------------------------------------------------------------------------------------------------ what it learned
 
     @torch.no_grad()
-    def common_attribute(self, first: Tensor, second: Tensor) -> Tensor:
-        """(n,) the attribute nearest to both pictures of each pair, their lowest common ancestor; (n, D) features."""
-        attributes = self._lifted(self.attributes, _ATTRIBUTE)
-        to = [
-            poincare.pairwise_dist(self._lifted(self._enter("image features", features), _IMAGE), attributes, self.c)
-            for features in (first, second)
-        ]
-        return torch.maximum(*to).argmin(1)
-
-    @torch.no_grad()
     def slope_ratio(self, image_features: Tensor, text_features: Tensor) -> float:
         """How much the logits follow the hyperbolic distance, as a share of how much they follow the cosine.
 

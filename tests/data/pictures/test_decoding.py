@@ -1,0 +1,122 @@
+"""What PIL would read wrongly without a word: turned pictures, 16 and 32 bits per pixel, run lengths that end early."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyptree.data.pictures.coco import _check_runs, _unpacked
+from hyptree.data.pictures.decoding import decode_image
+from hyptree.data.pictures.single import read_picture
+from hyptree.data.sample import BadSample
+from hyptree.errors import UserError
+from hyptree.tokens.draw import draw as draw_clusters
+from hyptree.vlm.encoders.pixels import as_bytes
+
+ORIENTATION = 0x0112
+TURNS = {  # how a picture that is stored like this is to be seen, by EXIF's definition of the first row and column
+    1: lambda x: x,
+    2: np.fliplr,
+    3: lambda x: np.rot90(x, 2),
+    4: np.flipud,
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: np.rot90(x, -1),
+    7: lambda x: np.rot90(x.swapaxes(0, 1), 2),
+    8: np.rot90,
+}
+
+
+def stored(values: np.ndarray, orientation: int = 1) -> bytes:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, "PNG", exif=exif)
+    return out.getvalue()
+
+
+def draw(seed: int, height: int = 5, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_pictures_are_upright(seed: int, tmp_path: Path, orientation: int) -> None:
+    values, path = draw(seed), tmp_path / "phone.png"
+    path.write_bytes(stored(values, orientation))
+    expected = TURNS[orientation](values)
+    assert np.array_equal(decode_image(path, "phone").permute(1, 2, 0).numpy(), expected)
+    assert np.array_equal(read_picture(path), expected)
+    with Image.open(path) as picture:
+        assert np.array_equal(as_bytes(picture).permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_labels_of_pixels_tell_which_way_a_picture_is_meant(seed: int, orientation: int) -> None:
+    values = draw(seed)
+    data, upright = stored(values, orientation), TURNS[orientation](values)
+    if orientation in (2, 3, 4):
+        with pytest.raises(BadSample, match=rf"turned or not \(EXIF {orientation}\); save it upright"):
+            decode_image(data, "phone", (5, 8))
+        return
+    as_stored = decode_image(data, "phone", (5, 8)).permute(1, 2, 0).numpy()
+    assert np.array_equal(as_stored, values)
+    if orientation > 4:
+        assert np.array_equal(decode_image(data, "phone", (8, 5)).permute(1, 2, 0).numpy(), upright)
+        with pytest.raises(BadSample, match="save it upright"):
+            decode_image(stored(draw(seed, 6, 6), orientation), "phone", (6, 6))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_of_grey_become_eight(seed: int, tmp_path: Path, kind: str) -> None:
+    grey = np.random.default_rng(seed).integers(0, 65536, (6, 7)).astype(np.uint16)
+    grey[0, :3] = 0, 65535, 257 * 100
+    path = tmp_path / f"deep.{kind.lower()}"
+    Image.fromarray(grey).save(path)
+    expected = np.round(grey / 65535 * 255).astype(np.uint8)
+    decoded = decode_image(path, "deep").numpy()
+    assert all(np.array_equal(channel, expected) for channel in decoded)
+    assert np.array_equal(read_picture(path)[..., 1], expected)
+    assert decoded[0, 0, :3].tolist() == [0, 255, 100]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_without_an_agreed_range_are_refused(tmp_path: Path, dtype: type) -> None:
+    path = tmp_path / "deep.tiff"
+    Image.fromarray(np.full((4, 4), 0.5).astype(dtype)).save(path)
+    with pytest.raises(BadSample, match="32 bits per pixel have no agreed range"):
+        decode_image(path, "deep")
+    with pytest.raises(UserError, match=r"deep\.tiff: 32 bits per pixel have no agreed range; save it with 8"):
+        read_picture(path)
+    with Image.open(path) as picture:
+        with pytest.raises(UserError, match="32 bits per pixel"):
+            as_bytes(picture)
+        with pytest.raises(ValueError, match="32 bits per pixel"):
+            draw_clusters(picture, np.zeros(4, np.int64), (2, 2))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_run_lengths_cover_the_picture_or_are_refused(seed: int, packed: bool) -> None:
+    mask = pytest.importorskip("pycocotools.mask")
+    on = np.asfortranarray(np.random.default_rng(seed).random((9, 11)) < 0.3, np.uint8)
+    whole = mask.encode(on)
+    runs = _unpacked(whole["counts"])
+    flat = on.T.reshape(-1)
+    assert runs == np.diff([0, *np.flatnonzero(np.diff([0, *flat])), len(flat)]).tolist()
+    _check_runs({"size": [9, 11], "counts": whole["counts"] if packed else runs}, 9, 11)
+    cut = runs[:-1]
+    short = mask.frPyObjects({"size": [9, 11], "counts": cut}, 9, 11)["counts"] if packed else cut
+    with pytest.raises(ValueError, match=rf"its run lengths cover {sum(cut)} pixels, the picture has 99"):
+        _check_runs({"size": [9, 11], "counts": short}, 9, 11)
+    with pytest.raises(ValueError, match=r"are for \(height, width\) \[11, 9\], the picture has \[9, 11\]"):
+        _check_runs({"size": [11, 9], "counts": runs}, 9, 11)
+    with pytest.raises(ValueError, match="break off"):
+        _check_runs({"size": [9, 11], "counts": b"Q"}, 9, 11)
+
+
+def test_a_picture_of_colours_is_what_it_was(seed: int) -> None:
+    values = draw(seed, 12, 7)
+    assert torch.equal(decode_image(stored(values), "x").permute(1, 2, 0), torch.from_numpy(values))
