@@ -34,12 +34,12 @@ def read_picture(image: Any) -> np.ndarray:
     if isinstance(image, Image.Image):
         return rgb_pixels(image)
     pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
-    given = pixels.shape
+    shape = pixels.shape
     if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(
-            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {given} of {pixels.dtype}"
+            f"a picture is (H, W, 3) or (3, H, W) uint8, a path or a PIL image; got {shape} of {pixels.dtype}"
         )
     return pixels
 

@@ -108,11 +108,11 @@ def samples(model: nn.Module, count: int = 64) -> dict[str, list[float]] | None:
     weights = [(name, p) for name, p in model.named_parameters() if p.dim() > 1 and not name.startswith(f"{CHILD}.")]
     if any(p.is_meta for _, p in weights):
         return None
-    found = {}
+    rows = {}
     for name, p in weights[:: -(-len(weights) // count)]:
         flat = p.detach().flatten()
-        found[name] = flat[torch.linspace(0, len(flat) - 1, 8).long()].tolist()
-    return found
+        rows[name] = flat[torch.linspace(0, len(flat) - 1, 8).long()].tolist()
+    return rows
 
 
 def _warn_of_another_base(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None:
