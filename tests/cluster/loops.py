@@ -20,7 +20,7 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 
 def match_once(rows: list[list[float]], num_merges: int) -> list[int]:
-    """Group of every token after one matching: even tokens propose, the best proposals are accepted."""
+    """Group of every token after one matching: even tokens propose, the best are accepted; those left come first."""
     proposals = []
     for i in range(0, len(rows), 2):
         likeness = [(cosine(rows[i], rows[j]), -j) for j in range(1, len(rows), 2)]
@@ -30,7 +30,8 @@ def match_once(rows: list[list[float]], num_merges: int) -> list[int]:
     group = list(range(len(rows)))
     for _, i, partner in sorted(proposals)[:num_merges]:
         group[i] = partner
-    return numbered(group)
+    order = [i for i in range(0, len(rows), 2) if group[i] == i] + list(range(1, len(rows), 2))
+    return [order.index(at) for at in group]
 
 
 def bipartite(features: Tensor, k: int) -> list[int]:

@@ -55,7 +55,7 @@ def test_proposals_come_best_first_and_go_from_even_to_odd() -> None:
 
 def test_ties_go_to_the_smallest_index() -> None:
     features = torch.ones(2, 10, 4)  # all alike: even tokens 0, 2, 4 propose first, all to token 1
-    assert bipartite_match(features, 7).tolist() == [[0, 0, 0, 1, 0, 2, 3, 4, 5, 6]] * 2
+    assert bipartite_match(features, 7).tolist() == [[2, 2, 2, 3, 2, 4, 0, 5, 1, 6]] * 2  # 6 and 8 are left
     gone, into = propose(features, 3)
     assert gone.tolist() == [[0, 2, 4]] * 2 and into.tolist() == [[1, 1, 1]] * 2
 

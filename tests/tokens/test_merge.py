@@ -177,7 +177,8 @@ def test_matcher_leaves_protected_tokens_alone_and_merges_the_rest(method: str, 
     number = torch.cat([torch.full((3, protected, 1), -1.0), tokens], 1)
     last_first = merge(23 - number, "amax")  # 23 less the smallest member of each cluster
     first = 23 - last_first[:, protected:, 0]
-    assert torch.equal(first, first.sort().values) and len(set(first[0].tolist())) == 10
+    assert len(set(first[0].tolist())) == 10
+    assert method == "tome" or torch.equal(first, first.sort().values)  # tome has the order of its paper
 
     x = torch.randn(3, protected + 24, 5)
     same = back(last_first).squeeze(-1)[:, protected:]  # equal within a cluster only

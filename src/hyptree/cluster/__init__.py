@@ -1,4 +1,6 @@
-"""Clusters of tokens from distances, features or scores. Labels are (B, N) int64, numbered by their first member.
+"""Clusters of tokens from distances, features or scores, as labels (B, N) int64.
+
+They are numbered by their first member, but for ``bipartite_match``, which has the order of its paper.
 
 ``agglomerate`` merges bottom-up and is exact, ``dendrogram`` gives the hierarchy. Its rivals are ``bipartite_match``,
 ``kmeans``, ``kmedoids`` and ``density_peaks``; ``top_k`` and ``random_tokens`` only choose tokens to keep.

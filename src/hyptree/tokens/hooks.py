@@ -196,6 +196,7 @@ class BlockHooks:
             options.metric,
             options.backend,
             handle.seed(work.flow.step, self.index),
+            adapter.num_prefix,
         )
 
     def _scores(self, queries: Tensor, keys: Tensor, size: Tensor | None) -> Tensor:

@@ -111,7 +111,8 @@ def matcher(
 
     num_tokens = features.shape[1]
     k = min(k, num_tokens - protected)
-    site = Site(features[:, protected:].detach(), k, scores=scores, linkage=linkage, metric=metric)
+    others = features[:, protected:].detach()
+    site = Site(others, k, scores=scores, linkage=linkage, metric=metric, num_before=protected)
     labels = METHODS[method].reduce(site).labels
     assert labels is not None
 

@@ -43,6 +43,7 @@ class Site:
             over heads; None for methods that do not ask for it.
         linkage, metric, backend: as in ``patch``.
         seed: differs from layer to layer and from forward pass to forward pass.
+        num_before: tokens in front that take no part (class, distillation, registers).
     """
 
     features: Tensor
@@ -52,6 +53,7 @@ class Site:
     metric: Metric = "cosine"
     backend: str = "auto"
     seed: int = 0
+    num_before: int = 0
 
     def distance(self) -> Tensor:
         """(B, N, N) distances between the features."""
@@ -88,7 +90,7 @@ def _atc(site: Site) -> Reduction:
 
 
 def _tome(site: Site) -> Reduction:
-    return Reduction(bipartite_match(site.features, site.k))
+    return Reduction(bipartite_match(site.features, site.k, site.num_before))
 
 
 def _kmeans(site: Site) -> Reduction:
