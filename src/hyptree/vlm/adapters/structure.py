@@ -10,8 +10,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
@@ -67,6 +69,11 @@ class Site:
         return weight
 
     @property
+    def device(self) -> torch.device:
+        """Where the weight is when its layer runs."""
+        return device_of(self.module, self.base)
+
+    @property
     def slot_shape(self) -> tuple[int, int]:
         """(rows, columns) of each of its parts."""
         return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
@@ -75,6 +82,22 @@ class Site:
     def is_covered(self) -> bool:
         """Whether its parts are all of its rows."""
         return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
+
+
+def device_of(module: nn.Module, weight: Tensor) -> torch.device:
+    """Where a weight is when its module runs: for weights that accelerate offloads, the device of its hook."""
+    hook = module.__dict__.get("_hf_hook") if weight.is_meta else None
+    device = getattr(hook, "execution_device", None)
+    return weight.device if device is None else torch.device(device)
+
+
+def enclosing(model: nn.Module, sites: Sequence[Site]) -> str:
+    """Name of the smallest module that runs the layers of all these weights; lists of modules are not run."""
+    paths = [site.name.split(".")[:-1] for site in sites]
+    path = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
+    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        path.pop()
+    return ".".join(path)
 
 
 def attachment_points(
