@@ -198,6 +198,10 @@ class AdapterContainer(nn.Module):
     def merge(self, name: str) -> None:
         """Write the adapted weights of an adapter into the model; the base is kept to come back to."""
         chosen = self[name]
+        bases = [site.base for _, site in chosen.group_of.values()]
+        bases += [e.point.weight for e in chosen.all_embeddings() if e.point.projection is not None]
+        if any(base.is_meta for base in bases):
+            raise UserError("an adapter cannot be merged into offloaded weights; bring the model into memory first")
         written: list[tuple[nn.Module, str, Tensor]] = []
         for group in chosen.all_groups():
             written += [(s.module, s.attribute, w) for s, w in zip(group.sites, group.merged(), strict=True)]

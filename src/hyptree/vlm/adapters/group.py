@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 from hyptree.vlm.adapters.structure import Site
 
@@ -77,7 +76,7 @@ class AdaptedGroup(nn.Module):
     def weight(self, site: Site) -> Tensor:
         """The adapted weight of a site, as its layer uses it now."""
         running = None if torch.compiler.is_compiling() else _running.get().get(self)
-        if running is None or running.dtype != self._dtype() or _uses() > running.uses:
+        if running is None or running.dtype != self._dtype(site.base) or _uses() > running.uses:
             return self.computed(site)
         return running.weights[site.name]
 
@@ -95,8 +94,6 @@ class AdaptedGroup(nn.Module):
     @torch.no_grad()
     def merged(self) -> list[Tensor]:
         """The adapted weights of all sites in the dtype of the base, bit for bit those of a pass without autocast."""
-        if any(site.base.is_meta for site in self.sites):
-            raise UserError("the weights are offloaded or have no numbers, so that no adapter can be merged into them")
         with torch.autocast(self.stack.device.type, enabled=False), torch.autocast("cpu", enabled=False):
             return [weight.clone() for weight in self._weights(self.sites)]
 
@@ -113,10 +110,9 @@ class AdaptedGroup(nn.Module):
     def new_pass(self) -> _Pass:
         """The weights of all sites as they are now."""
         weights = zip(self.sites, self._weights(self.sites), strict=True)
-        return _Pass(self._dtype(), _uses(), {site.name: weight for site, weight in weights})
+        return _Pass(self._dtype(self.sites[0].base), _uses(), {site.name: weight for site, weight in weights})
 
-    def _dtype(self) -> torch.dtype:
-        base = self.sites[0].base
+    def _dtype(self, base: Tensor) -> torch.dtype:
         if self.follows_autocast and base.dtype == torch.float32 and torch.is_autocast_enabled(base.device.type):
             return torch.get_autocast_dtype(base.device.type)
         return base.dtype
@@ -124,7 +120,7 @@ class AdaptedGroup(nn.Module):
     def _weights(self, sites: Sequence[Site]) -> list[Tensor]:
         """The adapted weights of sites that follow one another."""
         parts = torch.stack([site.base[slot.start : slot.stop] for site in sites for slot in site.slots])
-        parts = parts.to(self._dtype())
+        parts = parts.to(self._dtype(parts))
         with torch.autocast(parts.device.type, enabled=False):
             adapted = self.adapter(parts, self._first[sites[0].name])
         split = adapted.split([len(site.slots) for site in sites])

@@ -18,6 +18,8 @@ from hyptree.errors import UserError
 
 MARK = "_hyptree_sources"
 METHODS = ("forward", "encode_text")
+_WRITERS = {"merge", "unmerge", "_restore_weights"}
+"""Functions of peft that read a weight to write it back."""
 
 
 def intercept(module: nn.Module, name: str, source: Any) -> None:
@@ -69,7 +71,7 @@ def _getter(name: str) -> Any:
             package, verb = caller.f_globals.get("__name__", "").split(".")[0], caller.f_code.co_name
             if package == "accelerate":
                 return base
-            if package == "peft" and (verb in ("merge", "unmerge") or verb.endswith("_init")):
+            if package == "peft" and (verb in _WRITERS or verb.endswith("_init")):
                 raise UserError(
                     f"peft's {verb} would write to a {name} that an adapter of hyptree computes, and be lost: use "
                     "handle.merge_and_unload() before it, or put the two on different layers"

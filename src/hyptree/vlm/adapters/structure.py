@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -116,6 +116,7 @@ def attachment_points(
     Raises:
         UserError: nothing in the model looks like attention, or a layer is not there.
     """
+    _check_is_unwrapped(model, targets)
     attentions = {
         name: parts
         for name, module in model.named_modules()
@@ -165,6 +166,21 @@ def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
         if name in linears and _weight(module, name).shape[0] % 3 == 0:
             return [(name, "weight", ["q", "k", "v"])]
     return []
+
+
+def _check_is_unwrapped(model: nn.Module, targets: Sequence[str]) -> None:
+    """Raises where a layer that is asked for lies in a layer of peft: its parts are linear layers themselves."""
+    projections = {*chain(*_SEPARATE, *_QUERY_APART), *_FUSED}
+    for name, module in model.named_modules():
+        if isinstance(inner := module._modules.get("base_layer"), nn.Linear | nn.MultiheadAttention) and (
+            isinstance(inner, nn.MultiheadAttention)
+            or name.rpartition(".")[2] in projections
+            or {"out", "mlp"}.intersection(targets)
+        ):
+            raise UserError(
+                f"{name} has an adapter of another library ({type(module).__module__.split('.')[0]}): merge and unload "
+                "that first, or attach before it is put on"
+            )
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -251,8 +267,11 @@ def _sites(
         rows = weight.shape[0] // len(parts)
         slots = [Slot(part, i * rows, (i + 1) * rows) for i, part in enumerate(parts) if part in targets]
         if slots:
-            if not weight.is_floating_point():
-                raise UserError(f"{_join(path, attribute)} is {weight.dtype}: adapters need floating-point weights")
+            if not weight.is_floating_point() or type(weight) is not nn.Parameter:
+                raise UserError(
+                    f"{_join(path, attribute)} is a {type(weight).__name__} of {weight.dtype}: adapters need plain "
+                    "floating-point weights; attach before quantising or sharding"
+                )
             yield Site(_join(path, attribute), module, attribute, tower, layer, slots)
 
 
