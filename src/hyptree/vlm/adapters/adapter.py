@@ -1,8 +1,8 @@
 """What an adapter is: a configuration, and a module that turns a stack of frozen matrices into adapted ones.
 
 An adapter holds the parameters of many matrices of one shape at once, stacked along the first dimension ("slots"), so
-that all layers of a tower are adapted by a few operations. It is written in plain torch as a function of its
-parameters; when and how often it is called is the business of ``hyptree.vlm.adapters.group``.
+that all layers of a tower are adapted by a few operations. When and how often it is called is the business of
+``hyptree.vlm.adapters.group``.
 """
 
 from __future__ import annotations
@@ -44,27 +44,22 @@ class SlotStack:
 
 
 class StackAdapter(nn.Module, ABC):
-    """Adapted matrices from frozen ones, for all slots at once. A fresh one changes nothing."""
+    """Adapted matrices from frozen ones, for many slots at once. A fresh one changes nothing.
 
-    names: tuple[str, ...]
-    """Its parameters, in the order in which ``adapted`` takes them."""
-
-    def values(self) -> tuple[nn.Parameter, ...]:
-        """Its parameters."""
-        return tuple(self._parameters[name] for name in self.names)  # type: ignore[misc]
-
-    def per_slot(self, values: Sequence[Tensor], start: int, stop: int) -> tuple[Tensor, ...]:
-        """The values for some of the slots only."""
-        # All of them as they are: the gradient of a slice would be a copy.
-        return tuple(value if len(value) == stop - start else value[start:stop] for value in values)
-
-    def arranged(self, base: Tensor) -> Tensor:
-        """The frozen matrices (slots, rows, columns) in the layout that ``adapted`` wants; kept between steps."""
-        return base
+    It is called as a module, so that what others put around modules (offloading, say) holds for it.
+    """
 
     @abstractmethod
-    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
-        """The adapted matrices (slots, rows, columns), in the dtype of the arranged ones."""
+    def forward(self, base: Tensor, first: int = 0) -> Tensor:
+        """The adapted matrices, in the dtype of the frozen ones.
+
+        Args:
+            base: (slots, rows, columns), which are those from slot ``first`` on.
+        """
+
+    def of_slots(self, parameter: Tensor, first: int, slots: int) -> Tensor:
+        """The rows of a parameter that belong to some of the slots."""
+        return parameter if len(parameter) == slots else parameter[first : first + slots]
 
 
 @dataclass(frozen=True, kw_only=True)

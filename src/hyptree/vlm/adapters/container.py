@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from hyptree.errors import UserError, suggest
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
-from hyptree.vlm.adapters.group import AdaptedGroup
-from hyptree.vlm.adapters.intercept import intercept, intercept_text, release, release_text
-from hyptree.vlm.adapters.structure import Site, attachment_points
+from hyptree.vlm.adapters.group import AdaptedGroup, one_pass
+from hyptree.vlm.adapters.intercept import intercept, release
+from hyptree.vlm.adapters.structure import Site, attachment_points, enclosing
 
 CHILD = "hyptree_adapters"
 """Name of the child, and so the first word of adapter keys in the model's state dict."""
@@ -29,18 +30,20 @@ class AdapterSet(nn.Module):
         self.groups = nn.ModuleDict()
         self.embeddings = nn.ModuleDict()
         self.group_of: dict[str, tuple[str, Site]] = {}
+        self.around: dict[str, str] = {}  # by group: the module whose forward pass runs all of its layers
         if config.where == "embedding":
             for point in embedding_points(model, config.towers):
                 self.embeddings[point.tower] = AdaptedEmbedding(point, config)
             return
         by_kind: dict[tuple[Any, ...], list[Site]] = {}
         for site in attachment_points(model, config.targets, config.towers, config.layers):
-            by_kind.setdefault((site.tower, site.slot_shape, site.base.dtype, site.base.device), []).append(site)
+            by_kind.setdefault((site.tower, site.slot_shape, site.base.dtype, site.device), []).append(site)
         for (tower, (rows, columns), *_), sites in by_kind.items():
             name = f"{tower}_{rows}x{columns}"
             while name in self.groups:
                 name += "_"
             self.groups[name] = AdaptedGroup(sites, config)
+            self.around[name] = enclosing(model, sites)
             self.group_of |= {site.name: (name, site) for site in sites}
 
     def all_groups(self) -> Iterator[AdaptedGroup]:
@@ -100,15 +103,17 @@ class EmbeddingOutput:
         return adapter(output)
 
 
-class ForgetBeforePass:
-    """Forward pre-hook of a tower: what was computed for the pass before is not used again."""
+class TowerPass:
+    """What runs around the ``forward`` of a module: the active adapter's weights for the layers inside."""
 
-    def __init__(self, container: AdapterContainer):
-        self.container = container
+    def __init__(self, container: AdapterContainer, name: str):
+        self.container, self.name = container, name
 
-    def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.container.forget()
+    def running(self) -> AbstractContextManager[None]:
+        """For the duration of one call of ``forward``."""
+        current = self.container.current()
+        names = [] if current is None else [group for group, name in current.around.items() if name == self.name]
+        return one_pass([current.groups[group] for group in names])  # type: ignore[union-attr, misc]
 
 
 class AdapterContainer(nn.Module):
@@ -130,7 +135,7 @@ class AdapterContainer(nn.Module):
         self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self._sources: dict[str, WeightSource] = {}
         self._outputs: dict[str, Any] = {}
-        self._pass_hooks: dict[str, RemovableHandle] = {}
+        self._passes: set[str] = set()
         self._before_merge: list[tuple[nn.Module, str, Tensor]] = []
         self.register_load_state_dict_post_hook(_adapters_may_be_missing)
 
@@ -148,18 +153,6 @@ class AdapterContainer(nn.Module):
             return None
         return self.sets[self.active]  # type: ignore[return-value]
 
-    def forget(self) -> None:
-        """Throw away the weights that are kept for a pass."""
-        for name in self.sets:
-            for group in self[name].all_groups():
-                group.forget()
-
-    def refresh(self) -> None:
-        """Throw away everything that is kept."""
-        for name in self.sets:
-            for group in self[name].all_groups():
-                group.refresh()
-
     def add(self, model: nn.Module, name: str, new: AdapterSet) -> None:
         """Put an adapter on the model."""
         self.sets[name] = new
@@ -168,12 +161,9 @@ class AdapterContainer(nn.Module):
                 if site.name not in self._sources:
                     self._sources[site.name] = source = WeightSource(self, site)
                     intercept(site.module, site.attribute, source)
-                # A pass begins with the model or with one of its children (`encode_text` calls the latter alone).
-                for start in ("", site.name.split(".")[0] if "." in site.name else ""):
-                    if start not in self._pass_hooks:
-                        self._pass_hooks[start] = model.get_submodule(start).register_forward_pre_hook(
-                            ForgetBeforePass(self)
-                        )
+        for around in set(new.around.values()) - self._passes:
+            self._passes.add(around)
+            intercept(model.get_submodule(around), "forward", TowerPass(self, around))
         for embedding in new.all_embeddings():
             point = embedding.point
             if point.tower not in self._outputs:
@@ -181,7 +171,7 @@ class AdapterContainer(nn.Module):
                 if point.name:
                     self._outputs[point.tower] = point.module.register_forward_hook(output)
                 else:
-                    intercept_text(model, output)
+                    intercept(model, "encode_text", output)
                     self._outputs[point.tower] = None
 
     def remove(self, model: nn.Module, name: str) -> None:
@@ -191,15 +181,14 @@ class AdapterContainer(nn.Module):
         for weight in [weight for weight in self._sources if weight not in needed]:
             source = self._sources.pop(weight)
             release(source.site.module, source.site.attribute)
-        if not self._sources:
-            for hook in self._pass_hooks.values():
-                hook.remove()
-            self._pass_hooks = {}
+        for around in self._passes - {module for other in self.sets for module in self[other].around.values()}:
+            self._passes.remove(around)
+            release(model.get_submodule(around), "forward")
         towers = {tower for other in self.sets for tower in self[other].embeddings}
         for tower in [tower for tower in self._outputs if tower not in towers]:
             hook = self._outputs.pop(tower)
             if hook is None:
-                release_text(model)
+                release(model, "encode_text")
             else:
                 hook.remove()
         if self.active == name:
@@ -209,6 +198,10 @@ class AdapterContainer(nn.Module):
     def merge(self, name: str) -> None:
         """Write the adapted weights of an adapter into the model; the base is kept to come back to."""
         chosen = self[name]
+        bases = [site.base for _, site in chosen.group_of.values()]
+        bases += [e.point.weight for e in chosen.all_embeddings() if e.point.projection is not None]
+        if any(base.is_meta for base in bases):
+            raise UserError("an adapter cannot be merged into offloaded weights; bring the model into memory first")
         written: list[tuple[nn.Module, str, Tensor]] = []
         for group in chosen.all_groups():
             written += [(s.module, s.attribute, w) for s, w in zip(group.sites, group.merged(), strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack
+from hyptree.vlm.adapters.structure import device_of
 
 
 @dataclass(eq=False)
@@ -126,7 +127,7 @@ class AdaptedEmbedding(nn.Module):
             shape=(1, point.width),
             tower=point.tower,
             dtype=torch.promote_types(weight.dtype, torch.float32),
-            device=weight.device,
+            device=device_of(point.module, weight),
         )
         self.adapter = config.build(self.stack)
 
@@ -140,7 +141,7 @@ class AdaptedEmbedding(nn.Module):
         wide = torch.promote_types(embeddings.dtype, torch.float32)
         rows = embeddings.to(wide).reshape(1, -1, embeddings.shape[-1])
         with torch.autocast(embeddings.device.type, enabled=False):
-            adapted = self.adapter.adapted(self.adapter.values(), self.adapter.arranged(rows))
+            adapted = self.adapter(rows)
         return adapted.view(embeddings.shape).to(embeddings.dtype)
 
     @torch.no_grad()

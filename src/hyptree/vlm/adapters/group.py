@@ -1,39 +1,49 @@
-"""Adapted weights of one shape in one tower, computed together once per forward pass and handed out one by one.
+"""Adapted weights of one shape in one tower: all of them at once for a forward pass of the tower, or one by itself.
 
-The first layer that asks makes all of them (for the scale adapter: one batched product and one copy); the others find
-theirs ready. What is kept is thrown away as soon as it could be wrong:
-
-* when a forward pass of the tower begins (a hook) and when a backward pass has come through;
-* when a parameter or the layer's own base weight was written to; when gradients, inference mode or autocast are
-  switched.
-
-The operation keeps nothing that autograd frees and computes what it needs again in its backward pass. So several
-backward passes may go through one forward pass of the weights (two losses, blocks computed again by checkpointing), as
-they may with ordinary parameters. Within ``torch.compile`` each layer computes its own weight, and the compiler fuses.
+Nothing outlives a pass. While the module around all adapted layers of the tower runs its ``forward``, their weights
+are made together (for the scale adapter: one batched product and two copies) and handed out; they are gone when it
+returns. A layer that is asked for its weight outside of such a pass computes its own: called alone, in blocks that
+checkpointing runs again, within ``torch.compile`` (where the compiler fuses), or where weights come and go by
+themselves (offloaded ones).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 from hyptree.vlm.adapters.structure import Site
 
 
-@dataclass
-class _CachedWeights:
-    """Adapted weights with all that they depend on; ``bases`` and ``weights`` in the order of the sites."""
+@dataclass(frozen=True)
+class _Pass:
+    """The weights of a group, by name of their site, while its tower runs; ``uses`` as by ``_uses`` when it began."""
 
-    key: tuple[Any, ...]
-    bases: list[tuple[Any, ...]]
-    weights: Sequence[Tensor]
+    dtype: torch.dtype
+    uses: int
+    weights: dict[str, Tensor]
+
+
+_running: ContextVar[Mapping[Any, _Pass]] = ContextVar("passes that are running in this thread", default={})  # noqa: B039
+
+
+@contextmanager
+def one_pass(groups: Iterable[AdaptedGroup]) -> Iterator[None]:
+    """Within, the layers of these groups use weights that are computed now, all together."""
+    token = _running.set({**_running.get(), **{group: group.new_pass() for group in groups if group.is_batched()}})
+    try:
+        yield
+    finally:
+        _running.reset(token)
 
 
 class AdaptedGroup(nn.Module):
@@ -48,148 +58,86 @@ class AdaptedGroup(nn.Module):
         super().__init__()
         self.sites = sites
         slots = [(site, slot) for site in sites for slot in site.slots]
-        base = sites[0].base
         self.stack: SlotStack = SlotStack(
             names=tuple(f"{site.name}:{slot.target}" for site, slot in slots),
             targets=tuple(slot.target for _, slot in slots),
             layers=tuple(site.layer for site, _ in slots),
             shape=sites[0].slot_shape,
             tower=sites[0].tower,
-            dtype=torch.promote_types(base.dtype, torch.float32),  # small steps vanish in half precision
-            device=base.device,
+            dtype=torch.promote_types(sites[0].base.dtype, torch.float32),  # small steps vanish in half precision
+            device=sites[0].device,
         )
         self.adapter: StackAdapter = config.build(self.stack)
         # open_clip reads the dtype of its activations off a weight of the MLP, which autocast must not change.
         self.follows_autocast = "mlp" not in self.stack.targets
-        self._number = {site.name: i for i, site in enumerate(sites)}
-        self._first = dict(zip(self._number, accumulate((len(site.slots) for site in sites), initial=0), strict=False))
-        self._cached: _CachedWeights | None = None
-        self._arranged: tuple[tuple[Any, ...], Tensor] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What is kept belongs to a pass, and tensors with a history cannot be copied.
-        return {**self.__dict__, "_cached": None, "_arranged": None}
-
-    def forget(self) -> None:
-        """Throws away the weights that are kept for the running pass."""
-        self._cached = None
-
-    def refresh(self) -> None:
-        """Throws away everything that is kept, also what was read from the base weights."""
-        self._cached = self._arranged = None
+        starts = accumulate((len(site.slots) for site in sites), initial=0)
+        self._first = {site.name: start for site, start in zip(sites, starts, strict=False)}
 
     def weight(self, site: Site) -> Tensor:
         """The adapted weight of a site, as its layer uses it now."""
-        base = site.base
-        if torch.compiler.is_compiling() or base.requires_grad:
+        running = None if torch.compiler.is_compiling() else _running.get().get(self)
+        if running is None or running.dtype != self._dtype(site.base) or _uses() > running.uses:
             return self.computed(site)
-        key = self._key(base)
-        number = self._number[site.name]
-        cached = self._cached
-        if cached is None or cached.key != key or cached.bases[number] != _stamp(base):
-            cached = self._cached = self._compute(key)
-        return cached.weights[number]
+        return running.weights[site.name]
 
     def computed(self, site: Site) -> Tensor:
-        """The adapted weight of one site by itself, by ordinary autograd, also for a base that is trained."""
-        base = site.base
-        first = self._first[site.name]
-        values = self.adapter.per_slot(self.adapter.values(), first, first + len(site.slots))
-        with torch.autocast(base.device.type, enabled=False):
-            parts = torch.stack([base[slot.start : slot.stop] for slot in site.slots])
-            adapted = self.adapter.adapted(values, self.adapter.arranged(parts))
-        return _joined(site, adapted, base)
+        """The adapted weight of one site by itself, by ordinary autograd.
+
+        What autograd saves for it is kept from the hooks of others: blocks that are computed again by checkpointing
+        save as much as those whose weights came from the pass.
+        """
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self._weights([site])[0]
+        with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+            return self._weights([site])[0]
 
     @torch.no_grad()
     def merged(self) -> list[Tensor]:
         """The adapted weights of all sites in the dtype of the base, bit for bit those of a pass without autocast."""
         with torch.autocast(self.stack.device.type, enabled=False), torch.autocast("cpu", enabled=False):
-            return [weight.clone() for weight in self._compute(self._key(self.sites[0].base)).weights]
+            return [weight.clone() for weight in self._weights(self.sites)]
 
-    def _key(self, base: Tensor) -> tuple[Any, ...]:
-        kind = base.device.type
-        dtype = base.dtype
-        if self.follows_autocast and dtype == torch.float32 and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-        stamps = tuple(_stamp(value) for value in self.adapter.values())
-        return dtype, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), stamps
+    def is_batched(self) -> bool:
+        """Whether all weights are there when a pass begins, and no layer changes its own as it runs."""
+        return all(
+            type(site.base) is nn.Parameter
+            and not site.base.is_meta
+            and "forward" not in site.module.__dict__
+            and not site.module._forward_pre_hooks
+            for site in self.sites
+        )
 
-    def _compute(self, key: tuple[Any, ...]) -> _CachedWeights:
-        bases = [_stamp(site.base) for site in self.sites]
-        values = self.adapter.values()
-        arranged = self._arrange(key[0], bases)
-        if torch.is_grad_enabled() and any(value.requires_grad for value in values):
-            weights = _AdaptedWeights.apply(self, arranged, *values)
-        else:
-            weights = self.split(self.stacked(values, arranged))
-        return _CachedWeights(key, bases, weights)
+    def new_pass(self) -> _Pass:
+        """The weights of all sites as they are now."""
+        weights = zip(self.sites, self._weights(self.sites), strict=True)
+        return _Pass(self._dtype(self.sites[0].base), _uses(), {site.name: weight for site, weight in weights})
 
-    def _arrange(self, dtype: torch.dtype, bases: list[tuple[Any, ...]]) -> Tensor:
-        """The base weights in the layout and dtype of the product; made again only when one of them has changed."""
-        key = (dtype, *bases)
-        if self._arranged is None or self._arranged[0] != key:
-            with torch.inference_mode(False), torch.no_grad():
-                parts = [site.base[slot.start : slot.stop] for site in self.sites for slot in site.slots]
-                arranged = self.adapter.arranged(torch.stack(parts).to(dtype))
-            self._arranged = (key, arranged)
-        return self._arranged[1]
+    def _dtype(self, base: Tensor) -> torch.dtype:
+        if self.follows_autocast and base.dtype == torch.float32 and torch.is_autocast_enabled(base.device.type):
+            return torch.get_autocast_dtype(base.device.type)
+        return base.dtype
 
-    def stacked(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
-        """(slots, rows, columns) adapted; the dtype has been chosen, so autocast is kept out."""
-        with torch.autocast(arranged.device.type, enabled=False):
-            return self.adapter.adapted(self.adapter.per_slot(values, 0, len(self.stack.names)), arranged)
-
-    def split(self, stacked: Tensor) -> tuple[Tensor, ...]:
-        """The weights of the sites, views where all of their rows are adapted."""
-        counts = [len(site.slots) for site in self.sites]
-        parts = zip(self.sites, stacked.split(counts), strict=True)
-        return tuple(_joined(site, part, site.base) for site, part in parts)
+    def _weights(self, sites: Sequence[Site]) -> list[Tensor]:
+        """The adapted weights of sites that follow one another."""
+        parts = torch.stack([site.base[slot.start : slot.stop] for site in sites for slot in site.slots])
+        parts = parts.to(self._dtype(parts))
+        with torch.autocast(parts.device.type, enabled=False):
+            adapted = self.adapter(parts, self._first[sites[0].name])
+        split = adapted.split([len(site.slots) for site in sites])
+        return [_joined(site, part) for site, part in zip(sites, split, strict=True)]
 
 
-class _AdaptedWeights(torch.autograd.Function):
-    """All adapted weights of a group; see the module's docstring for why it saves nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, group: AdaptedGroup, arranged: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.arranged, ctx.values = group, arranged, values
-        ctx.stamps = [_stamp(value) for value in values]
-        return group.split(group.stacked(values, arranged))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        group: AdaptedGroup = ctx.group
-        group.forget()
-        if [_stamp(value) for value in ctx.values] != ctx.stamps:
-            raise RuntimeError(
-                "an adapter parameter was modified between the forward and the backward pass; run the optimizer after "
-                "backward()"
-            )
-        dtype, device = ctx.arranged.dtype, ctx.arranged.device
-        zero: Tensor | None = None
-        parts: list[Tensor] = []
-        for site, gradient in zip(group.sites, gradients, strict=True):
-            for slot in site.slots:
-                if gradient is None:
-                    zero = torch.zeros(group.stack.shape, dtype=dtype, device=device) if zero is None else zero
-                    parts.append(zero)
-                else:
-                    parts.append(gradient[slot.start : slot.stop])
-        with torch.enable_grad():
-            values = [value.detach().requires_grad_(value.requires_grad) for value in ctx.values]
-            stacked = group.stacked(values, ctx.arranged)
-        trained = [value for value in values if value.requires_grad]
-        grads = iter(torch.autograd.grad(stacked, trained, torch.stack(parts)))
-        return None, None, *(next(grads) if value.requires_grad else None for value in values)
+def _uses() -> int:
+    """How much may be done with a tensor that is made now; one that is made for more serves for less."""
+    return 0 if torch.is_inference_mode_enabled() else 1 + torch.is_grad_enabled()
 
 
-def _joined(site: Site, adapted: Tensor, base: Tensor) -> Tensor:
+def _joined(site: Site, adapted: Tensor) -> Tensor:
     """The weight of a site from its adapted parts (parts, rows, columns) and, between them, rows of the base."""
     if site.is_covered:
         return adapted.flatten(0, 1)
+    base, end = site.base, 0
     pieces: list[Tensor] = []
-    end = 0
     for slot, part in zip(site.slots, adapted, strict=True):
         if slot.start > end:
             pieces.append(base[end : slot.start].to(adapted.dtype))
@@ -198,9 +146,3 @@ def _joined(site: Site, adapted: Tensor, base: Tensor) -> Tensor:
     if end < base.shape[0]:
         pieces.append(base[end:].to(adapted.dtype))
     return torch.cat(pieces)
-
-
-def _stamp(tensor: Tensor) -> tuple[Any, ...]:
-    """Changes when a tensor is written to, moved, or replaced."""
-    version = -1 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.device

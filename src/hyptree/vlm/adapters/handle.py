@@ -81,7 +81,6 @@ class AdapterHandle:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over the adapter's tensors, all of them."""
         self._set.load_state_dict(state)
-        self._container.refresh()
 
     def print_trainable_parameters(self) -> None:
         """Prints how many parameters of the model are trained, as PEFT does."""
@@ -169,10 +168,6 @@ class AdapterHandle:
             yield
         finally:
             container.active = before
-
-    def refresh(self) -> None:
-        """Read the base weights again; needed only after they were written to through ``.data``."""
-        self._container.refresh()
 
     # ------------------------------------------------------------------ into the weights
     @property

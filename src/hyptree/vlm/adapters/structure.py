@@ -10,8 +10,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, takewhile
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
@@ -67,6 +69,11 @@ class Site:
         return weight
 
     @property
+    def device(self) -> torch.device:
+        """Where the weight is when its layer runs."""
+        return device_of(self.module, self.base)
+
+    @property
     def slot_shape(self) -> tuple[int, int]:
         """(rows, columns) of each of its parts."""
         return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
@@ -75,6 +82,22 @@ class Site:
     def is_covered(self) -> bool:
         """Whether its parts are all of its rows."""
         return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
+
+
+def device_of(module: nn.Module, weight: Tensor) -> torch.device:
+    """Where a weight is when its module runs: for weights that accelerate offloads, the device of its hook."""
+    hook = module.__dict__.get("_hf_hook") if weight.is_meta else None
+    device = getattr(hook, "execution_device", None)
+    return weight.device if device is None else torch.device(device)
+
+
+def enclosing(model: nn.Module, sites: Sequence[Site]) -> str:
+    """Name of the smallest module that runs the layers of all these weights; lists of modules are not run."""
+    paths = [site.name.split(".")[:-1] for site in sites]
+    path = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
+    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        path.pop()
+    return ".".join(path)
 
 
 def attachment_points(
@@ -93,6 +116,7 @@ def attachment_points(
     Raises:
         UserError: nothing in the model looks like attention, or a layer is not there.
     """
+    _check_is_unwrapped(model, targets)
     attentions = {
         name: parts
         for name, module in model.named_modules()
@@ -142,6 +166,21 @@ def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
         if name in linears and _weight(module, name).shape[0] % 3 == 0:
             return [(name, "weight", ["q", "k", "v"])]
     return []
+
+
+def _check_is_unwrapped(model: nn.Module, targets: Sequence[str]) -> None:
+    """Raises where a layer that is asked for lies in a layer of peft: its parts are linear layers themselves."""
+    projections = {*chain(*_SEPARATE, *_QUERY_APART), *_FUSED}
+    for name, module in model.named_modules():
+        if isinstance(inner := module._modules.get("base_layer"), nn.Linear | nn.MultiheadAttention) and (
+            isinstance(inner, nn.MultiheadAttention)
+            or name.rpartition(".")[2] in projections
+            or {"out", "mlp"}.intersection(targets)
+        ):
+            raise UserError(
+                f"{name} has an adapter of another library ({type(module).__module__.split('.')[0]}): merge and unload "
+                "that first, or attach before it is put on"
+            )
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -228,8 +267,11 @@ def _sites(
         rows = weight.shape[0] // len(parts)
         slots = [Slot(part, i * rows, (i + 1) * rows) for i, part in enumerate(parts) if part in targets]
         if slots:
-            if not weight.is_floating_point():
-                raise UserError(f"{_join(path, attribute)} is {weight.dtype}: adapters need floating-point weights")
+            if not weight.is_floating_point() or type(weight) is not nn.Parameter:
+                raise UserError(
+                    f"{_join(path, attribute)} is a {type(weight).__name__} of {weight.dtype}: adapters need plain "
+                    "floating-point weights; attach before quantising or sharding"
+                )
             yield Site(_join(path, attribute), module, attribute, tower, layer, slots)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -26,11 +25,9 @@ class FullConfig(AdapterConfig):
 class FullAdapter(StackAdapter):
     """``W + delta``; weight decay pulls towards the pretrained weights."""
 
-    names = ("delta",)
-
     def __init__(self, stack: SlotStack):
         super().__init__()
         self.delta = nn.Parameter(torch.zeros(len(stack.names), *stack.shape, dtype=stack.dtype, device=stack.device))
 
-    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
-        return arranged + values[0].to(arranged.dtype)
+    def forward(self, base: Tensor, first: int = 0) -> Tensor:
+        return base + self.of_slots(self.delta, first, len(base)).to(base.dtype)

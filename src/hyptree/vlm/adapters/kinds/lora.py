@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -43,8 +42,6 @@ class LoraConfig(AdapterConfig):
 class LoraAdapter(StackAdapter):
     """``W + scale B A``, with A uniform as in a fresh linear layer and B zero."""
 
-    names = ("down", "up")
-
     def __init__(self, stack: SlotStack, rank: int, scale: float, seed: int):
         super().__init__()
         self.scale = scale
@@ -56,9 +53,9 @@ class LoraAdapter(StackAdapter):
         self.down = nn.Parameter(down.to(stack.device, stack.dtype))
         self.up = nn.Parameter(torch.zeros(slots, rows, rank, dtype=stack.dtype, device=stack.device))
 
-    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
-        down, up = (value.to(arranged.dtype) for value in values)
-        return torch.baddbmm(arranged, up, down, alpha=self.scale)
+    def forward(self, base: Tensor, first: int = 0) -> Tensor:
+        down, up = (self.of_slots(value, first, len(base)).to(base.dtype) for value in (self.down, self.up))
+        return torch.baddbmm(base, up, down, alpha=self.scale)
 
     def extra_repr(self) -> str:
         return f"rank={self.down.shape[1]}, scale={self.scale}"

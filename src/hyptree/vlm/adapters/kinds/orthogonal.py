@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -44,15 +43,14 @@ class OrthogonalConfig(AdapterConfig):
 class OrthogonalAdapter(ScaleAdapter):
     """The scale adapter whose S is orthogonal; its parameter is what lies below the diagonal of A."""
 
-    names = ("skew",)
-
     def _create(self, rows: int, blocks: int, stack: SlotStack) -> None:
         n = self.block_size
         self.skew = nn.Parameter(torch.zeros(rows, blocks, n * (n - 1) // 2, dtype=stack.dtype, device=stack.device))
 
-    def deltas(self, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def scale_minus_one(self, first: int, slots: int, dtype: torch.dtype) -> Tensor:
         n = self.block_size
-        skew = values[0].to(torch.promote_types(dtype, torch.float32))  # there is no bfloat16 solver
+        wide = torch.promote_types(dtype, torch.float32)  # there is no bfloat16 solver
+        skew = self.of_slots(self.skew, first, slots).to(wide)
         i, j = torch.tril_indices(n, n, offset=-1, device=skew.device)
         lower = skew.new_zeros(*skew.shape[:-1], n * n).index_copy(-1, i * n + j, skew).unflatten(-1, (n, n))
         a = lower - lower.mT

@@ -8,7 +8,7 @@ its length; ``reference_mobius`` is the long way, and the tests hold the closed 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -75,8 +75,6 @@ class ScaleAdapterConfig(AdapterConfig):
 class ScaleAdapter(StackAdapter):
     """``W + W delta^T`` by blocks; delta = S - I starts at zero, so that weight decay pulls towards no change."""
 
-    names = ("delta",)
-
     def __init__(self, stack: SlotStack, block_size: int, share: str = "none", cap: float | None = None):
         super().__init__()
         self.block_size, self.cap = block_size, cap
@@ -91,34 +89,28 @@ class ScaleAdapter(StackAdapter):
         n = self.block_size
         self.delta = nn.Parameter(torch.zeros(rows, blocks, n, n, dtype=stack.dtype, device=stack.device))
 
-    def per_slot(self, values: Sequence[Tensor], start: int, stop: int) -> tuple[Tensor, ...]:
+    def of_slots(self, parameter: Tensor, first: int, slots: int) -> Tensor:
         if self.source is None:
-            return super().per_slot(values, start, stop)
+            return super().of_slots(parameter, first, slots)
         # By stack, whose gradient is a sum in a fixed order, and not by an index, whose gradient is not on CUDA.
-        return tuple(torch.stack([value[i] for i in self.source[start:stop]]) for value in values)
+        return torch.stack([parameter[row] for row in self.source[first : first + slots]])
 
-    def arranged(self, base: Tensor) -> Tensor:
-        """(slots, blocks, rows, n): the columns of a block together, ready for one batched product."""
-        if self.block_size == 1:
-            return base
-        return base.unflatten(-1, (self.num_blocks, self.block_size)).transpose(1, 2).contiguous()
-
-    def deltas(self, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def scale_minus_one(self, first: int, slots: int, dtype: torch.dtype) -> Tensor:
         """S - I (slots, blocks or 1, n, n)."""
-        return values[0].to(dtype)
+        return self.of_slots(self.delta, first, slots).to(dtype)
 
-    def adapted(self, values: Sequence[Tensor], arranged: Tensor) -> Tensor:
-        delta = self.deltas(values, arranged.dtype)
-        if self.block_size == 1:
-            scale = delta.flatten(1).expand(-1, arranged.shape[-1])
-            out = torch.addcmul(arranged, arranged, scale.unsqueeze(1))
+    def forward(self, base: Tensor, first: int = 0) -> Tensor:
+        slots, rows, columns = base.shape
+        blocks, n = self.num_blocks, self.block_size
+        delta = self.scale_minus_one(first, slots, base.dtype)
+        if n == 1:
+            scaled = torch.addcmul(base, base, delta.flatten(1).expand(-1, columns).unsqueeze(1))
         else:
-            slots, blocks, rows, n = arranged.shape
-            delta = delta.expand(slots, blocks, n, n).reshape(slots * blocks, n, n)
-            flat = arranged.reshape(slots * blocks, rows, n)
-            out = torch.baddbmm(flat, flat, delta.mT).view(slots, blocks, rows, n)
-            out = out.transpose(1, 2).reshape(slots, rows, blocks * n)
-        return out if self.cap is None else cap_rows(out, self.cap)
+            delta = delta.expand(slots, blocks, n, n).reshape(-1, n, n)
+            parts = base.unflatten(-1, (blocks, n)).transpose(1, 2).reshape(-1, rows, n)
+            scaled = torch.baddbmm(parts, parts, delta.mT).view(slots, blocks, rows, n)
+            scaled = scaled.transpose(1, 2).reshape(slots, rows, columns)
+        return scaled if self.cap is None else cap_rows(scaled, self.cap)
 
     def extra_repr(self) -> str:
         return f"block_size={self.block_size}, blocks={self.num_blocks}, cap={self.cap}"

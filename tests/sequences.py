@@ -1,0 +1,174 @@
+"""Random sequences of what people do with a model: outputs must always be those of a fresh one of the same weights.
+
+    def fresh(model):                        # another model, built anew, with the weights that `model` has now
+        twin = build().to(next(model.parameters()).dtype).train(model.training)
+        twin.load_state_dict(model.state_dict())
+        return twin
+
+    for seed in range(8):
+        run_sequence(build, fresh, look, seed=seed)         # ACTIONS, or ACTIONS | {"merge": merge, ...}
+
+``look(model)`` gives one tensor, from inputs that never change, in whatever mode gradients are. An action is a function
+of a ``Bench``: it may change ``bench.model`` in place or put another in its place. After every action the model and its
+twin are looked at in the same mode, and a failure names the seed and the actions that led to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Of outputs, relative to the largest of them, by the dtype of the model."""
+MODES: dict[str, Callable[[], Any]] = {
+    "with gradients": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+class Bench:
+    """A model among the actions, the random numbers they draw, and the optimiser of the step that is under way."""
+
+    def __init__(self, model: nn.Module, fresh: Callable[[Any], Any], look: Callable[[Any], Tensor], seed: int):
+        self.model: Any = model
+        self.fresh, self.look, self.random = fresh, look, random.Random(seed)
+        self.history: list[str] = []
+
+    def trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def check(self, mode: str) -> None:
+        """The model and a fresh one of the same weights give the same, in this mode of gradients."""
+        with MODES[mode]():
+            actual = self.look(self.model).detach().double()
+            expected = self.look(self.fresh(self.model)).detach().double()
+        dtype = next(self.model.parameters()).dtype
+        scale = max(expected.abs().max().item(), 1e-6)
+        worst = (actual - expected).abs().max().item() / scale
+        assert worst <= TOLERANCE[dtype], (
+            f"{worst:.1e} off a fresh {dtype} model of the same weights, {mode}, after: {', '.join(self.history)}"
+        )
+
+
+def step(bench: Bench, **options: Any) -> None:
+    """A look, backward, a look between, a step of the optimiser, a look: none may see weights of before."""
+    kind = bench.random.choice((torch.optim.SGD, torch.optim.AdamW))
+    parameters = bench.trained()
+    if not parameters or next(iter(parameters)).dtype in (torch.bfloat16, torch.float16):
+        return
+    optimizer = kind(parameters, lr=0.02, **options)
+    with torch.enable_grad():
+        bench.look(bench.model).float().square().mean().backward()
+    if bench.random.random() < 0.5:
+        bench.check(bench.random.choice(list(MODES)))
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def plain_step(bench: Bench) -> None:
+    step(bench, foreach=False)
+
+
+def foreach_step(bench: Bench) -> None:
+    step(bench, foreach=True)
+
+
+def fused_step(bench: Bench) -> None:
+    """The version of a parameter does not rise here."""
+    step(bench, fused=True)
+
+
+def _moved(bench: Bench, value: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(bench.random.randrange(2**31))
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.02
+    return (value.double() * 1.05 + noise * value.double().std(correction=0)).to(value.dtype)
+
+
+def load(bench: Bench) -> None:
+    """``load_state_dict`` of other numbers, into the old tensors or in place of them."""
+    trained = {name for name, _ in bench.model.named_parameters()}
+    state = {
+        name: _moved(bench, value) if name in trained and value.is_floating_point() else value.clone()
+        for name, value in bench.model.state_dict().items()
+    }
+    bench.model.load_state_dict(state, assign=bench.random.random() < 0.3)
+
+
+def write_data(bench: Bench) -> None:
+    """Numbers written through ``.data``, which raises no version."""
+    parameter = bench.random.choice(list(bench.model.parameters()))
+    parameter.data.copy_(_moved(bench, parameter.data))
+
+
+def replace_data(bench: Bench) -> None:
+    """Other storage under the same parameter."""
+    parameter = bench.random.choice(list(bench.model.parameters()))
+    parameter.data = _moved(bench, parameter.data)
+
+
+def to_dtype(bench: Bench) -> None:
+    bench.model.to(bench.random.choice((torch.float32, torch.float32, torch.float64, torch.bfloat16)))
+
+
+def deep_copy(bench: Bench) -> None:
+    """A copy takes the model's place; the model that stays behind is written to, which must not show."""
+    left, bench.model = bench.model, copy.deepcopy(bench.model)
+    with torch.no_grad():
+        for parameter in left.parameters():
+            parameter.mul_(0.5)
+
+
+def switch_training(bench: Bench) -> None:
+    bench.model.train(not bench.model.training)
+
+
+def look_again(bench: Bench) -> None:
+    """Nothing but looks, one after another in other modes."""
+    for mode in MODES:
+        bench.check(mode)
+
+
+ACTIONS: dict[str, Callable[[Bench], None]] = {
+    action.__name__: action
+    for action in (
+        plain_step,
+        foreach_step,
+        fused_step,
+        load,
+        write_data,
+        replace_data,
+        to_dtype,
+        deep_copy,
+        switch_training,
+        look_again,
+    )
+}
+"""What can be done with any model."""
+
+
+def run_sequence(
+    build: Callable[[], nn.Module],
+    fresh: Callable[[Any], Any],
+    look: Callable[[Any], Tensor],
+    *,
+    seed: int,
+    length: int = 12,
+    actions: Mapping[str, Callable[[Bench], None]] = ACTIONS,
+) -> None:
+    """One random sequence of actions, with a look after each of them in a random mode of gradients."""
+    torch.manual_seed(seed)
+    bench = Bench(build(), fresh, look, seed)
+    for _ in range(length):
+        name = bench.random.choice(list(actions))
+        bench.history.append(name)
+        actions[name](bench)
+        bench.check(bench.random.choice(list(MODES)))
