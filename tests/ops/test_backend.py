@@ -52,10 +52,10 @@ def forgetful() -> Iterator[None]:
 def test_a_tree_is_read_by_kernels_where_its_weights_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, width, expected in [(232_448, 128, True), (166_912, 128, False), (101_376, 64, True)]:
         _with_shared(monkeypatch, size)
-        assert tree_reader.fits(ON_GPU, torch.bfloat16, width, 4, 60) is expected
+        assert tree_reader._fits(ON_GPU, torch.bfloat16, width, 4, 60) is expected
     _with_shared(monkeypatch, 101_376)
     with pytest.raises(ValueError, match="101376 bytes of shared memory, the kernel takes 212992"):
-        tree_reader.fits(ON_GPU, torch.bfloat16, 128, 4, 60, "triton")
+        tree_reader._fits(ON_GPU, torch.bfloat16, 128, 4, 60, "triton")
 
 
 def test_limits_of_a_device_are_constants_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

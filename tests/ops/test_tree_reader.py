@@ -245,7 +245,7 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way(device: str) -> None:
     )
     with pytest.raises(ValueError, match=r"cannot run here: torch.float32, the kernel takes bfloat16 and float16"):
         tree_reader.read_tree(*inputs, SIZES, HEADS, backend="triton")
-    assert "3 heads in a width of 48" in str(tree_reader.unsupported(torch.float16, 48, 3, 14))
-    assert "4 heads in a width of 32" in str(tree_reader.unsupported(torch.float16, 32, 4, 14))
-    assert "65 nodes" in str(tree_reader.unsupported(torch.float16, 32, 2, 65))
-    assert tree_reader.unsupported(torch.bfloat16, 128, 4, 60) is None
+    assert "3 heads in a width of 48" in str(tree_reader._unsupported(torch.float16, 48, 3, 14))
+    assert "4 heads in a width of 32" in str(tree_reader._unsupported(torch.float16, 32, 4, 14))
+    assert "65 nodes" in str(tree_reader._unsupported(torch.float16, 32, 2, 65))
+    assert tree_reader._unsupported(torch.bfloat16, 128, 4, 60) is None

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.models.himapper.decompose import Decomposition
-from hyptree.models.himapper.encode import Encoding
+from hyptree.models.himapper.plain import Decomposition, Encoding
 from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape
 
 SHAPE = TreeShape(8, 3)
@@ -83,8 +82,8 @@ def test_rows_of_each_image_are_read_by_that_image() -> None:
 def test_one_row_per_node_is_enough_where_nothing_is_random(attention: str) -> None:
     module, tree = made(attention=attention), ProbabilisticTree(SHAPE, 16)
     tokens = torch.randn(2, 7, 20)
-    repeated = torch.stack([mean.repeat_interleave(2**level, 0) for level, mean in enumerate(tree.means())])
-    few, few_maps = module(tree.nodes(), tokens, return_maps=True)
+    repeated = torch.stack([mean.repeat_interleave(2**level, 0) for level, mean in enumerate(tree.moments()[0])])
+    few, few_maps = module(tree.eval()(2)[0], tokens, return_maps=True)
     many, many_maps = module(repeated, tokens, return_maps=True)
     assert torch.allclose(few, many, atol=1e-5) and torch.allclose(few_maps, many_maps, atol=1e-6)
 

@@ -141,16 +141,18 @@ def test_maps_have_the_places_of_the_features() -> None:
         f = torch.zeros(1, 5, 4, 6)
         f[0, :, 1, 4] = 1
         inputs = f.permute(0, 2, 3, 1) if channels_last else f
-        tokens, grid = map_tokens(inputs, 5, "toy", "NHWC" if channels_last else "")
+        tokens, grid = map_tokens(torch.nn.Identity(), inputs, 5, "NHWC" if channels_last else "")
         assert grid == (4, 6) and tokens[0].sum(-1).unflatten(0, grid).nonzero().tolist() == [[1, 4]]
     square = torch.zeros(1, 4, 6, 4)  # both axes could be channels: the format decides, channels first by default
-    assert map_tokens(square, 4, "toy")[1] == (6, 4) and map_tokens(square, 4, "toy", "NHWC")[1] == (4, 6)
+    assert map_tokens(torch.nn.Identity(), square, 4)[1] == (6, 4) and map_tokens(
+        torch.nn.Identity(), square, 4, "NHWC"
+    )[1] == (4, 6)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_tokens_of_a_map_are_no_copy(memory_format: torch.memory_format) -> None:
     f = torch.randn(2, 5, 4, 6).to(memory_format=memory_format)
-    tokens, _ = map_tokens(f, 5, "toy")
+    tokens, _ = map_tokens(torch.nn.Identity(), f, 5)
     assert tokens.data_ptr() == f.data_ptr() and torch.equal(tokens, f.flatten(2).mT)
     assert tokens.is_contiguous() == (memory_format is torch.channels_last)
 

@@ -11,8 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from hyptree.models import HiMapper, HiMapperOutput
 from hyptree.models.himapper import Features
-from hyptree.models.himapper.fused_evaluation import can_evaluate
-from hyptree.ops import backend
+from hyptree.ops import backend, tree_reader
 from tests.models.himapper.toy import ToyBackbone, mapper
 
 pytest.importorskip("triton")
@@ -45,6 +44,11 @@ def made(device: str, **options: object) -> HiMapper:
     return model
 
 
+def can_evaluate(model: HiMapper, tokens: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
+    parts = model.decompose, model.space, model.encode
+    return tree_reader._takes_layers(*parts, model.tree(len(tokens))[0], tokens, dtype, "auto")
+
+
 def tensors(out: HiMapperOutput) -> list[Tensor]:
     assert out.pre_logits is not None
     return [out.logits, out.pre_logits, *out.nodes, *out.hyperbolic]
@@ -69,7 +73,7 @@ def test_it_is_as_exact_as_the_layers(
     with torch.autocast(device, dtype=dtype):
         layers = model(x)
         monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-        assert can_evaluate(model, torch.empty(3, 81, 24, device=device))
+        assert can_evaluate(model, torch.empty(3, 81, 24, device=device), dtype)
         actual, again = model(x), model(x)
     if device == "cuda":  # where autocast has norms in float32; the CPU's leaves them
         assert [t.dtype for t in tensors(actual)] == [t.dtype for t in tensors(layers)]
@@ -196,8 +200,7 @@ def test_what_is_not_plain_is_called(device: str) -> None:
     model, tokens = made(device), torch.randn(2, 9, 24, device=device)
 
     def runs() -> bool:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return can_evaluate(model, tokens)
+        return can_evaluate(model, tokens)
 
     assert runs()
     with torch.enable_grad():
@@ -209,10 +212,13 @@ def test_what_is_not_plain_is_called(device: str) -> None:
     assert not runs()
     handle.remove()
     assert runs()
+    handle = model.encode.layers[1].register_forward_pre_hook(lambda *_: None)  # of a part, not of a layer
+    assert not runs()
+    handle.remove()
     model.decompose.self_out = Wrapped(32, 32).to(device)
     assert not runs()
     model = made(device)
-    assert runs() and not can_evaluate(model, tokens)  # in float32 layers are called
+    assert runs() and not can_evaluate(model, tokens, torch.float32)  # in float32 layers are called
     model = made(device, query_residual=True)
     assert not runs()
     model = made(device, num_leaves=64)

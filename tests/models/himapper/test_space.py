@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry import lorentz
-from hyptree.models.himapper.space import LARGEST_RADIUS, Sign, TreeLoss, TreeSpace, to_space, tree_distances
+from hyptree.models.himapper.output import tree_stats
+from hyptree.models.himapper.plain import LARGEST_RADIUS, Sign, TreeLoss, TreeSpace, to_space
 from hyptree.models.himapper.tree import TreeShape
 
 SHAPE = TreeShape(16, 3)
@@ -21,6 +22,16 @@ def far_reference(x: Tensor, y: Tensor, c: float) -> Tensor:
     x, y = x.double()[:, :, None], y.double()[:, None]
     product = (x * y).sum(-1) - (1 / c + x.square().sum(-1)).sqrt() * (1 / c + y.square().sum(-1)).sqrt()
     return torch.acosh((-c * product).clamp_min(1)) / math.sqrt(c)
+
+
+def all_distances(h: Tensor, c: float | None, num_children: int | None = None) -> Tensor:
+    """Of the first points of an image, or of all of them, to all."""
+    space = TreeSpace(2, 2, "euclidean" if c is None else "lorentz")
+    return space.distances(h, torch.tensor(c or 0.0), h.shape[1] if num_children is None else num_children)
+
+
+def stats_of(loss: TreeLoss, d: Tensor) -> dict[str, Tensor]:
+    return tree_stats(loss, torch.zeros(len(d), loss.shape.num_nodes, 1), d, None)
 
 
 # --------------------------------------------------------------------------------------------------------------- space
@@ -46,13 +57,13 @@ def test_the_flat_space_keeps_the_limit_and_drops_the_rest() -> None:
     radius = u.norm(dim=-1, keepdim=True)
     assert torch.allclose(to_space(u), u * 4 * torch.tanh(radius / 4) / radius, rtol=1e-5)
     x = torch.randn(2, 5, 3)
-    assert torch.allclose(tree_distances(x[:, :3], x), torch.cdist(x[:, :3].double(), x.double()).float(), atol=1e-6)
+    assert torch.allclose(all_distances(x, None, 3), torch.cdist(x[:, :3].double(), x.double()).float(), atol=1e-6)
 
 
 @pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
 def test_distances_are_a_metric_and_those_of_arccosh(c: float) -> None:
     h = to_space(torch.randn(2, 12, 6), c)
-    d = tree_distances(h, h.clone(), c)
+    d = all_distances(h, c)
     off = ~torch.eye(12, dtype=torch.bool)
     assert torch.allclose(d[:, off], far_reference(h, h, c)[:, off].float(), rtol=1e-5, atol=1e-5)
     assert torch.allclose(d, d.mT, atol=1e-5)
@@ -62,15 +73,15 @@ def test_distances_are_a_metric_and_those_of_arccosh(c: float) -> None:
 
 def test_curvature_and_scale_are_learned_within_bounds() -> None:
     space = TreeSpace(16, 64)
-    assert space.curvature() == 1 and space.log_alpha.exp().item() == pytest.approx(1 / 8)
     nodes = torch.randn(2, 28, 16)
+    assert space(nodes)[1] == 1 and space.log_alpha.exp().item() == pytest.approx(1 / 8)
     loss = TreeLoss(SHAPE)
     for raw, c, moves in ((5.0, 10.0, False), (-5.0, 0.1, False), (0.3, math.exp(0.3), True)):
         torch.nn.init.constant_(space.log_c, raw)
-        assert space.curvature().item() == pytest.approx(c) and space.log_c.item() == pytest.approx(raw)
+        h, curvature = space(nodes)
+        assert curvature.item() == pytest.approx(c) and space.log_c.item() == pytest.approx(raw)
         space.zero_grad()
-        h = space(nodes)
-        loss(space.distances(h[:, :24], h)).backward()
+        loss(space.distances(h, curvature, 24)).backward()
         assert (space.log_c.grad.abs().item() > 0) is moves
         assert space.log_alpha.grad.abs().item() > 0
 
@@ -83,7 +94,7 @@ def test_autocast_does_not_touch_distances(geometry: str, dtype: torch.dtype) ->
     for enabled in (False, True):
         h = to_space(torch.randn(2, 28, 8, generator=torch.Generator().manual_seed(4)), None).requires_grad_()
         with torch.autocast("cpu", dtype=dtype, enabled=enabled):
-            d = space.distances(h[:, :24], h)
+            d = space.distances(h, torch.tensor(1.0), 24)
             value = loss(d)
         value.backward()
         assert d.dtype == value.dtype == torch.float32
@@ -94,7 +105,7 @@ def test_autocast_does_not_touch_distances(geometry: str, dtype: torch.dtype) ->
 
 def test_flat_space_has_no_curvature() -> None:
     space = TreeSpace(16, 16, geometry="euclidean")
-    assert space.curvature() == 0
+    assert space(torch.randn(2, 28, 16))[1] == 0
     assert {name for name, _ in space.named_parameters()} == {"proj.weight", "log_alpha"}
 
 
@@ -119,7 +130,7 @@ def naive_loss(d: Tensor, shape: TreeShape, tau: float) -> float:
 
 def test_the_loss_is_the_formula() -> None:
     h = to_space(torch.randn(3, 28, 4), 1.0)
-    d = tree_distances(h, h.clone(), 1.0)
+    d = all_distances(h, 1.0)
     for tau in (0.2, 1.0):
         assert TreeLoss(SHAPE, tau)(d[:, :24]).item() == pytest.approx(naive_loss(d, SHAPE, tau), rel=1e-4)
 
@@ -139,30 +150,30 @@ def test_equal_distances_and_coincident_nodes() -> None:
     for c in (None, 1.0):
         u = torch.randn(2, 1, 6).expand(-1, 28, -1).clone().requires_grad_()
         h = to_space(u, c)
-        value = TreeLoss(SHAPE)(tree_distances(h[:, :24], h, c))
+        value = TreeLoss(SHAPE)(all_distances(h, c, 24))
         assert value.item() == pytest.approx(expected, abs=0.02) and value >= 0
         value.backward()
         assert torch.isfinite(u.grad).all()
     origin = torch.zeros(1, 28, 6, requires_grad=True)
     h = to_space(origin, 1.0)
-    TreeLoss(SHAPE)(tree_distances(h[:, :24], h, 1.0)).backward()
+    TreeLoss(SHAPE)(all_distances(h, 1.0, 24)).backward()
     assert torch.isfinite(origin.grad).all()
 
 
 def test_the_loss_is_not_negative_and_does_not_know_left_from_right() -> None:
     loss = TreeLoss(SHAPE)
     h = to_space(torch.randn(4, 28, 5), 1.0)
-    values = loss(tree_distances(h[:, :24], h, 1.0))
+    values = loss(all_distances(h, 1.0, 24))
     assert values >= 0
     # Nodes 2 and 3 of level 2 (siblings) with the leaves below them.
     order = list(range(28))
     order[16 + 2], order[16 + 3] = 16 + 3, 16 + 2
     order[4:6], order[6:8] = [6, 7], [4, 5]
     swapped = h[:, order]
-    assert torch.allclose(loss(tree_distances(swapped[:, :24], swapped, 1.0)), values, rtol=1e-5)
+    assert torch.allclose(loss(all_distances(swapped, 1.0, 24)), values, rtol=1e-5)
     order[0], order[2] = 2, 0  # no siblings
     mixed = h[:, order]
-    assert not torch.allclose(loss(tree_distances(mixed[:, :24], mixed, 1.0)), values, rtol=1e-4)
+    assert not torch.allclose(loss(all_distances(mixed, 1.0, 24)), values, rtol=1e-4)
 
 
 def train_free_tree(sign: Sign, steps: int) -> tuple[list[dict[str, float]], list[float]]:
@@ -173,10 +184,10 @@ def train_free_tree(sign: Sign, steps: int) -> tuple[list[dict[str, float]], lis
     stats, values = [], []
     for step in range(steps + 1):
         h = to_space(u, 1.0)
-        d = tree_distances(h[:, :24], h, 1.0)
+        d = all_distances(h, 1.0, 24)
         value = loss(d)
         if step in (0, steps):
-            stats.append({name: number.item() for name, number in loss.stats(d).items()})
+            stats.append({name: number.item() for name, number in stats_of(loss, d).items()})
             values.append(value.item())
         optimiser.zero_grad()
         value.backward()
@@ -208,7 +219,7 @@ def test_stats_by_hand() -> None:
     shape = TreeShape(4, 2)
     at = torch.tensor([0.0, 2.0, 5.0, 6.0, 1.0, 2.9])
     d = (at[:, None] - at).abs()[None]
-    stats = TreeLoss(shape).stats(d[:, :4])
+    stats = stats_of(TreeLoss(shape), d[:, :4])
     assert stats["parent_retrieval"].item() == pytest.approx(0.75)  # node 1 is nearer to 2.9 than to 1.0
     assert stats["parent_distance"].item() == pytest.approx((1 + 1 + 2.1 + 3.1) / 4)
     assert stats["level_distance"].item() == pytest.approx(2 * (2 + 5 + 6 + 3 + 4 + 1) / 12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape, kl_to_standard
+from hyptree.models.himapper.tree import ProbabilisticTree, TreeShape
 
 
 def tree(num_leaves: int = 8, depth: int = 3, width: int = 5, **options) -> ProbabilisticTree:
@@ -39,8 +39,7 @@ def test_moments_are_those_of_the_mixture() -> None:
     """Against draws from the mixture itself: the leaves below a node, each as likely."""
     built = tree(8, 3, 4)
     assert built.logvar is not None
-    means = built.means()
-    variances = built.variances(means)
+    means, variances = built.moments()
     draws = 200_000
     for level, size in enumerate(built.shape.sizes):
         below = 8 // size
@@ -56,9 +55,8 @@ def test_moments_are_those_of_the_mixture() -> None:
 def test_samples_have_the_moments_of_their_node(mixture: str) -> None:
     built = tree(4, 3, 3, mixture=mixture, noise="per_image")
     with torch.no_grad():
-        rows, _ = built.sample(100_000)
-        means = built.means()
-        variances = built.variances(means)
+        rows, _ = built(100_000)
+        means, variances = built.moments()
     assert rows.shape == (100_000, 3, 4, 3)
     for level, size in enumerate(built.shape.sizes):
         of_nodes = rows[:, level].unflatten(1, (size, 2**level)).transpose(1, 2).flatten(0, 1)
@@ -71,15 +69,15 @@ def test_samples_have_the_moments_of_their_node(mixture: str) -> None:
 def test_stratified_rows_come_half_from_each_child() -> None:
     built = tree(4, 3, 3, mixture="stratified", sibling_std=5.0)
     torch.nn.init.constant_(built.logvar, -40.0)
-    rows, _ = built.sample()
+    rows, _ = built(2)
     assert torch.allclose(rows[1], built.mu, atol=1e-4)  # each parent's two rows: one at each child
     moment = tree(4, 3, 3, sibling_std=5.0)
-    assert not torch.allclose(moment.sample()[0][1], moment.mu, atol=0.1)
+    assert not torch.allclose(moment(2)[0][1], moment.mu, atol=0.1)
 
 
 def test_noise_is_shared_or_drawn_for_each_image() -> None:
-    assert tree().sample(7)[0].shape == (3, 8, 5)
-    rows, _ = tree(noise="per_image").sample(7)
+    assert tree()(7)[0].shape == (3, 8, 5)
+    rows, _ = tree(noise="per_image")(7)
     assert rows.shape == (7, 3, 8, 5) and not torch.equal(rows[0], rows[1])
 
 
@@ -101,19 +99,22 @@ def test_variances_start_near_one() -> None:
 
 
 def test_kl_of_the_top_level() -> None:
-    assert kl_to_standard(torch.zeros(4, 5), torch.ones(4, 5)) == 0
+    standard = tree()
+    torch.nn.init.zeros_(standard.mu)
+    torch.nn.init.zeros_(standard.logvar)
+    assert standard(1)[1] == 0
     built = tree()
-    means = built.means()
-    mean, variance = means[-1], built.variances(means)[-1]
+    mean, variance = (levels[-1] for levels in built.moments())
     exact = torch.distributions.kl_divergence(
         torch.distributions.Normal(mean, variance.sqrt()), torch.distributions.Normal(0.0, 1.0)
     )
     assert (exact >= 0).all()
-    for kl in (built.kl(), built.sample()[1]):
+    for kl in (built(1)[1], built.eval()(1)[1]):
         assert kl > 0 and torch.allclose(kl, exact.mean(), rtol=1e-5)
 
 
 def test_without_variances_nothing_is_random() -> None:
     built = tree(probabilistic=False)
     assert [name for name, _ in built.named_parameters()] == ["mu"]
-    assert torch.equal(built.nodes()[:8], built.mu) and built.nodes().shape == (14, 5)
+    nodes, kl = built(3)
+    assert torch.equal(nodes[:8], built.mu) and nodes.shape == (14, 5) and kl == 0

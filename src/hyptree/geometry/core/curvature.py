@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,20 +10,15 @@ from torch import Tensor, nn
 
 from hyptree.geometry.core.registry import check_curvature
 
-
-@dataclass
-class _Load:
-    """One call of ``load_state_dict`` as a curvature meets it, once under each of its names."""
-
-    missing_keys: list[str]
-    """The list of that call, by which it is recognised."""
-    is_found: bool = False
-    own_missing: list[str] = field(default_factory=list)
-
-
 # Beside the modules and not in them: neither belongs into a copy or a pickle.
 _SAVED: "weakref.WeakKeyDictionary[Curvature, weakref.ref[dict[str, Any]]]" = weakref.WeakKeyDictionary()
-_LOADED: "weakref.WeakKeyDictionary[Curvature, _Load]" = weakref.WeakKeyDictionary()
+_LOADED: "weakref.WeakKeyDictionary[Curvature, tuple[list[str], list[str] | None]]" = weakref.WeakKeyDictionary()
+"""The missing keys of a call of ``load_state_dict``, and our names among them; None once the call has one of them."""
+
+
+def bounded_curvature(log_c: Tensor, low: float, high: float) -> Tensor:
+    """``c`` between two bounds of a logarithm that a module learns under a name of its own; no gradient beyond them."""
+    return log_c.clamp(math.log(low), math.log(high)).exp()
 
 
 class Curvature(nn.Module):
@@ -116,19 +110,18 @@ class Curvature(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        num_missing = len(missing_keys)
+        before = len(missing_keys)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        load = _LOADED.get(self)
-        if load is None or load.missing_keys is not missing_keys:
-            load = _LOADED[self] = _Load(missing_keys)
-        load.own_missing += missing_keys[num_missing:]
-        load.is_found |= len(missing_keys) == num_missing
-        if load.is_found:
-            for key in load.own_missing:
+        call, absent = _LOADED.get(self, (None, None))
+        absent = absent if call is missing_keys else []
+        own = missing_keys[before:]
+        is_missing = absent is not None and bool(own)  # under each of its names so far
+        if not is_missing:
+            for key in (absent or []) + own:
                 missing_keys.remove(key)
-            load.own_missing.clear()
+        _LOADED[self] = missing_keys, (absent or []) + own if is_missing else None
 
     def extra_repr(self) -> str:
         if self.learnable and hasattr(self.raw, "full_tensor"):

@@ -10,11 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hyptree.ops.bare import is_bare
 
 Classify = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,7 +29,7 @@ class Features:
     Attributes:
         tokens: (B, M, C) the last feature map, row by row, without class or register tokens.
         grid: (H, W) with ``H W = M``. pooled: (B, Cv) the global feature.
-        classify: logits of the enriched global feature (B, Cv) and of what was added to it (B, Cv). By default the
+        classify: logits of the enriched global feature (B, Cv) and of what was added to it (B, Cv). None becomes the
             backbone's ``get_classifier()`` on the first of the two, or the feature itself if there is none.
         row: (B, P + M, C) where the tokens are the last M of a longer row: the same values, for who works token by
             token. Compiled code then makes the backbone's last norm and ours in one kernel, which a slice between them
@@ -79,7 +82,14 @@ class Reader(ABC):
                 f"{kind_of(backbone)}: the row {tuple(row.shape)} does not end with the tokens "
                 f"{tuple(features.tokens.shape)}; correct or leave out row in feature_fn"
             )
+        if features.classify is None:
+            features.classify = partial(_apply_own, backbone)
         return features
+
+
+def _apply_own(backbone: nn.Module, enriched: Tensor, delta: Tensor) -> Tensor:
+    classifier = getattr(backbone, "get_classifier", None)
+    return apply_classifier(classifier(), enriched) if callable(classifier) else enriched
 
 
 def make_reader(
@@ -136,7 +146,7 @@ class TimmReader(Reader):
     """Any timm model whose ``forward_features`` gives one map or one row of tokens."""
 
     def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        f = backbone.forward_features(x)  # type: ignore[operator]
+        f = _forward_features(backbone, x)
         if not isinstance(f, Tensor):
             raise TypeError(
                 f"{kind_of(backbone)}: forward_features gives a {type(f).__name__}, expected one map or row of tokens; "
@@ -145,7 +155,7 @@ class TimmReader(Reader):
         pooled = backbone.forward_head(f, pre_logits=True).flatten(1)  # type: ignore[operator]
         row = None
         if f.dim() == 4:
-            tokens, grid = map_tokens(f, self.channels, kind_of(backbone), str(getattr(backbone, "output_fmt", "")))
+            tokens, grid = map_tokens(backbone, f, self.channels, str(getattr(backbone, "output_fmt", "")))
         elif f.dim() == 3:
             tokens, grid = row_tokens(backbone, f, x)
             row = f
@@ -154,11 +164,22 @@ class TimmReader(Reader):
                 f"{kind_of(backbone)} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map "
                 "(B, C, H, W) or tokens (B, M, C); take another backbone or pass feature_fn="
             )
-        return Features(tokens, grid, pooled, lambda v, delta: _logits(backbone, f, v, delta), row)
+        return Features(tokens, grid, pooled, partial(_logits, backbone, f), row)
+
+
+def _forward_features(backbone: nn.Module, x: Tensor) -> Any:
+    """``forward_features``, inside a call of the backbone where offloaded weights come for the length of one alone."""
+    if "forward" not in backbone.__dict__:  # where accelerate stands
+        return backbone.forward_features(x)  # type: ignore[operator]
+    backbone.forward_head = lambda f, *args, **options: f  # type: ignore[assignment]
+    try:
+        return backbone(x)
+    finally:
+        del backbone.forward_head
 
 
 def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> Tensor:
-    """The classifier on the enriched global feature, or what was added by the weights of each classifier there is.
+    """The classifier on the enriched global feature, or what was added as each classifier there is maps it.
 
     The second form is for backbones whose logits are more than one classifier on the global feature: of a distilled
     DeiT two classifiers have a token each and are averaged, of a VOLO a second one looks at the patches. All are
@@ -166,17 +187,19 @@ def _logits(backbone: nn.Module, f: Tensor, enriched: Tensor, delta: Tensor) -> 
     """
     classifier = backbone.get_classifier()  # type: ignore[operator]
     heads = list(classifier) if isinstance(classifier, tuple | list | nn.ModuleList) else [classifier]
-    is_linear = all(isinstance(head, nn.Linear) for head in heads)
-    if not is_linear or (len(heads) == 1 and getattr(backbone, "aux_head", None) is None):
-        return _mean([apply_classifier(head, enriched) for head in heads])
+    if len(heads) == 1 and getattr(backbone, "aux_head", None) is None:
+        return apply_classifier(heads[0], enriched)
+    if any(isinstance(module, _NORMS) for head in heads for module in head.modules()):
+        return torch.stack([apply_classifier(head, enriched) for head in heads]).mean(0)
     logits = backbone.forward_head(f)  # type: ignore[operator]
     if isinstance(logits, tuple):  # one per head while distilling
-        logits = _mean(list(logits))
-    return logits + _mean([F.linear(delta, head.weight) for head in heads])
+        logits = torch.stack(logits).mean(0)
+    nothing = torch.zeros_like(delta)
+    added = [F.linear(delta, h.weight) if is_bare(h) else h(delta) - h(nothing) for h in heads]
+    return logits + torch.stack(added).mean(0)
 
 
-def _mean(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+_NORMS = nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm
 
 
 def apply_classifier(classifier: nn.Module, pooled: Tensor) -> Tensor:
@@ -188,12 +211,13 @@ def apply_classifier(classifier: nn.Module, pooled: Tensor) -> Tensor:
     return classifier(pooled)
 
 
-def map_tokens(f: Tensor, channels: int, name: str, fmt: str = "") -> tuple[Tensor, tuple[int, int]]:
+def map_tokens(backbone: nn.Module, f: Tensor, channels: int, fmt: str = "") -> tuple[Tensor, tuple[int, int]]:
     """A map as (B, M, C) tokens and its (H, W); channels last if ``fmt`` says NHWC or only the last axis fits."""
     last = fmt.endswith("NHWC") or (f.shape[1] != channels and f.shape[-1] == channels)
     if f.shape[-1 if last else 1] != channels:
         raise ValueError(
-            f"{name}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; pass channels= as it is"
+            f"{kind_of(backbone)}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; pass "
+            "channels= as it is"
         )
     # Channels are moved before places are joined: with f.flatten(2) first, compiled code would store the map of a
     # convolution, whose channels lie next to each other, in another order and read it across.

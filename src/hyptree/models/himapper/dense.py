@@ -81,7 +81,7 @@ def read_last_map(backbone: nn.Module, x: Tensor) -> Features:
     last = maps[-1]
     has_channels_last = str(getattr(backbone, "output_fmt", "NCHW")).endswith("NHWC")
     channels = last.shape[-1 if has_channels_last else 1]
-    tokens, grid = map_tokens(last, channels, type(backbone).__name__, "NHWC" if has_channels_last else "NCHW")
+    tokens, grid = map_tokens(backbone, last, channels, "NHWC" if has_channels_last else "NCHW")
 
     def answer(_: Tensor, delta: Tensor) -> Any:
         spread = delta[:, None, None, :] if has_channels_last else delta[:, :, None, None]

@@ -84,7 +84,7 @@ class TransformersReader(Reader):
                 "pass feature_fn= to say what to read"
             )
         if f.dim() == 4:
-            tokens, grid = map_tokens(f, self.channels, name)
+            tokens, grid = map_tokens(backbone, f, self.channels)
         else:
             tokens, grid = _patch_tokens(backbone, f, x)
         pooler: Tensor | None = getattr(out, "pooler_output", None)

@@ -116,56 +116,41 @@ class ProbabilisticTree(nn.Module):
             if self.logvar is not None:
                 nn.init.xavier_uniform_(self.logvar)
 
-    def means(self) -> list[Tensor]:
-        """[L x (N_l, w)] mean of each node: the average of its two children's."""
-        levels: list[Tensor] = [self.mu]
+    def moments(self, with_variances: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+        """[L x (N_l, w)] mean and variance of each node; no variances if they are not asked for or there are none.
+
+        A mean is the average of its two children's, a variance that of their mixture: the mean of theirs and half their
+        distance squared, a sum of positive terms, as ``E[x^2] - E[x]^2`` may come out negative.
+        """
+        means: list[Tensor] = [self.mu]
+        variances = [self.logvar.exp()] if with_variances and self.logvar is not None else []
         for _ in range(self.shape.depth - 1):
-            levels.append((levels[-1][0::2] + levels[-1][1::2]) / 2)
-        return levels
+            left, right = means[-1][0::2], means[-1][1::2]
+            means.append((left + right) / 2)
+            if variances:
+                within = variances[-1]
+                variances.append((within[0::2] + within[1::2]) / 2 + ((left - right) / 2).square())
+        return means, variances
 
-    def variances(self, means: list[Tensor]) -> list[Tensor]:
-        """[L x (N_l, w)] variance of the mixture of two children: the mean of theirs and half their distance squared.
+    def forward(self, batch_size: int, needs_kl: bool = True) -> tuple[Tensor, Tensor]:
+        """Queries, and the KL of the top level to the standard Gaussian, 0 where nothing is random or it is not needed.
 
-        A sum of positive terms: ``E[x^2] - E[x]^2`` may come out negative.
+        While training a tree with variances, queries are samples by torch's default generator (as dropout), (L, N, w),
+        or (B, L, N, w) with noise per image: level ``l`` holds ``2^(l - 1)`` rows of each of its nodes. Else they are
+        the means, (nodes, w). The KL is the mean over nodes and axes of ``KL(node || N(0, 1))``, a single number.
         """
-        assert self.logvar is not None
-        levels = [self.logvar.exp()]
-        for below in means[: self.shape.depth - 1]:
-            within, apart = levels[-1], (below[0::2] - below[1::2]) / 2
-            levels.append((within[0::2] + within[1::2]) / 2 + apart.square())
-        return levels
-
-    def nodes(self) -> Tensor:
-        """(nodes, w) the means: queries where nothing is random, one row per node."""
-        return torch.cat(self.means())
-
-    def sample(self, batch_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Query rows of all levels with noise from torch's default generator (as dropout), and the KL of the top level.
-
-        Args:
-            batch_size: number of images, for ``noise="per_image"``.
-
-        Returns:
-            (L, N, w), or (B, L, N, w) with noise per image: level ``l`` holds ``2^(l - 1)`` rows of each of its nodes.
-            And the mean over nodes and axes of ``KL(node || N(0, 1))``, a single number.
-        """
-        means = self.means()
-        variances = self.variances(means)
+        means, variances = self.moments(self.training or needs_kl)
+        if variances:
+            kl = 0.5 * (means[-1].square() + variances[-1] - 1 - variances[-1].log()).mean()
+        else:
+            kl = self.mu.new_zeros((), dtype=torch.float32)
+        if not (variances and self.training):
+            return torch.cat(means), kl
         # Half of the rows from each child: the rows of the level below, which stand in the right order already.
         lower = 1 if self.mixture == "stratified" else 0
         source = [max(level - lower, 0) for level in range(self.shape.depth)]
         mean = torch.stack([means[level].repeat_interleave(2**level, 0) for level in source])
         std = torch.stack([variances[level].sqrt().repeat_interleave(2**level, 0) for level in source])
-        images = (batch_size,) if self.noise == "per_image" and batch_size is not None else ()
+        images = (batch_size,) if self.noise == "per_image" else ()
         noise = torch.randn(*images, *mean.shape, dtype=mean.dtype, device=mean.device)
-        return mean + std * noise, kl_to_standard(means[-1], variances[-1])
-
-    def kl(self) -> Tensor:
-        """() KL of the top level's Gaussians to the standard one, the mean over nodes and axes."""
-        means = self.means()
-        return kl_to_standard(means[-1], self.variances(means)[-1])
-
-
-def kl_to_standard(mean: Tensor, variance: Tensor) -> Tensor:
-    """``KL(N(mean, variance) || N(0, 1))`` averaged over all axes."""
-    return 0.5 * (mean.square() + variance - 1 - variance.log()).mean()
+        return mean + std * noise, kl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any, get_args
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, suggest
-from hyptree.models.himapper.backbone import Features, apply_classifier, make_reader
-from hyptree.models.himapper.decompose import Attention, Decomposition
-from hyptree.models.himapper.encode import Encoding
-from hyptree.models.himapper.fused_evaluation import can_evaluate, evaluate
-from hyptree.models.himapper.output import HiMapperOutput
-from hyptree.models.himapper.space import Geometry, Sign, TreeLoss, TreeSpace
+from hyptree.models.himapper.backbone import Features, make_reader
+from hyptree.models.himapper.output import HiMapperOutput, tree_stats
+from hyptree.models.himapper.plain import Attention, Decomposition, Encoding, Geometry, Sign, TreeLoss, TreeSpace
 from hyptree.models.himapper.tree import Mixture, Noise, ProbabilisticTree, TreeShape
+from hyptree.ops import tree_reader
 from hyptree.tree import Tree
 
 
@@ -31,7 +28,7 @@ class HiMapper(nn.Module):
     multiplications for the memory, ``120 M w`` for reading it, 14 million for the 60 nodes, 10 million for the encoder.
     That is 44 million for DeiT-S (1.0 % of its own) and 41 million for ResNet-50 (1.0 %); training reads with 128 rows.
     That is little beside the launches it takes: evaluated without gradients in half precision on a GPU, two kernels
-    stand for most of them (:mod:`hyptree.models.himapper.fused_evaluation`).
+    stand for most of them (:func:`hyptree.ops.tree_reader.apply`).
 
     Args:
         backbone: a timm model, or a vision model of transformers. Anything else by ``feature_fn``.
@@ -154,77 +151,32 @@ class HiMapper(nn.Module):
         compute_losses = self.training if compute_losses is None else compute_losses
         dtype = self.tree.mu.dtype
         tokens, pooled = features.tokens.to(dtype), features.pooled.to(dtype)
-        maps = kl = None
-        if not return_maps and can_evaluate(self, tokens):
-            row = tokens if features.row is None else features.row.to(dtype)
-            nodes, points, delta = evaluate(self, row, tokens.shape[1], pooled)
-        else:
-            queries, kl = self.queries(x.shape[0])
-            nodes, maps = self.decompose(queries, tokens, return_maps)
-            points = self.space(nodes)
-            delta = self.encode(pooled, nodes)
+        queries, kl = self.tree(x.shape[0], compute_losses)
+        row = None if features.row is None else features.row.to(dtype)
+        nodes, maps, points, c, delta = tree_reader.apply(
+            self.decompose, self.space, self.encode, queries, tokens, pooled, row, return_maps
+        )
         delta = delta.to(features.pooled.dtype)
         enriched = features.pooled + delta
 
+        assert features.classify is not None  # the reader sees to it
         losses, stats = None, {}
         if compute_losses or return_maps:
-            distances = self.space.distances(points[:, : self.loss.num_children], points)
-            stats = self._stats(nodes, distances, maps)
+            distances = self.space.distances(points, c, self.loss.num_children)
+            stats = tree_stats(self.loss, nodes, distances, maps) | {"curvature": c.detach().clone()}
             if compute_losses:
-                kl = self.queries()[1] if kl is None else kl
                 losses = {"contrastive": self.loss(distances), "kl": kl}
                 losses["aux_total"] = self.alpha * losses["contrastive"] + self.beta * kl
         return HiMapperOutput(
-            logits=self._classify(features, enriched, delta),
+            logits=features.classify(enriched, delta),
             pre_logits=enriched,
             losses=losses,
             nodes=self.shape.split(nodes),
             hyperbolic=self.shape.split(points),
-            curvature=self.space.curvature(),
+            curvature=c,
             maps=None if maps is None else [m.unflatten(-1, features.grid) for m in self.shape.split(maps)],
             stats=stats,
         )
-
-    def queries(self, batch_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """What the decomposition asks: samples (L, N, w) while training a probabilistic tree, else means (nodes, w).
-
-        Also gives the KL of the top level, 0 where nothing is random.
-        """
-        if self.tree.logvar is None:
-            return self.tree.nodes(), self.tree.mu.new_zeros((), dtype=torch.float32)
-        if self.training:
-            return self.tree.sample(batch_size)
-        return self.tree.nodes(), self.tree.kl()
-
-    def _classify(self, features: Features, enriched: Tensor, delta: Tensor) -> Tensor:
-        if features.classify is not None:
-            return features.classify(enriched, delta)
-        classifier = getattr(self.backbone, "get_classifier", None)
-        return apply_classifier(classifier(), enriched) if callable(classifier) else enriched
-
-    @torch.no_grad()
-    def _stats(self, nodes: Tensor, distances: Tensor, maps: Tensor | None) -> dict[str, Tensor]:
-        stats = self.loss.stats(distances)
-        stats["image_dependence"] = self.image_dependence(nodes)
-        stats["curvature"] = self.space.curvature().clone()
-        if maps is not None:
-            entropy = torch.special.entr(maps).sum(-1).mean()
-            stats["map_entropy"] = entropy / max(math.log(maps.shape[-1]), 1e-12)
-        return stats
-
-    @torch.no_grad()
-    def image_dependence(self, nodes: Tensor) -> Tensor:
-        """Variance of a node over images over that of the nodes of a level in one image; 0 for a single image.
-
-        Near 0 the nodes are the queries and the picture does not matter.
-
-        Args:
-            nodes: (B, nodes, w), all levels in one row.
-        """
-        nodes = nodes.float()
-        over_images = (nodes - nodes.mean(0)).square().mean()
-        centred = [level - level.mean(1, keepdim=True) for level in self.shape.split(nodes)]
-        return over_images / torch.cat(centred, 1).square().mean().clamp_min(1e-12)
 
     # -------------------------------------------------------------------------------------------- trees of pictures
 
