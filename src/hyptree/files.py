@@ -124,15 +124,21 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def path_inside(folder: Path | str, name: str) -> Path:
+def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
     """``folder / name`` for a name that was read from a file others may have written.
+
+    Args:
+        where: that file, and the place in it, for the message.
 
     Raises:
         UserError: the name leads out of the folder, or is no plain name on every system.
     """
     parts = re.split(r"[/\\]", name)
-    if not name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        raise UserError(f"{name!r} is not the name of a file inside a folder; do not trust the file that says so")
+    if re.match(r"[A-Za-z]:", name) or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise UserError(
+            f"{where + ': ' if where else ''}{name!r} is not the name of a file inside a folder; expected one below "
+            f"{folder}: mend the name, or do not trust the file that says so"
+        )
     return Path(folder, *parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,23 @@ def test_other_files_of_ours(make: Callable[[Path], tuple[Path, Callable[[], obj
         path.unlink()
         path.write_bytes(whole)
     read()
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_a_run_of_others_cannot_write_elsewhere(copy: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (copy / name).unlink()
+    (copy / name).symlink_to(tmp_path / "mine")
+    refuses = pytest.raises(UserError, match=r"is a link to .*mine; remove it")
+    with refuses if name == "log.txt" else nullcontext():
+        fit(tiny.recipe("run.save_steps=4"), copy, resume=True, quiet=True)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_an_index_cannot_name_a_file_outside_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"lm_head.weight": torch.randn(8, 4)}, tmp_path / "outside.safetensors")
+    (tmp_path / "model").mkdir()
+    index = {"weight_map": {"lm_head.weight": "../outside.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["lab", "overlap", str(tmp_path / "model")]) == 2
+    assert "'../outside.safetensors' is not the name of a file inside a folder" in capsys.readouterr().err
