@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import json
 import os
 import platform
@@ -123,15 +124,21 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def path_inside(folder: Path | str, name: str) -> Path:
+def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
     """``folder / name`` for a name that was read from a file others may have written.
+
+    Args:
+        where: that file, and the place in it, for the message.
 
     Raises:
         UserError: the name leads out of the folder, or is no plain name on every system.
     """
     parts = re.split(r"[/\\]", name)
-    if not name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        raise UserError(f"{name!r} is not the name of a file inside a folder; do not trust the file that says so")
+    if re.match(r"[A-Za-z]:", name) or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise UserError(
+            f"{where + ': ' if where else ''}{name!r} is not the name of a file inside a folder; expected one below "
+            f"{folder}: mend the name, or do not trust the file that says so"
+        )
     return Path(folder, *parts)
 
 
@@ -173,21 +180,32 @@ def cut_log(path: Path, key: str, last: int) -> None:
         write_text(path, "".join(json.dumps(line) + "\n" for line in read_log(path, key) if line[key] <= last))
 
 
-def save_tensors(path: Path | str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> None:
+def save_tensors(
+    path: Path | str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None, **metadata: str
+) -> None:
     """Write tensors and a JSON-able state into one safetensors file, atomically.
 
-    One file, so that tensors and counters can never come from different moments. The state lies in the header under
-    the key ``state``.
+    One file, so that tensors, counters and the digest of both can never come from different moments. Digest and state
+    lie in the header under the key ``state``: one key, because safetensors writes several in any order.
+
+    Args:
+        metadata: further words of the header, for other programs.
     """
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"state": json.dumps(state)} if state is not None else None
+    text = json.dumps(state or {})
+    metadata["state"] = f"{_digest(plain, text)} {text}"
     write_atomic(path, lambda temporary: save_file(plain, temporary, metadata))
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`save_tensors` wrote; the state is empty where none was written."""
+    """What :func:`save_tensors` wrote; the state is empty where none was written.
+
+    Raises:
+        UserError: no such file, or one whose content is not what was written. A file of another program has no digest
+            to compare with.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -195,10 +213,54 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"cannot read {path}: no such file")
     try:
         with safe_open(path, "pt") as file:
-            state = json.loads((file.metadata() or {}).get("state", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+            text = (file.metadata() or {}).get("state", "{}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not text.startswith("{"):  # files of before they had a digest
+            expected, _, text = text.partition(" ")
+            if (present := _digest(tensors, text)) != expected:
+                raise UserError(
+                    f"{path} is damaged: its digest was {expected[:16]} when it was written and is {present[:16]} now; "
+                    "copy it again from where it is whole, or make it again"
+                )
+        return tensors, json.loads(text)
     except (SafetensorError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+
+
+def check_weights(path: Path | str) -> None:
+    """Raise if weights that another library will read are not what :func:`save_tensors` wrote.
+
+    Args:
+        path: a safetensors file, or a folder with some; those of other programs pass unread.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        try:
+            with safe_open(file, "pt") as opened:
+                is_ours = "state" in (opened.metadata() or {})
+        except (OSError, SafetensorError):  # whoever reads it says so in words of its own
+            continue
+        if is_ours:
+            load_tensors(file)
+
+
+def sign_weights(folder: Path | str) -> None:
+    """Write the weights in a folder of ``save_pretrained`` again, with the digest that :func:`check_weights` wants."""
+    for path in Path(folder).glob("*.safetensors"):
+        save_tensors(path, load_tensors(path)[0], format="pt")
+
+
+def _digest(tensors: dict[str, Tensor], state: str) -> str:
+    """SHA-256 over everything a file says: half a second a gigabyte."""
+    import torch
+
+    digest = hashlib.sha256(state.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 @contextmanager

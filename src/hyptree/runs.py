@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyptree.config import load, read_yaml, to_yaml
 from hyptree.errors import UserError, as_called
-from hyptree.files import cut_log, load_tensors, read_log, save_tensors, sync, write_text
+from hyptree.files import cut_log, load_tensors, path_inside, read_log, save_tensors, sync, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,41 +185,44 @@ class RunFolder:
 
 
 def best_weights(run: Path | str) -> dict[str, Tensor]:
-    """The weights to use of a run: the best, else the newest average, else the newest weights.
+    """The weights to use of a run: those in its :func:`best_file`."""
+    return load_tensors(best_file(run))[0]
 
-    A damaged file is named in a warning and the next one used.
+
+def best_file(run: Path | str) -> Path:
+    """The file of the weights to use of a run: the best, else the newest average, else the newest weights.
+
+    Raises:
+        UserError: there is none, or its manifest knows it to be damaged. Nothing takes its place unasked: other weights
+            give other numbers.
     """
     folder = RunFolder(run)
     folder.require_run()
-    problems = []
     for name in (f"{BEST}/{MODEL}", f"{LAST}/{EMA}", f"{LAST}/{MODEL}", f"{PREVIOUS}/{EMA}", f"{PREVIOUS}/{MODEL}"):
         path = folder.checkpoints / name
         if path.is_file():
-            try:
-                tensors = load_tensors(path)[0]
-            except UserError as error:
-                problems.append(str(error))
-                continue
-            if problems:
-                warnings.warn(f"{'; '.join(problems)}; using {path} instead", stacklevel=2)
-            return tensors
-    if problems:
-        raise UserError("; ".join(problems))
+            problem = damage(path.parent, path.name) if (path.parent / MANIFEST).is_file() else None
+            if problem is not None:
+                raise UserError(f"checkpoint {path.parent} is damaged: {problem}; copy it again, or train again")
+            return path
     raise UserError(f"{run} has no checkpoint yet; train it first: {as_called('train', run, '--resume')}")
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, None when every file is what the manifest says."""
+def damage(folder: Path, only: str | None = None) -> str | None:
+    """What is wrong with a checkpoint, or with one file of it; None when every file is what the manifest says."""
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         for name, expected in files.items():
-            path = folder / name
+            path = path_inside(folder, name)
+            if only not in (None, name):
+                continue
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-            if _fingerprint(path) != expected:
-                return f"the content of {name} has changed"
+            if (present := _fingerprint(path)) != expected:
+                was, now = expected["sha256"], present["sha256"]
+                return f"the content of {name} has changed (SHA-256 {now[:16]} instead of {was[:16]})"
         missing = [name for name in (MODEL, TRAINING) if name not in files]
         return f"{MANIFEST} does not list {missing[0]}" if missing else None
     except FileNotFoundError:

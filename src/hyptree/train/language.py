@@ -14,6 +14,7 @@ from hyptree.devices import find_device
 from hyptree.errors import UserError, require
 from hyptree.evaluate.text.choices import ChoiceScore, evaluate_tasks
 from hyptree.evaluate.text.token_radii import NUM_BLOCKS, count_tokens, measure_tokens, read_depths
+from hyptree.files import check_weights, sign_weights
 from hyptree.progress import quiet_transformers
 from hyptree.runs import RunFolder
 from hyptree.train.run.recipe import Recipe
@@ -49,6 +50,7 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
 
     import hyptree.lm  # noqa: F401  (makes transformers know our models)
 
+    check_weights(folder.path)
     try:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
@@ -69,6 +71,7 @@ def export_language_model(run: Path, out: Path | None = None) -> Path:
     with quiet_transformers():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+    sign_weights(out)
     return out
 
 

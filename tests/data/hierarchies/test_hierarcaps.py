@@ -17,6 +17,7 @@ from hyptree.data.hierarchies.hierarcaps import (
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
 from hyptree.errors import UserError
+from tests.data.make import write_picture
 
 
 def need(folder: Path) -> Path:
@@ -39,6 +40,13 @@ def test_sizes_of_the_real_files(shared_data):
     assert len(train) == 18_770
     assert not {chain.image for chain in train} & {chain.image for chain in test}
     assert len(read_hierarcaps(folder, "sample")) == 100
+
+
+def test_pictures_lie_inside_their_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    write_picture(tmp_path / "out.jpg", np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(UserError, match=r"'\.\./out\.jpg' is not the name of a file inside a folder"):
+        read_images(tmp_path / "in", ["../out.jpg"])
 
 
 def test_pictures_of_the_test_set(shared_data):

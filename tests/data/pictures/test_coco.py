@@ -246,3 +246,20 @@ def test_wrong_folders_are_one_clear_line(root, tmp_path):
     write_json(root, "{", "instances_val2014.json")
     with pytest.raises(UserError, match=r"several files for val: instances_val2014\.json, instances_val2017\.json"):
         Coco(root, "val")
+
+
+@pytest.mark.parametrize("name", ["../outside.jpg", "a/../../outside.jpg", "{absolute}", "C:/outside.jpg"])
+def test_a_picture_outside_its_folder_is_refused(root, data, seed, name):
+    write_picture(root / "outside.jpg", pixels(np.random.default_rng(seed), HEIGHT, WIDTH))
+    content = data[0]
+    content["images"][0]["file_name"] = name.replace("{absolute}", str(root / "outside.jpg"))
+    write_json(root, content)
+    with pytest.raises(UserError, match=r"2017\.json: file_name: '.*outside\.jpg' is not .* below .*train2017: mend"):
+        Coco(root)
+
+
+def test_a_picture_in_a_folder_of_its_own_and_with_a_colon_is_read(root, data, seed):
+    write_picture(root / "train2017" / "day 1" / "12:30.jpg", pixels(np.random.default_rng(seed), HEIGHT, WIDTH))
+    data[0]["images"][0]["file_name"] = "./day 1/12:30.jpg"
+    write_json(root, data[0])
+    assert Coco(root)[1].image.shape == (3, HEIGHT, WIDTH)

@@ -228,6 +228,17 @@ def test_wrong_tiny_imagenet_is_one_clear_line(tiny, tmp_path):
         TinyImageNet(tiny)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_names_in_the_lists_of_tiny_imagenet_stay_inside(tiny, rng, split):
+    write_picture(tiny / "outside" / "images" / "x.JPEG", pixels(rng, 64, 64))
+    if split == "train":
+        (tiny / "wnids.txt").write_text("../outside\n")
+    else:
+        (tiny / "val" / "val_annotations.txt").write_text(f"../../outside/images/x.JPEG\t{WNIDS[0]}\n")
+    with pytest.raises(UserError, match=r"(wnids.txt|line 1): '.*outside.*' is not the name of a file inside a folder"):
+        TinyImageNet(tiny, split)
+
+
 def test_real_tiny_imagenet(shared_data):
     root = shared_data / "tiny-imagenet-wordnet"
     if not root.is_dir():

@@ -194,6 +194,9 @@ def test_pets_as_published(pets):
 
 def test_wrong_pets_are_one_clear_line(pets):
     root, _ = pets
+    (root / "annotations" / "test.txt").write_text("../../beagle_2 3 2 1\n")
+    with pytest.raises(UserError, match=r"'\.\./\.\./beagle_2\.jpg' is not the name of a file inside a folder"):
+        Pets(root, "val")
     (root / "annotations" / "test.txt").write_text("beagle_2 3 dog\n")
     with pytest.raises(UserError, match=r"test\.txt, line 1: expected a name, the breed from 1 and the species 1 or 2"):
         Pets(root, "val")

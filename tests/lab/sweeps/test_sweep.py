@@ -22,6 +22,7 @@ from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.sweeps import runner
+from hyptree.lab.sweeps.folder import stored_parts
 from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.presets import PRESETS, preset
 from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
@@ -398,3 +399,17 @@ def test_a_loss_above_twice_the_first_is_marked_as_diverged(
     assert actual["diverged"] is is_diverged and actual["regime"] != "diverged"
     (fit,) = fit_runs([actual])
     assert (fit["num_models"], fit["num_diverged"]) == ((0, 1) if is_diverged else (1, 0))
+
+
+def test_a_sweep_of_others_cannot_write_elsewhere(tmp_path):
+    sweep([GRID], tmp_path / "sweep")
+    config = json.loads((tmp_path / "sweep" / "config.json").read_text())
+    (tmp_path / "sweep" / "runs.csv").unlink()
+    for part in config["parts"].values():
+        part["name"] = "../../elsewhere"
+    (tmp_path / "sweep" / "config.json").write_text(json.dumps(config))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"name: '\.\./\.\./elsewhere' is not the name of a file inside a folder"):
+        stored_parts(tmp_path / "sweep")
+    assert main(["lab", "sweep", "--resume", "--quiet", "--out", str(tmp_path / "sweep")]) == 2
+    assert sorted(tmp_path.rglob("*")) == before

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyptree.errors import UserError, require
+from hyptree.files import check_weights
 
 GENERALISE = (
     "Write shorter and more general descriptions of a picture, one per line, from the most general to the most "
@@ -164,6 +165,7 @@ def _opened(transformers: Any, name: str) -> tuple[Any, Any]:
 
 
 def _weights(auto: Any, name: str) -> Any:
+    check_weights(name)
     try:
         model, info = auto.from_pretrained(name, trust_remote_code=False, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:

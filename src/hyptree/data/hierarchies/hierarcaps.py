@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hyptree.errors import UserError
+from hyptree.files import path_inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +139,8 @@ def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | by
     if path.is_dir() and (path / "test_images_160.npz").is_file():
         path = path / "test_images_160.npz"
     if path.is_dir():
-        sources = {name: path / name for name in names if (path / name).is_file()}
+        files = {name: path_inside(path, name, "a picture of the captions") for name in names}
+        sources = {name: file for name, file in files.items() if file.is_file()}
     elif not path.exists():
         raise UserError(f"there are no pictures at {path}; expected an .npz file or a folder")
     else:

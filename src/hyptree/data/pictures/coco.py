@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, name_some
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
+from hyptree.files import path_inside
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -38,7 +40,7 @@ class Coco(Pictures):
     """
 
     def __init__(self, root: Path | str, split: str = "train"):
-        self.annotation_file, self._folder = _find(Path(root), split)
+        self.annotation_file, folder = _find(Path(root), split)
         data = _load(self.annotation_file)
         categories = sorted(data["categories"], key=lambda category: category["id"])
         self.category_ids = tuple(int(category["id"]) for category in categories)
@@ -49,6 +51,10 @@ class Coco(Pictures):
         self.image_ids = {str(image["file_name"]): int(image["id"]) for image in self._images}
         if len(self.image_ids) < len(self._images):
             raise UserError(f"{self.annotation_file}: two pictures have the same file name")
+        self._files = [
+            path_inside(folder, posixpath.normpath(name), f"{self.annotation_file}: file_name")
+            for name in self.image_ids
+        ]
         self._annotations = _by_image(data["annotations"], self._images, label_of, self.annotation_file)
         self._has_masks = all(a.get("segmentation") for rows in self._annotations for a in rows)
         if self._has_masks:
@@ -60,7 +66,7 @@ class Coco(Pictures):
     def _read(self, i: int) -> Sample:
         entry, rows = self._images[i], self._annotations[i]
         id = str(entry["file_name"])
-        image = decode_image(self._folder / id, id, (entry["height"], entry["width"]))
+        image = decode_image(self._files[i], id, (entry["height"], entry["width"]))
         height, width = image.shape[1:]
         if (entry["height"], entry["width"]) != (height, width):
             raise BadSample(id, f"picture of {width}x{height} pixels, annotated as {entry['width']}x{entry['height']}")

@@ -28,6 +28,7 @@ from hyptree.data.pictures.decoding import (
 )
 from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.errors import UserError
+from hyptree.files import path_inside
 
 CAMVID_CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree"),
@@ -145,7 +146,7 @@ class Pets(LabelMaps):
             names, breeds, species = _read_pet_list(root, "trainval" if split == "train" else "test")
             classes, kinds = _breed_names(root), ["cat", "dog"]
             breeds = check_labels(breeds, len(classes), f"{root}: breeds")
-            images = [root / "images" / f"{name}.jpg" for name in names]
+            images = [path_inside(root / "images", f"{name}.jpg", f"{root}/annotations") for name in names]
             maps = [root / "annotations" / "trimaps" / f"{name}.png" for name in names]
         self._breeds, self._species = breeds, species
         kind_of = dict(zip(breeds.tolist(), species.tolist(), strict=True))

@@ -26,6 +26,7 @@ from hyptree.data.pictures.decoding import (
 )
 from hyptree.data.sample import Sample
 from hyptree.errors import UserError
+from hyptree.files import path_inside
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -86,11 +87,12 @@ class _Folder(Pictures):
                     raise UserError(
                         f"{annotations}, line {line_number}: expected a file and one of the {len(wnids)} wnids"
                     )
-                self._files.append(self._folder / "images" / cells[0])
+                where = f"{annotations}, line {line_number}"
+                self._files.append(path_inside(self._folder / "images", cells[0], where))
                 labels.append(number[cells[1]])
         else:
             for wnid in wnids:
-                files = _pictures_of(self._folder / wnid)
+                files = _pictures_of(path_inside(self._folder, wnid, str(root / "wnids.txt")))
                 self._files += files
                 labels += [number[wnid]] * len(files)
         self._labels = np.array(labels, np.int64)

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, as_called, suggest
+from hyptree.errors import UserError, suggest
+from hyptree.files import path_inside
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
 from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
+from hyptree.runs import best_file
 
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Ends of the names of output heads."""
@@ -42,8 +44,6 @@ GGUF_CANDIDATES = ("output.weight", "token_embd.weight")
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "*.safetensors.index.json"
-_RUN_FILES = ("best/model", "last/ema", "last/model", "previous/ema", "previous/model")
-"""What to measure of a run of ``hyptree train``: the weights that ``hyptree eval`` would take."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool
     if not require_lm_head(path):
         return _hub_lm_head(HubModel(text), tensor)
     if path.is_dir() and (path / "recipe.yaml").is_file():
-        path = _of_run(path)
+        path = best_file(path)
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
         path = files[0]
     if path.is_file() and path.suffix == ".gguf":
@@ -166,14 +166,6 @@ def _hub_lm_head(model: HubModel, tensor: str | None) -> LMHead:
     return _head(where, tensor, model.repo, lambda file: read_safetensors(model.fetch(str(file))), config)
 
 
-def _of_run(path: Path) -> Path:
-    """The weights of a run."""
-    for name in _RUN_FILES:
-        if (weights := path / "checkpoints" / f"{name}.safetensors").is_file():
-            return weights
-    raise UserError(f"{path} has no checkpoint yet; train it first: {as_called('train', path, '--resume')}")
-
-
 def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 2:
         raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
@@ -189,7 +181,7 @@ def _tensors(path: Path) -> dict[str, Path]:
             )
         return dict.fromkeys(read_safetensors(path), path)
     if indices := sorted(path.glob(_INDEX)):
-        return {name: path / file for name, file in _weight_map(indices[0]).items()}
+        return {name: path_inside(path, file) for name, file in _weight_map(indices[0]).items()}
     files = sorted(path.glob("*.safetensors"))
     if not files:
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)

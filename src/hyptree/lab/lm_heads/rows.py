@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyptree.errors import UserError
+from hyptree.files import check_weights
 
 DTYPES = {
     "F64": torch.float64,
@@ -92,6 +93,7 @@ def read_safetensors(path: Path | str) -> dict[str, SafeTensor]:
         UserError: no such file, or a damaged one.
     """
     path = Path(path)
+    check_weights(path)
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)

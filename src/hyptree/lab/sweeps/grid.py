@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from hyptree.errors import UserError
+from hyptree.files import path_inside
 from hyptree.lab.frequencies import frequencies
 
 
@@ -79,6 +80,7 @@ class Grid:
     """Fresh samples for the final loss."""
 
     def __post_init__(self) -> None:
+        path_inside("parts", self.name, "name")
         for name in ("m", "alpha", "gamma", "density", "curvature"):
             values = getattr(self, name)
             if not values:

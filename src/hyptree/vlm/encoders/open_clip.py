@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, require, suggest
-from hyptree.files import save_tensors
+from hyptree.files import check_weights, save_tensors
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
@@ -107,10 +107,10 @@ def load(rest: str, *, random_init: bool, seed: int) -> OpenClipEncoder:
         known = f"one of {', '.join(tags[:6])}, or a file" if tags else "a file"
         raise no_weights(spec, "no weights were named", f"add :PRETRAINED ({known})")
     _check_tag(open_clip, spec, name, pretrained)
-    tokenizer = _tokenizer(open_clip, spec, name)
+    tokenizer, weights = _tokenizer(open_clip, spec, name), _tag_or_file(pretrained)
     with _quiet(), seeded(seed):
         try:
-            model = open_clip.create_model(name, pretrained=_tag_or_file(pretrained), load_weights=bool(pretrained))
+            model = open_clip.create_model(name, pretrained=weights, load_weights=bool(pretrained))
         except (OSError, RuntimeError, ValueError) as error:
             if not pretrained:
                 raise
@@ -121,7 +121,10 @@ def load(rest: str, *, random_init: bool, seed: int) -> OpenClipEncoder:
 
 def _tag_or_file(pretrained: str) -> str | None:
     path = Path(pretrained).expanduser()
-    return str(path) if path.is_file() else pretrained or None
+    if not path.is_file():
+        return pretrained or None
+    check_weights(path)
+    return str(path)
 
 
 def _check_tag(open_clip: Any, spec: str, name: str, pretrained: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, require
-from hyptree.files import write_text
+from hyptree.files import check_weights, sign_weights, write_text
 from hyptree.progress import quiet_transformers
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
@@ -193,6 +193,7 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:
+    check_weights(source)
     try:
         model, info = auto.from_pretrained(source, trust_remote_code=False, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -266,6 +267,7 @@ def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    sign_weights(folder)
     return folder
 
 
