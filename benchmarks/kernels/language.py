@@ -76,13 +76,13 @@ def _residual_work(draw: Draw, R: int, n: int, dtype: torch.dtype) -> Work:
 
     def definition(x: Tensor, y: Tensor, raw: Tensor, gain: Tensor) -> Outputs:
         point = plain.residual(x, y, raw, 3.0, C)
-        return point, plain.norm_lift(point, gain, 1e-6, x.dtype, width, C)
+        return point, plain.lift(plain.rms_norm(point, gain, 1e-6), x.dtype, width, C)
 
-    settings: dict[str, Any] = {"dtype": dtype, "width": width, "gain": 3.0, "eps": 1e-6, "c": C, "backend": "triton"}
+    settings: dict[str, Any] = {"dtype": dtype, "width": width, "gain": 3.0, "eps": 1e-6, "c": C}
     return Work(
         inputs,
         definition,
-        lambda *x: residual_norm.residual_norm(*x, **settings),  # type: ignore[arg-type]
+        lambda *x: residual_norm.residual_norm(*x, **settings, backend="triton"),  # type: ignore[arg-type]
         leaves=(0, 1, 2, 3),
         kernel_grad=lambda x, outputs, grads: residual_norm.residual_norm_grad(*x, *grads, **settings)[:4],
         gives_again=True,
@@ -137,7 +137,7 @@ def _heads_work(draw: Draw, kind: heads.Heads, turned: int, B: int, N: int, dtyp
 
     def grad(x: Sequence[Any], outputs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
         leaf_grads = heads.lift_heads_grad(
-            outputs, grads, x[3], x[4], x[5], kind, shared_width=shared_dim, backend="triton"  # type: ignore[arg-type]
+            outputs, grads, x[3], x[4], x[5], kind, shared_width=shared_dim  # type: ignore[arg-type]
         )  # fmt: skip
         return [one for one, leaf in zip(leaf_grads, (x[0], x[1], x[2], x[5]), strict=True) if leaf is not None]
 
@@ -184,7 +184,7 @@ def _centroid_work(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> Wo
         lambda x: (centroid.reference.centroid(x, d, width, C),),
         lambda x: (centroid.centroid(x, d, width, C, backend="triton"),),
         leaves=(0,),
-        kernel_grad=lambda x, outputs, grads: centroid.centroid_grad(x[0], grads[0], d, C, backend="triton")[:1],
+        kernel_grad=lambda x, outputs, grads: centroid.centroid_grad(x[0], grads[0], d, C)[:1],
         gives_again=True,
     )
 
@@ -242,7 +242,7 @@ def _swiglu_work(draw: Draw, R: int, hidden: int, has_factor: bool, dtype: torch
     inputs = both.flatten(1), draw.uniform(R, low=0.5, high=1.5) if has_factor else None
 
     def grad(x: Sequence[Any], outputs: Outputs, grads: Outputs) -> Sequence[Tensor | None]:
-        leaf_grads = swiglu.swiglu_grad(x[0], grads[0], hidden, C, True, x[1], backend="triton")
+        leaf_grads = swiglu.swiglu_grad(x[0], grads[0], hidden, C, True, x[1])
         return [leaf_grads[0], *leaf_grads[2:]]
 
     return Work(

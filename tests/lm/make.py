@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from hyptree.lm import HelmConfig, HelmForCausalLM
+from hyptree.ops.residual_norm import reference
+from hyptree.ops.rounding import gemm_dtype
 
 VOCAB = 61
 
@@ -40,6 +42,11 @@ def small(variant: str = "dense", dtype: torch.dtype = torch.float64, **changes:
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model.to(dtype).eval()
+
+
+def lift(s: Tensor, c: float = 1.0, bias: bool = True) -> Tensor:
+    """``[s, t, 1, 0, ...]``, what experts read."""
+    return reference.lift(s, gemm_dtype(s), reference.padded_width(s.shape[-1], bias), c, bias)
 
 
 def tokens(*shape: int) -> Tensor:

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from hyptree.geometry import lorentz
-from hyptree.lm.ambient import lift
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.rotary import HelmRotary, rotate
+from hyptree.lm.rotary import HelmRotary
+from hyptree.ops.centroid.reference import centroid_space
+from hyptree.ops.heads import lift_heads
+from hyptree.ops.heads.reference import rotate
 
 CURVATURES = [0.1, 1.0, 2.0]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -39,12 +41,12 @@ def inputs(layer: HelmAttention, batch: int = 2, length: int = 9) -> tuple[Tenso
 
 def naive(layer: HelmAttention, s: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """All pairs, by the Minkowski product of ambient points; centroids by their definition."""
-    c, d, heads = layer.c, layer.head_dim, layer.num_heads
+    c, d, heads = layer.heads.c, layer.heads.key_dim, layer.heads.num_heads
     whole = torch.cat([layer.qkv_proj.weight_time[:, None], layer.qkv_proj.weight], 1)
     qkv = F.linear(lorentz.to_ambient(s, c), whole, layer.qkv_proj.bias).unflatten(-1, (3, heads, d))
     q, k, v = qkv.transpose(1, 3).unbind(2)
-    q, k = (rotate(x, *tables, layer.config.rope_pairing) for x in (q, k))
-    v = v * layer.value_scale
+    q, k = (rotate(x, *tables, layer.heads.interleaved) for x in (q, k))
+    v = v * layer.heads.value_scale
     scores = (2 / c + 2 * lorentz.minkowski(q[..., :, None, :], k[..., None, :, :], c)) / layer.log_tau.exp()
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     mean = weights @ lorentz.to_ambient(v, c)
@@ -75,7 +77,7 @@ def test_fused_is_naive(c: float, dtype: torch.dtype, kind: str) -> None:
     layer = layer_of(dtype, curvature=c, value_scale=0.1)
     s, tables = inputs(layer)
     mask = masks(2, 9)[kind]
-    out = layer(lift(s, c), tables, None if kind == "causal" else mask)
+    out, _ = layer(layer.entry(s), tables, None if kind == "causal" else mask)
     exact, point = copy.deepcopy(layer).double(), s.detach().double().requires_grad_()
     expected = naive(exact, point, HelmRotary(layer.config)(point, torch.arange(9)[None]), mask)
     grad = torch.randn_like(out)
@@ -96,7 +98,7 @@ def test_all_forms_agree(changes: dict[str, Any], attn: str) -> None:
     layer = layer_of(attn=attn, curvature=0.5, **changes)
     s, tables = inputs(layer)
     expected = naive(layer, s, tables, masks(2, 9)["causal"])
-    torch.testing.assert_close(layer(lift(s, 0.5), tables), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(layer.entry(s), tables)[0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
@@ -110,9 +112,9 @@ def test_flex_is_fused(c: float, kind: str) -> None:
     if kind == "blocks":
         settings = create_block_mask(lambda b, h, i, j: packed[0, 0][i, j], None, None, 9, 9, device="cpu")
     with torch.no_grad():
-        expected = fused(lift(s, c), tables, None if kind == "causal" else packed)
-        out = flex(lift(s, c), tables, settings)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+        expected = fused(fused.entry(s), tables, None if kind == "causal" else packed)
+        out = flex(flex.entry(s), tables, settings)
+    torch.testing.assert_close(out[0], expected[0], rtol=1e-12, atol=1e-12)
 
 
 def test_scaled_rotary_sharpens_scores() -> None:
@@ -121,8 +123,8 @@ def test_scaled_rotary_sharpens_scores() -> None:
         max_position_embeddings=64,
         rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     )
-    assert plain.score_scale == 1.0
-    assert yarn.score_scale == pytest.approx((0.1 * torch.tensor(4.0).log().item() + 1) ** 2, rel=1e-6)
+    assert plain.heads.score_scale == 1.0
+    assert yarn.heads.score_scale == pytest.approx((0.1 * torch.tensor(4.0).log().item() + 1) ** 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(("norm", "single_at_least", "split_at_most"), [(8, 0.02, 2e-3), (20, 0.1, 1e-2)])
@@ -133,11 +135,11 @@ def test_split_times_keep_bfloat16_scores(norm: float, single_at_least: float, s
         layer = layer_of(torch.float32, head_dim=60, time_columns=columns, hidden_size=20)
         heads = F.normalize(torch.randn(2, 30, 3, 3, 60), dim=-1) * norm
         heads[:, :, 1] = heads[:, :, 0] + 0.2 * torch.randn(2, 30, 3, 60)  # near keys: what cancels is large
-        padded = F.pad(heads.bfloat16(), (0, layer.row_width - 60)).flatten(-3)
+        rows = heads.bfloat16().flatten(-3)
         with torch.no_grad():
             layer.log_tau.fill_(torch.tensor(2.0).log())  # scores are <q, k>_L
-            tables = HelmRotary(layer.config)(padded.float(), torch.zeros(1, 30))
-            q, k, _, _ = layer._lifted_heads(padded, tables)
+            tables = HelmRotary(layer.config)(rows.float(), torch.zeros(1, 30))
+            q, k = (x.transpose(1, 2) for x in lift_heads(rows, *tables, layer.log_tau, layer.heads)[:2])
             scores = q.double() @ k.double().mT
             exact = q[..., :60].double(), k[..., :60].double()
             expected = exact[0] @ exact[1].mT - (
@@ -153,19 +155,15 @@ def test_bfloat16_output_is_near_the_exact_one() -> None:
     layer = layer_of(torch.float32)
     s, tables = inputs(layer)
     with torch.no_grad():
-        exact = layer(lift(s), tables)
+        exact, _ = layer(layer.entry(s), tables)
         with torch.autocast("cpu", torch.bfloat16):
-            low = layer(lift(s), tables)
+            low, _ = layer(layer.entry(s), tables)
     assert low.dtype == torch.bfloat16
     assert float((low - exact).norm() / exact.norm()) < 0.02
 
 
 def test_centroids_stay_on_the_sheet_when_rounding_would_leave_it() -> None:
-    layer = layer_of(torch.float32, head_dim=31)
-    mean = torch.zeros(50, layer.row_width, dtype=torch.bfloat16)
+    mean = torch.zeros(50, 32, dtype=torch.bfloat16)
     mean[:, :31] = (5 * F.normalize(torch.randn(50, 31), dim=-1)).bfloat16()
     mean[:, 31] = 3.0  # less than any mean of points with this space part can have
-    out = layer._centroids(mean).float()
-    torch.testing.assert_close(out[:, :31], mean[:, :31].float(), rtol=0, atol=0)  # clamped: taken as a point
-    times = (out[:, :31].square().sum(-1) + 1).sqrt()
-    torch.testing.assert_close(out[:, 31], times, rtol=2**-8, atol=0)
+    assert torch.equal(centroid_space(mean, 31), mean[:, :31])  # clamped: taken as a point

@@ -10,12 +10,13 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from hyptree.lm.ambient import AmbientLinear, padded_width
-from hyptree.lm.fused.branches import join, norm_product, swiglu_product
+from hyptree.lm.ambient import AmbientLinear
 from hyptree.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
 from hyptree.ops.cluster_window import _ClusterWindow, cluster_window
 from hyptree.ops.launch import launch
 from hyptree.ops.map_norm import _MapNorm, map_norm
+from hyptree.ops.residual_norm import join, norm_linear
+from hyptree.ops.swiglu import swiglu_linear
 
 pytest.importorskip("triton")
 
@@ -28,15 +29,14 @@ def names(graphs: list[torch.fx.GraphModule]) -> set[str]:
 
 def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
-    width = padded_width(N)
-    up = AmbientLinear(N, 2 * (HIDDEN + 4)).to(device)
+    up = AmbientLinear(N, 2 * HIDDEN, row_groups=(2, HIDDEN, HIDDEN + 4)).to(device)
     down = AmbientLinear(HIDDEN, N).to(device)
     gain, raw = torch.rand(N, device=device).requires_grad_(), torch.randn(1, device=device).requires_grad_()
     x, y = (torch.randn(2, 3, N, device=device).requires_grad_() for _ in range(2))
 
     def block(x: Tensor, y: Tensor) -> Tensor:
-        x, both = norm_product(x, gain, up, y=y, raw_weight=raw, width=width)
-        return join(x, swiglu_product(both, down, HIDDEN, 1.0, True), raw)
+        x, both = norm_linear(x, gain, up, residual=(y, raw, 1.0))
+        return join(x, swiglu_linear(both, down, HIDDEN), raw)
 
     def outcome(run: object) -> list[Tensor]:
         out = run(x, y)  # type: ignore[operator]

@@ -1,8 +1,8 @@
-"""What every block of a HELM does with points: lift, linear map, norm, residual, each one pass over its input.
+"""The linear map of HELM, of points by their space components, and what kernels read of it.
 
 A point is its n space components ``s``; its time ``t = sqrt(|s|^2 + 1/c)`` is derived, in float32 at least, from the
-already rounded ``s``. A linear map reads the row ``[s, t, 1, 0, ...]``: one aligned matrix product then gives
-``W [t; s] + b``, and its backward gives the gradients of all three parts of the weight.
+already rounded ``s``. Kernels multiply rows ``[s, t, 1, 0, ...]`` by one aligned matrix, and its gradient is that of
+all three parts of the weight.
 """
 
 from __future__ import annotations
@@ -16,78 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.geometry.core.numerics import Scalar, sqnorm
-from hyptree.nn.precision import gemm_dtype, like
 from hyptree.ops import pack_weight
-from hyptree.ops.residual_norm.reference import residual as residual  # one definition, beside its kernel
-from hyptree.ops.residual_norm.reference import rms_norm as rms_norm
-from hyptree.ops.rounding import rounded, wide
+from hyptree.ops.bare import readable
+from hyptree.ops.residual_norm.reference import aligned as aligned
+from hyptree.ops.residual_norm.reference import padded_width as padded_width
+from hyptree.ops.rounding import gemm_dtype, rounded, wide
 
 Cached = TypeVar("Cached")
 
-_ALIGN = 8
-"""Columns of a row are padded to a multiple of this: 16 bytes of bfloat16, what fast matrix products read at once."""
-
-
-def aligned(width: int) -> int:
-    """``width`` rounded up to a multiple of 8."""
-    return -(-width // _ALIGN) * _ALIGN
-
-
-def padded_width(n: int, bias: bool = True) -> int:
-    """Columns of a lifted point with n space components: n, the time, the one for the bias, zeros up to 8 k."""
-    return aligned(n + 1 + int(bias))
-
-
-def time_of(s: Tensor, c: Scalar = 1.0) -> Tensor:
-    """The times ``sqrt(|s|^2 + 1/c)`` of points: (..., n) -> (..., 1), float32 at least."""
-    s = wide(s)
-    return torch.sqrt(sqnorm(s) + 1 / like(c, s))
-
-
-def lift(s: Tensor, c: Scalar = 1.0, width: int | None = None, bias: bool = True) -> Tensor:
-    """``[s, t, 1, 0, ...]``, what an :class:`AmbientLinear` reads: (..., n) -> (..., width).
-
-    Args:
-        s: (..., n) points. c: curvature -c, a float or a tensor that broadcasts against (..., 1).
-        width: columns of the result; ``padded_width(n, bias)`` if None.
-        bias: put a one behind the time.
-
-    Returns:
-        (..., width) in the dtype of the matrix product: bfloat16 inside autocast, else that of ``s``.
-    """
-    n = s.shape[-1]
-    width = padded_width(n, bias) if width is None else width
-    if width < n + 1 + int(bias):
-        raise ValueError(f"lift: width {width} is too small for {n} components, time and bias={bias}; leave it out")
-    dtype = gemm_dtype(s)
-    point = rounded(s, dtype)
-    tail = time_of(point, c)
-    if bias:
-        tail = F.pad(tail, (0, 1), value=1.0)
-    tail = F.pad(tail, (0, width - n - tail.shape[-1]))
-    return torch.cat([point.to(dtype), tail.to(dtype)], -1)
-
-
-def lift_padded(s: Tensor, n: int, dtype: torch.dtype, c: Scalar = 1.0, bias: bool = True) -> Tensor:
-    """:func:`lift` of rows that already have their width: (..., width) whose columns from n on are 0 -> (..., width).
-
-    For what comes out of an :class:`AmbientLinear` with ``row_groups``: no row changes its length, so that a compiler
-    makes one kernel of this and of whatever made ``s``.
-
-    Args:
-        s: rows in float32 at least, not yet rounded. n: the number of space components. dtype: of the result.
-    """
-    point = rounded(s, dtype)
-    column = torch.arange(point.shape[-1], device=point.device)
-    filled = torch.where(column == n, time_of(point, c), point)
-    if bias:
-        filled = torch.where(column == n + 1, 1.0, filled)
-    return filled.to(dtype)
-
-
 UNIT_WEIGHT = math.log(math.expm1(1.0))
-"""The ``raw_weight`` of :func:`residual` at which ``w = 1``, where training starts."""
+"""The raw weight of a residual at which ``w = 1``, where training starts."""
 
 
 _weights_are_constant = False
@@ -99,8 +37,8 @@ _filled: list[WeightCache] = []
 def constant_weights() -> Iterator[None]:
     """Inside, no weight changes: what a :class:`WeightCache` has made it gives again. ``generate`` does so.
 
-    A step with one token would otherwise cast and pad every weight of the model. Compiled code cannot fill a cache:
-    it takes what an uncompiled pass inside has left there.
+    On a GPU a step with one token would otherwise cast and pad every weight of the model. Compiled code cannot fill a
+    cache: it takes what an uncompiled pass inside has left there.
     """
     global _weights_are_constant
     before, _weights_are_constant = _weights_are_constant, True
@@ -161,22 +99,20 @@ about half of what a map gives at first, and the first branches drown the embedd
 """
 
 
-class AmbientLinear(nn.Module):
-    """``W [t; s] + b`` for lifted points, one aligned matrix product: (..., width) -> (..., m).
+@readable
+class AmbientLinear(nn.Linear):
+    """``W [t; s] + b`` of points by their space components: (..., n) -> (..., m).
 
     Args:
         in_features: n, space components of the input. out_features: m.
         bias: learn b.
+        c: curvature -c of the points.
         points: the input is this many points side by side with n/points components each, every one with its own time
-            (the heads of attention); ``lifted`` is then ``[s_1, t_1, 0.., s_2, t_2, 0.., ...]`` with ``point_width``
-            columns each, and no one for the bias, which is added in the product's epilogue.
-        point_width: columns of one of several points, by default ``aligned(n/points + 1)``.
-        row_groups: (groups, rows, padded_rows) with ``groups rows = m``: the output has ``padded_rows`` columns per
-            group, the last of them zero, room in which a lift writes the time.
+            (the heads of attention).
+        point_width: columns of :meth:`matrix` for one of several points, by default ``aligned(n/points + 1)``.
+        row_groups: (groups, rows, padded_rows) with ``groups rows = m``: :meth:`matrix` has ``padded_rows`` rows per
+            group, the last of them zero, so that its product has room in which a kernel writes the time.
         fused: how many projections lie on top of each other; each is drawn as if alone.
-
-    Shape:
-        lifted (..., width) -> (..., m), or (..., groups padded_rows)
     """
 
     def __init__(
@@ -184,6 +120,7 @@ class AmbientLinear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
+        c: float = 1.0,
         points: int = 1,
         point_width: int | None = None,
         row_groups: tuple[int, int, int] | None = None,
@@ -191,7 +128,7 @@ class AmbientLinear(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
+        nn.Module.__init__(self)  # that of nn.Linear would draw
         self.gain_factors = GainFactors()
         if in_features % points:
             raise ValueError(f"AmbientLinear: {in_features} components do not make {points} points of equal size")
@@ -200,27 +137,20 @@ class AmbientLinear(nn.Module):
                 f"AmbientLinear: row_groups {row_groups} must be (groups, rows, padded_rows) with groups * rows = "
                 f"{out_features} and padded_rows >= rows"
             )
-        self.in_features, self.out_features, self.points, self.fused = in_features, out_features, points, fused
-        self.row_groups = row_groups
-        size = in_features // points
-        if points == 1:
-            self.point_width = padded_width(size, bias) if point_width is None else point_width
-        else:
-            self.point_width = aligned(size + 1) if point_width is None else point_width
+        self.in_features, self.out_features, self.c = in_features, out_features, c
+        self.points, self.fused = points, fused
+        if point_width is None:
+            point_width = padded_width(in_features // points, bias and points == 1)
+        self.layout = pack_weight.Layout(*(row_groups or (1, out_features, out_features)), points, point_width)
         factory = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
         time_shape = (out_features,) if points == 1 else (out_features, points)
         self.weight_time = nn.Parameter(torch.empty(time_shape, **factory))
-        self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
         # The column of the time belongs to the matrix, and is decayed as such, although it is a vector here.
         self.weight_time._no_weight_decay = False  # type: ignore[attr-defined]
         self._weight_cache = WeightCache()
         self.reset_parameters()
-
-    @property
-    def width(self) -> int:
-        """Columns of the input."""
-        return self.points * self.point_width
 
     def reset_parameters(self) -> None:
         """Draw the weight, time column included, as Xavier uniform with gain sqrt(2) does, times factors; bias 0."""
@@ -231,47 +161,36 @@ class AmbientLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def padded(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The whole map as one matrix (rows, width) in ``dtype``, columns in the order of the lifted input."""
+    def forward(self, input: Tensor) -> Tensor:
+        s = input.to(gemm_dtype(input))
+        time = torch.sqrt(wide(s).unflatten(-1, (self.points, -1)).square().sum(-1) + 1 / self.c)  # (..., points)
+        column = self.weight_time.view(self.out_features, self.points)
+        return F.linear(s, self.weight, self.bias) + F.linear(time.to(s.dtype), column)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """What kernels read of a bare layer: (rows, width) in ``dtype`` for lifted rows, with the bias of one point.
+
+        The rows are ``[s, t, 1, 0, ...]``, or ``[s_1, t_1, 0.., s_2, t_2, 0.., ...]`` for several points, whose bias is
+        not in the matrix.
+        """
         bias = self.bias if self.points == 1 else None
-        dtype = self.weight.dtype if dtype is None else dtype
-        full = pack_weight.pack_weight(self.weight, self.weight_time, bias, self.layout, dtype)
-        return full if self.row_groups is not None else self._pad_rows(full)
-
-    @property
-    def layout(self) -> pack_weight.Layout:
-        """Where rows and columns of the matrix lie."""
-        groups, rows, padded_rows = self.row_groups or (1, self.out_features, self.out_features)
-        return pack_weight.Layout(groups, rows, padded_rows, self.points, self.point_width)
-
-    def _pad_rows(self, full: Tensor) -> Tensor:
-        if self.row_groups is None:
-            return full
-        groups, rows, padded_rows = self.row_groups
-        grouped = full.unflatten(0, (groups, rows))
-        return F.pad(grouped, (0,) * (2 * full.dim() - 1) + (padded_rows - rows,)).flatten(0, 1)
-
-    def _epilogue(self, dtype: torch.dtype) -> Tensor | None:
-        """The bias that is not a column of the matrix."""
-        if self.bias is None or self.points == 1:
-            return None
-        return self._pad_rows(self.bias.to(dtype))
-
-    def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """:meth:`padded` and the bias of the epilogue."""
-        return self._weight_cache.get(dtype, lambda: (self.padded(dtype), self._epilogue(dtype)))
-
-    def forward(self, lifted: Tensor) -> Tensor:
-        if lifted.shape[-1] != self.width:
-            raise ValueError(
-                f"AmbientLinear: expected lifted points of shape (..., {self.width}), got {tuple(lifted.shape)}; "
-                "lift(s, c) makes them"
-            )
-        weight, bias = self.matrices(lifted.dtype)
-        return F.linear(lifted, weight, bias)
+        return self._weight_cache.get(
+            dtype, lambda: pack_weight.pack_weight(self.weight, self.weight_time, bias, self.layout, dtype)
+        )
 
     def extra_repr(self) -> str:
-        points = "" if self.points == 1 else f", points={self.points}"
-        rows = "" if self.row_groups is None else f", row_groups={self.row_groups}"
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, bias={self.bias is not None}{points}{rows}"
+        return f"{super().extra_repr()}, c={self.c:g}, points={self.points}"
+
+
+def lift_padded(s: Tensor, n: int, dtype: torch.dtype, c: Any = 1.0, bias: bool = True) -> Tensor:
+    """``[s, t, 1, 0, ...]`` of rows that have their width: (..., width) whose columns from n on are 0 -> (..., width).
+
+    Args:
+        s: rows in float32 at least, not yet rounded. n: the number of space components. dtype: of the result.
+    """
+    point = rounded(s, dtype)
+    column = torch.arange(point.shape[-1], device=point.device)
+    filled = torch.where(column == n, torch.sqrt(point.square().sum(-1, keepdim=True) + 1 / c), point)
+    if bias:
+        filled = torch.where(column == n + 1, 1.0, filled)
+    return filled.to(dtype)

@@ -11,11 +11,11 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hyptree.geometry import Lorentz, PointModule, lorentz
-from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, lift, padded_width, residual, rms_norm
+from hyptree.lm.ambient import UNIT_WEIGHT
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.ffn import DenseFFN
-from hyptree.lm.fused import branches as fused
+from hyptree.ops.residual_norm import join, norm_linear
 
 
 class PointEmbedding(nn.Embedding, PointModule):
@@ -43,7 +43,6 @@ class HelmBlock(GradientCheckpointingLayer):
     def __init__(self, config: HelmConfig, layer_idx: int):
         super().__init__()
         self.c, self.eps, self.gain = float(config.curvature), config.rms_norm_eps, float(config.residual_gain or 1.0)
-        self.attention_bias, self.ffn_bias = config.attention_bias, config.ffn_bias
         self.attention: nn.Module
         self.ffn: nn.Module
         if config.variant == "mice":
@@ -80,53 +79,9 @@ class HelmBlock(GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The stream (B, N, n) after the layer, the experts' balance loss, the attention weights if asked for."""
-        weights = None
-        x, lifted, qkv = self._normed(x, self.attention_norm, self.attention_bias, self.attention, "qkv_proj")
-        y = self.attention(
-            lifted,
-            position_embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            output_attentions=output_attentions,
-            qkv=qkv,
-        )
-        if isinstance(y, tuple):
-            y, weights = y
-        branch = (y, self.attention_weight)
-        x, lifted, both = self._normed(x, self.ffn_norm, self.ffn_bias, self.ffn, "gate_up_proj", branch)
-        space = None if lifted is None else lifted[..., : x.shape[-1]]
-        y, aux_loss = self.ffn(lifted, space) if both is None else self.ffn(None, both=both)
-        join = fused.join if fused.fits(x) else residual
+        x, rows = norm_linear(x, self.attention_norm, self.attention.entry, eps=self.eps, c=self.c)
+        y, weights = self.attention(rows, position_embeddings, attention_mask, past_key_values, output_attentions)
+        branch = (y, self.attention_weight, self.gain)
+        x, rows = norm_linear(x, self.ffn_norm, self.ffn.entry, residual=branch, eps=self.eps, c=self.c)
+        y, aux_loss = self.ffn(rows)
         return join(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights
-
-    def _normed(
-        self,
-        x: Tensor,
-        norm_gain: Tensor,
-        bias: bool,
-        reader: nn.Module,
-        entry: str,
-        branch: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The stream joined with a branch, and its lifted norm, or what the reader's entry makes of that.
-
-        Args:
-            reader: the module that reads the rows. entry: the name of its first linear map, if it has such a one; on
-                a GPU that is multiplied here, in one function with the norm.
-            branch: what joins the stream, and its weight.
-
-        Returns:
-            The stream, the lifted rows or None, the product of the entry or None.
-        """
-        y, raw_weight = branch if branch is not None else (None, None)
-        if fused.fits(x):
-            layer = getattr(reader, entry, None)
-            layer = layer if type(layer) is AmbientLinear else None  # an adapter's layer has to be called itself
-            x, out = fused.norm_product(
-                x, norm_gain, layer, y=y, raw_weight=raw_weight, gain=self.gain, eps=self.eps, c=self.c,
-                width=padded_width(x.shape[-1], bias), bias=bias,
-            )  # fmt: skip
-            return (x, out, None) if layer is None else (x, None, out)
-        if y is not None and raw_weight is not None:
-            x = residual(x, y, raw_weight, self.gain, self.c)
-        return x, lift(rms_norm(x, norm_gain, self.eps), self.c, bias=bias), None

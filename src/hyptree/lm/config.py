@@ -41,7 +41,7 @@ class HelmConfig(PreTrainedConfig):
         hidden_size: n. intermediate_size: hidden components of the dense feed-forward part.
         head_dim: components of a dense head, by default ``(n + 1) // num_attention_heads - 1``.
         rope_parameters: as everywhere in transformers 5, ``{"rope_type": "default", "rope_theta": 10000.0}``.
-        rope_pairing: which components turn together, see :func:`hyptree.lm.rotary.rotate`.
+        rope_pairing: which components turn together, see :func:`hyptree.ops.heads.reference.rotate`.
         curvature: c > 0 of the stream, the sectional curvature is -c.
         residual_gain: sigma of the residual; by default ``4 sqrt(n + 1)`` for dense and ``sqrt(n + 1)`` for mice.
         value_scale: factor on the values; by default ``head_dim**-0.5`` (``v_head_dim`` for mice), which keeps them

@@ -11,11 +11,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.nn.precision import gemm_dtype
 from hyptree.ops.cross_entropy import cross_entropy_
+from hyptree.ops.rounding import gemm_dtype
 
 CHUNK_BYTES = 2**28
 """Most memory that the logits of a chunk take, by default."""
@@ -62,24 +61,6 @@ def linear_cross_entropy(
     if num_items is None:
         num_items = (labels != ignore_index).sum().clamp_min(1)
     return total / num_items
-
-
-def next_token_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor | None,
-    shift_labels: Tensor | None = None,
-    num_items: Tensor | float | None = None,
-) -> Tensor:
-    """:func:`linear_cross_entropy` of tokens that predict the next one: (B, N, w), (V, w), (B, N) -> ().
-
-    Labels are shifted, not the hidden states: a slice of those would be copied. Whoever cuts texts into pieces, as
-    sequence parallelism does, has to shift before, and gives ``shift_labels``, which stand above the labels.
-    """
-    if shift_labels is None:
-        assert labels is not None
-        shift_labels = F.pad(labels[..., 1:], (0, 1), value=-100)
-    return linear_cross_entropy(hidden, weight, shift_labels, num_items=num_items)
 
 
 def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> None:

@@ -20,25 +20,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from hyptree.errors import UserError
-from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import (
-    GAIN_FACTORS,
-    AmbientLinear,
-    WeightCache,
-    constant_weights,
-    lift,
-    padded_width,
-    rms_norm,
-    time_of,
-)
-from hyptree.lm.attention import ATTENTION, excess_of
+from hyptree.lm.ambient import GAIN_FACTORS, AmbientLinear, WeightCache, aligned, constant_weights
+from hyptree.lm.attention import ATTENTION
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
 from hyptree.lm.checks import check_ids, check_lengths
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.loss import next_token_loss
+from hyptree.lm.head import LorentzHead, head_matrix, next_token_loss
 from hyptree.lm.rotary import HelmRotary
-from hyptree.nn.precision import gemm_dtype
-from hyptree.ops.rounding import wide
+from hyptree.ops.bare import is_bare
+from hyptree.ops.residual_norm.reference import lift, rms_norm
+from hyptree.ops.rounding import gemm_dtype, wide
 
 _WITHOUT_EFFECT = {"cache_position", "return_dict"}
 """What transformers hands to every model and ours needs not."""
@@ -78,15 +69,15 @@ class HelmPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.hidden_size**-0.5)  # |x| is near 1
-        elif isinstance(module, nn.Linear):
-            bound = module.weight.shape[-1] ** -0.5
-            nn.init.uniform_(module.weight, -bound, bound)
         elif type(module).__module__.startswith("hyptree.lm."):
             if hasattr(module, "gain_factors"):
                 module.gain_factors = GAIN_FACTORS[self.config.initializer]  # type: ignore[assignment]
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
+        elif isinstance(module, nn.Linear):
+            bound = module.weight.shape[-1] ** -0.5
+            nn.init.uniform_(module.weight, -bound, bound)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> str:
         if isinstance(attn_implementation, str) and attn_implementation not in ATTENTION:
@@ -117,7 +108,7 @@ class HelmModel(HelmPreTrainedModel):
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, n, config.pad_token_id)
         self.layers = nn.ModuleList([HelmBlock(config, i) for i in range(config.num_hidden_layers)])
-        self.final_proj = AmbientLinear(n, n) if config.final_proj else None
+        self.final_proj = AmbientLinear(n, n, c=self.c) if config.final_proj else None
         self.norm = nn.Parameter(torch.empty(n))
         self.rotary = HelmRotary(config)
         self.gradient_checkpointing = False
@@ -188,7 +179,7 @@ class HelmModel(HelmPreTrainedModel):
             if aux_loss is not None:
                 aux_losses.append(aux_loss)
         if self.final_proj is not None:
-            x = self.final_proj(lift(x, self.c)).to(x.dtype)
+            x = self.final_proj(x).to(x.dtype)
         x = rms_norm(x, self.norm, self.config.rms_norm_eps)
         return HelmModelOutput(
             last_hidden_state=x,
@@ -230,10 +221,12 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HelmModel(config)
         self.vocab_size = config.vocab_size
-        has_time = config.head == "linear"  # a row of the other head is a point, and its time is derived
-        self.lm_head = nn.Linear(config.hidden_size + int(has_time), config.vocab_size, bias=False)
-        self.log_head_tau = None if has_time else nn.Parameter(torch.empty(1))
-        self._lm_head_cache = WeightCache()
+        n, c, self.log_head_tau = config.hidden_size, self.model.c, None
+        if config.head == "linear":
+            self.lm_head: nn.Module = nn.Linear(n + 1, config.vocab_size, bias=False)
+        else:  # a row is a point, and its time is derived
+            self.lm_head, self.log_head_tau = LorentzHead(n, config.vocab_size, c), nn.Parameter(torch.empty(1))
+        self._head_cache = WeightCache()
         self.reset_parameters()
         self.post_init()
 
@@ -242,31 +235,31 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         if self.log_head_tau is not None:
             nn.init.constant_(self.log_head_tau, math.log(2.0))
 
-    def lm_head_input(self, hidden: Tensor) -> Tensor:
-        """What the head multiplies: (..., n) -> (..., w), points with their time."""
-        return lift(hidden, self.model.c, bias=False)
-
-    def lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
-        """The lm_head as a matrix (V, w) in ``dtype`` for :meth:`lm_head_input`."""
-        return self._lm_head_cache.get(dtype, lambda: self._lm_head_matrix(dtype))
-
-    def _lm_head_matrix(self, dtype: torch.dtype) -> Tensor:
-        weight: Tensor = self.lm_head.weight
+    def _rows(self, hidden: Tensor) -> Tensor:
+        """What the head reads, ``[s, t]`` of the points; on a GPU with zeros behind, up to a multiple of 8 columns."""
+        width, c = hidden.shape[-1] + 1, self.model.c
+        if hidden.is_cuda and is_bare(self.lm_head):
+            width = aligned(width)
+        dtype = gemm_dtype(hidden)
         if self.log_head_tau is None:
-            weight = weight.to(dtype)
-        else:  # 2<x, w>_L/tau + t_x 2/(s tau): the shift is the same for all tokens of the vocabulary
-            point, factor = wide(weight), 2 * torch.exp(-wide(self.log_head_tau))
-            weight = (factor * torch.cat([point, -excess_of(sqnorm(point), 1 / self.model.c)], -1)).to(dtype)
-        return F.pad(weight, (0, padded_width(self.config.hidden_size, False) - weight.shape[-1]))
+            return lift(hidden, dtype, width, c, bias=False)
+        factor = self._head_factor()  # a scaled point is a point of another curvature
+        return lift(factor * wide(hidden), dtype, width, c / (factor * factor), bias=False)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        lifted = self.lm_head_input(hidden)
-        logits = wide(F.linear(lifted, self.lm_head_matrix(lifted.dtype)))
+    def _head_factor(self) -> Tensor:
+        assert self.log_head_tau is not None
+        return 2 * torch.exp(-wide(self.log_head_tau))
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        if is_bare(self.lm_head):
+            matrix = self._head_cache.get(rows.dtype, lambda: head_matrix(self.lm_head, rows))
+            logits = wide(F.linear(rows, matrix))
+        else:
+            logits = wide(self.lm_head(rows))
         if self.log_head_tau is None:
             return logits
-        origin = 1 / math.sqrt(self.model.c)
-        factor = 2 * torch.exp(-wide(self.log_head_tau)) * origin
-        return logits + (origin - time_of(lifted[..., : self.config.hidden_size], self.model.c)) * factor
+        origin = 1 / math.sqrt(self.model.c)  # the head's products lack 2/tau (1/c - t/sqrt(c))
+        return logits + origin * (origin * self._head_factor() - wide(rows[..., self.config.hidden_size, None]))
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -274,6 +267,16 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         parent: Any = super()
         with constant_weights():
             return parent.generate(*args, **kwargs)
+
+    def _get_resized_lm_head(self, old_lm_head: Any, *args: Any, **kwargs: Any) -> Any:
+        """That of transformers, which knows ``nn.Linear`` alone."""
+        parent: Any = super()
+        if not isinstance(old_lm_head, LorentzHead):
+            return parent._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        as_linear = nn.Linear(1, 1, bias=False, device="meta")
+        as_linear.weight = old_lm_head.weight
+        old_lm_head.weight = parent._get_resized_lm_head(as_linear, *args, **kwargs).weight
+        return old_lm_head
 
     def _get_static_cache_init_shape(self) -> None:
         """Let a static cache take its shape from the first keys and values: ours have their times with them."""
@@ -327,19 +330,13 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             if targets.shape != hidden.shape[:2]:
                 shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(targets.shape)}"
                 raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
-            loss = next_token_loss(
-                self.lm_head_input(hidden),
-                self.lm_head_matrix(gemm_dtype(hidden)),
-                labels,
-                shift_labels,
-                num_items_in_batch,
-            )
+            loss = next_token_loss(self._rows(hidden), self.lm_head, labels, shift_labels, num_items_in_batch)
             if outputs.aux_loss is not None:
                 loss = loss + outputs.aux_loss
         logits: Any = None
         if loss is None or not self.training or self.config.output_logits:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self._logits(hidden[:, kept])
+            logits = self._logits(self._rows(hidden[:, kept]))
         return HelmOutput(
             loss=loss,
             logits=logits,

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
@@ -21,31 +20,6 @@ if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig
 
 PAIRINGS = ("interleaved", "half")
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str = "interleaved") -> Tensor:
-    """``x`` with its first components turned, the others as they are: (..., d) -> (..., d), float32 at least.
-
-    Args:
-        x: (..., d), d at least the number of turned components.
-        cos, sin: tables of :class:`HelmRotary`, (..., turned), which broadcast against ``x``.
-        pairing: component 2l turns with 2l + 1 ("interleaved"), or l with l + turned/2 ("half").
-    """
-    turned, d = cos.shape[-1], x.shape[-1]
-    if turned < d:
-        cos, sin = F.pad(cos, (0, d - turned), value=1.0), F.pad(sin, (0, d - turned))
-    return x * cos + _partner(x, turned, pairing) * sin
-
-
-def _partner(x: Tensor, turned: int, pairing: str) -> Tensor:
-    """In the place of each turned component the other one of its pair."""
-    d = x.shape[-1]
-    if pairing == "interleaved":
-        if d % 2 == 0:  # pairs beyond the turned ones meet a sine of 0
-            return x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)
-        return torch.cat([_partner(x[..., :turned], turned, pairing), x[..., turned:]], -1)
-    half = turned // 2
-    return torch.cat([x[..., half:turned], x[..., :half], x[..., turned:]], -1)
 
 
 def _frequency_settings(config: HelmConfig) -> Any:
@@ -81,7 +55,7 @@ def score_scale(config: HelmConfig) -> float:
 
 
 class HelmRotary(nn.Module):
-    """Cosines and signed sines of all positions, the tables that :func:`rotate` takes.
+    """Cosines and signed sines of all positions, the tables that :func:`hyptree.ops.heads.reference.rotate` takes.
 
     Shape:
         x (anything of the model's device and dtype), position_ids (B, N) -> cos, sin (B, N, rotary_dim), float32, or

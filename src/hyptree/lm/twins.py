@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from hyptree.lm.ambient import padded_width
 from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
 from hyptree.lm.experts.routing import balance_step, sort_by_expert
-from hyptree.lm.loss import next_token_loss
+from hyptree.lm.head import next_token_loss
 from hyptree.lm.modeling import HelmOutput
 from hyptree.nn.precision import gemm_dtype
 
@@ -161,7 +161,7 @@ class _Twin:
         hidden = output.last_hidden_state
         loss = logits = None
         if labels is not None or shift_labels is not None:
-            loss = next_token_loss(hidden, self.lm_head.weight, labels, shift_labels, num_items_in_batch)
+            loss = next_token_loss(hidden, self.lm_head, labels, shift_labels, num_items_in_batch)
         if loss is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])

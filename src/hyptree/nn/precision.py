@@ -4,16 +4,9 @@ import torch
 from torch import Tensor
 
 from hyptree.geometry.core.numerics import Scalar, cap_norm, root
+from hyptree.ops.rounding import gemm_dtype as gemm_dtype
 
 _FP16_MAX = 65504.0
-
-
-def gemm_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product will read ``x``: lower precision inside autocast, else its own."""
-    kind = x.device.type
-    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
 
 
 def gemm_input(x: Tensor) -> Tensor:

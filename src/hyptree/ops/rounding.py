@@ -1,4 +1,4 @@
-"""Precision of points: the time component belongs to the point as it will be stored."""
+"""Precision of points and of products: the time component belongs to the point as it will be stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from torch import Tensor
 def wide(x: Tensor) -> Tensor:
     """``x`` in float32 at least, the precision of time components and norms."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def gemm_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product will read ``x``: lower precision inside autocast, else its own."""
+    kind = x.device.type
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def rounded(s: Tensor, dtype: torch.dtype) -> Tensor:

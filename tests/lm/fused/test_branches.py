@@ -1,15 +1,21 @@
-"""Kernels joined with products, and a whole model that runs on them, against plain torch: values and gradients."""
+"""Doors of fused operations with the layers they read, and a whole model on kernels, beside plain torch."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyptree.lm import HelmForCausalLM, preset
-from hyptree.lm.ambient import AmbientLinear, lift, lift_padded, padded_width, residual, rms_norm
-from hyptree.lm.fused import branches as fused
+from hyptree.lm.ambient import AmbientLinear, padded_width
 from hyptree.ops import backend as backends
+from hyptree.ops import bare
+from hyptree.ops.centroid import centroid_linear
+from hyptree.ops.residual_norm import join, norm_linear
+from hyptree.ops.swiglu import swiglu_linear
 
 pytest.importorskip("triton")
 
@@ -18,67 +24,100 @@ pytest.importorskip("triton")
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "cpu" and not backends.interpreted():
         pytest.skip("kernels run on the GPU here, TRITON_INTERPRET=1 would run them on the CPU")
-    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     return str(request.param)
 
 
-def compare(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
-    """Outputs, and gradients of a random scalar made from them."""
-    weights = [torch.randn_like(out) for out in expected]
-    grads = []
-    for outs in (actual, expected):
-        total = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
-        grads.append(torch.autograd.grad(total, leaves))  # type: ignore[arg-type]
-    for one, other in (*zip(actual, expected, strict=True), *zip(*grads, strict=True)):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("with_layer", [True, False])
-@pytest.mark.parametrize("with_branch", [True, False])
-def test_norm_and_product(with_branch: bool, with_layer: bool, device: str) -> None:
-    n, width = 13, padded_width(13)
-    x = (3 * torch.randn(2, 3, n, device=device)).requires_grad_()
-    y = torch.randn(2, 3, n, device=device, requires_grad=True)
-    raw = torch.randn(1, device=device, requires_grad=True)
-    gain = torch.rand(n, device=device, requires_grad=True)
-    layer = AmbientLinear(n, 7, device=device)
+def drawn(in_features: int, out_features: int, device: str, **settings: object) -> AmbientLinear:
+    """A map of points of curvature -0.5 with a bias that says something."""
+    layer = AmbientLinear(in_features, out_features, c=0.5, device=device, **settings)  # type: ignore[arg-type]
     assert layer.bias is not None
-    torch.nn.init.normal_(layer.bias)
-    leaves = [x, gain]
-    branch: dict[str, Tensor] = {}
-    plain = x
-    if with_branch:
-        branch = {"y": y, "raw_weight": raw}
-        plain = residual(x, y, raw, 2.0, 0.5)
-        leaves += [y, raw]
-    lifted = lift(rms_norm(plain, gain, 1e-6), 0.5)
-    if with_layer:
-        leaves += list(layer.parameters())
-    settings = {"gain": 2.0, "eps": 1e-6, "c": 0.5, "width": width}
-    actual = fused.norm_product(x, gain, layer if with_layer else None, **branch, **settings)  # type: ignore[arg-type]
-    compare(actual, (plain, layer(lifted) if with_layer else lifted), leaves)
+    nn.init.normal_(layer.bias)
+    return layer
 
 
-def test_join_and_swiglu(device: str) -> None:
-    x = torch.randn(4, 9, device=device, requires_grad=True)
-    y = torch.randn(4, 9, device=device, requires_grad=True)
+def compare(
+    run: Callable[[], Sequence[Tensor]], leaves: Sequence[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> Sequence[Tensor]:
+    """Outputs, and gradients of a random scalar made from them, with the kernels and without."""
+    results: list[Sequence[Tensor]] = []
+    weights: list[Tensor] = []
+    for backend in ("torch", "triton"):
+        monkeypatch.setenv("HYPTREE_BACKEND", backend)
+        outs = run()
+        weights = weights or [torch.randn_like(out) for out in outs]
+        total = sum(((out * weight).sum() for out, weight in zip(outs, weights, strict=True)), torch.zeros(()))
+        results.append([*outs, *torch.autograd.grad(total, leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+    return outs
+
+
+def calls_of(layer: nn.Module) -> list[int]:
+    """Grows by one with every call of a layer, which is not bare from now on."""
+    calls: list[int] = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["bare", "hooked", "none"])
+@pytest.mark.parametrize("with_branch", [True, False])
+def test_norm_and_product(with_branch: bool, kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = (3 * torch.randn(2, 3, 13, device=device)).requires_grad_()
+    y = torch.randn(2, 3, 13, device=device, requires_grad=True)
     raw = torch.randn(1, device=device, requires_grad=True)
-    compare((fused.join(x, y, raw, 3.0, 2.0),), (residual(x, y, raw, 3.0, 2.0),), [x, y, raw])
-    hidden, width = 10, padded_width(10)
-    half = torch.randn(4, 2, width, device=device)
-    half[..., hidden:] = 0.0
-    both = half.flatten(1).requires_grad_()
-    layer = AmbientLinear(hidden, 5, device=device)
-    gate, up = both.chunk(2, -1)
-    expected = layer(lift_padded(torch.nn.functional.silu(gate) * up, hidden, both.dtype, 0.7))
-    actual = fused.swiglu_product(both, layer, hidden, 0.7, True)
-    weight = torch.randn_like(expected)
-    one, other = (torch.autograd.grad((out * weight).sum(), [both, *layer.parameters()]) for out in (actual, expected))
-    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
-    is_space = (torch.arange(width, device=device) < hidden).repeat(2)  # the rest belongs to rows of zeros
-    torch.testing.assert_close(one[0][:, is_space], other[0][:, is_space], rtol=2e-5, atol=2e-5)
-    for a, b in zip(one[1:], other[1:], strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+    gain = torch.rand(13, device=device, requires_grad=True)
+    layer = None if kind == "none" else drawn(13, 7, device)
+    leaves = [x, gain, *([] if layer is None else layer.parameters()), *([y, raw] if with_branch else [])]
+    branch = (y, raw, 2.0) if with_branch else None
+    calls = calls_of(layer) if kind == "hooked" and layer is not None else []
+    compare(lambda: norm_linear(x, gain, layer, residual=branch, c=0.5), leaves, monkeypatch)
+    assert len(calls) == (2 if kind == "hooked" else 0)
+
+
+def test_join(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (torch.randn(4, 9, device=device, requires_grad=True) for _ in range(2))
+    raw = torch.randn(1, device=device, requires_grad=True)
+    compare(lambda: [join(x, y, raw, 3.0, 2.0)], [x, y, raw], monkeypatch)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("kind", ["bare", "hooked"])
+def test_swiglu_and_product(kind: str, padded: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded as it comes from a fused product, or plain as it comes from a layer that was called."""
+    up, down = drawn(6, 20, device, row_groups=(2, 10, padded_width(10))), drawn(10, 5, device)
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    gain = torch.ones(6, device=device)
+    calls = calls_of(down) if kind == "hooked" else []
+    if not padded:
+        calls_of(up)
+    leaves = [x, *up.parameters(), *down.parameters()]
+    compare(lambda: [swiglu_linear(norm_linear(x, gain, up, c=0.5)[1], down, 10, 0.5)], leaves, monkeypatch)
+    assert len(calls) == (2 if kind == "hooked" else 0)
+
+
+@pytest.mark.parametrize("kind", ["bare", "hooked"])
+def test_centroid_and_product(kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = drawn(3 * 7, 5, device, points=3)
+    space = torch.randn(2, 3, 4, 7, device=device)
+    excess = 1.5 * torch.sqrt(space.square().sum(-1, keepdim=True) + 2) - 2**0.5
+    mean = torch.cat([space, excess], -1).requires_grad_()
+    calls = calls_of(layer) if kind == "hooked" else []
+    compare(lambda: [centroid_linear(mean, layer, 7, 0.5)], [mean, *layer.parameters()], monkeypatch)
+    assert len(calls) == (2 if kind == "hooked" else 0)
+
+
+def test_a_layer_that_is_not_fused_is_reported_once(
+    device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bare, "_reported", set())
+    layer, x, gain = drawn(6, 5, device), torch.randn(4, 6, device=device), torch.ones(6, device=device)
+    calls_of(layer)
+    with caplog.at_level(logging.WARNING):
+        for backend in ("torch", "triton", "triton"):
+            monkeypatch.setenv("HYPTREE_BACKEND", backend)
+            norm_linear(x, gain, layer)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("norm_linear: a AmbientLinear")
 
 
 @pytest.mark.parametrize("name", ["helm-d-pico", "helm-mice-pico"])

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyptree.lm.ambient import lift
 from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
 from tests.lm.experts.test_mixture import config, points, stir
+from tests.lm.make import lift
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import DynamicCache
 
-from hyptree.lm.ambient import lift
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.latent.attention import LatentAttention
 from hyptree.lm.latent.scores import Queries, Sizes, key_value_columns, query_columns, visible_keys
@@ -69,8 +68,7 @@ def run(
     """The layer on points s (B, N, n), by default at positions 0..N-1."""
     if positions is None:
         positions = torch.arange(s.shape[1]).expand(s.shape[:2])
-    lifted = lift(s, layer.c, bias=layer.config.attention_bias)
-    out: Tensor = layer(lifted, tables(layer, positions, s.dtype), mask, cache)
+    out: Tensor = layer(layer.entry(s), tables(layer, positions, s.dtype), mask, cache)[0]
     return out
 
 
@@ -129,15 +127,13 @@ def test_all_points_lie_on_the_sheet(c: float) -> None:
     for name, point in traced.points.items():
         off = (inner(point, point) + 1 / c).abs()
         assert (off <= 1e-12 * (1 + point[..., 0] ** 2)).all(), name
-    # What the output projection is given: the same centroids, space first and the time behind.
+    # What the output projection is given: the space components of the same centroids.
     seen: list[Tensor] = []
     handle = layer.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     run(layer, s)
     handle.remove()
     heads = seen[0].unflatten(-1, (3, -1))
-    point = torch.cat([heads[..., 7:8], heads[..., :7]], -1)
-    assert torch.allclose(point, traced.points["centroid"], rtol=1e-12, atol=1e-12)
-    assert (heads[..., 8:] == 0).all()
+    assert torch.allclose(heads, traced.points["centroid"][..., 1:], rtol=1e-12, atol=1e-12)
 
 
 def test_later_tokens_change_nothing_before_them() -> None:
@@ -165,8 +161,7 @@ def test_bfloat16_stays_close_to_float32(columns: str) -> None:
     layer = make(torch.float32, time_columns=columns)
     s = torch.randn(2, 24, 20)
     exact = run(layer, s)
-    lifted = lift(s.bfloat16(), layer.c)
-    half = layer.bfloat16()(lifted, tables(layer, torch.arange(24).expand(2, -1), torch.float32))
+    half = run(layer.bfloat16(), s.bfloat16())
     assert half.dtype == torch.bfloat16
     error = (half.float() - exact).norm() / exact.norm()
     assert 1e-4 < error < 2e-2
@@ -227,8 +222,8 @@ def test_compiles_whole_for_training() -> None:
     plain.load_state_dict(layer.state_dict())
     s = torch.randn(2, 6, 20, dtype=torch.float64)
     torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    inputs = compiled(lift(s, 1.0), tables(layer, torch.arange(6).expand(2, -1)))
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    inputs = compiled(layer, s)
     expected = run(plain, s)
     assert torch.allclose(inputs, expected, rtol=1e-12, atol=1e-12)
     for out in (inputs, expected):
@@ -244,14 +239,14 @@ def test_weights_come_with_the_eager_implementation() -> None:
     layer.config._attn_implementation = "eager"
     s = torch.randn(2, 5, 20, dtype=torch.float64)
     positions = tables(layer, torch.arange(5).expand(2, -1))
-    out, weights = layer(lift(s, layer.c), positions, output_attentions=True)
+    out, weights = layer(layer.entry(s), positions, output_attentions=True)
     assert torch.equal(out, run(layer, s))
     assert weights.shape == (2, 3, 5, 5)
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
     assert (weights.triu(1) == 0).all()
     cache = DynamicCache()
     run(layer, s[:, :4], None, None, cache)
-    _, last = layer(lift(s[:, 4:], layer.c), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
+    _, last = layer(layer.entry(s[:, 4:]), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
     assert torch.allclose(last, weights[:, :, 4:], rtol=1e-12, atol=1e-12)  # absorbed
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from hyptree.lm.ambient import lift
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.latent.attention import LatentAttention
 from hyptree.lm.latent.cache import LatentState, cache_bytes_per_token, pack, split_high_low, unpack
@@ -134,9 +133,9 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     cache, place = DynamicCache(), torch.full((2, 1), LENGTH - 1)
     feed(layer, s, cache, [LENGTH - 1, 1])
     state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
-    queries, _, _ = layer._project(lift(s[:, -1:], layer.c), tables(layer, place))
+    queries, _, _ = layer._project(layer.entry(s[:, -1:]), tables(layer, place))
     inputs, weights = attend_absorbed(
-        queries, state, *layer._up(layer.kv_up.padded()), 4, layer.value_scale, None, LENGTH - 1
+        queries, state, *layer._up(layer.kv_up.matrix(torch.float64)), 4, layer.value_scale, None, LENGTH - 1
     )
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 1, dtype=torch.float64))
 
@@ -224,14 +223,14 @@ def test_a_step_compiles_whole_with_a_static_cache(mode: str) -> None:
     torch._dynamo.reset()
 
     @torch.compile(backend=counter, fullgraph=True)
-    def step(lifted: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        out: Tensor = layer(lifted, (cos, sin), None, cache)
+    def step(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out: Tensor = layer(layer.entry(s), (cos, sin), None, cache)[0]
         return out
 
     outputs = []
     for token in range(7, LENGTH):
         cos, sin = tables(layer, torch.full((2, 1), token))
-        outputs.append(step(lift(s[:, token : token + 1], layer.c), cos, sin))
+        outputs.append(step(s[:, token : token + 1], cos, sin))
     torch._dynamo.reset()
     assert counter.frame_count == 1
     assert torch.allclose(torch.cat(outputs, 1), run(layer, s)[:, 7:], rtol=1e-12, atol=1e-12)
@@ -253,11 +252,14 @@ def test_bfloat16_steps_on_a_gpu(mode: str, no_waiting) -> None:
         places = torch.arange(start, stop).expand(2, -1)
         cos, sin = tables(layer, places, torch.float32)
         mask = torch.arange(LENGTH + 4) <= torch.arange(start, stop)[:, None]
-        lifted = lift(s[:, start:stop].bfloat16(), layer.c)
-        inputs.append([x.cuda() for x in (lifted, cos, sin, mask.expand(2, 1, -1, -1))])
-    outputs = [layer(inputs[0][0], (inputs[0][1], inputs[0][2]), inputs[0][3], cache)]
-    step = torch.compile(lambda x, cos, sin, mask: layer(x, (cos, sin), mask, cache), fullgraph=True)
-    outputs.append(step(*inputs[1]))
+        inputs.append([x.cuda() for x in (s[:, start:stop].bfloat16(), cos, sin, mask.expand(2, 1, -1, -1))])
+
+    def run_step(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = layer(layer.entry(x), (cos, sin), mask, cache)[0]
+        return out
+
+    step = torch.compile(run_step, fullgraph=True)
+    outputs = [run_step(*inputs[0]), step(*inputs[1])]
     with no_waiting():
         outputs += [step(*settings) for settings in inputs[2:]]
     assert (torch.cat(outputs, 1).float().cpu() - exact).norm() < 2e-2 * exact.norm()

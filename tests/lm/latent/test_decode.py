@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from hyptree.lm.ambient import lift
 from hyptree.lm.latent import attention as latent
 from hyptree.ops import backend as backends
 from tests.lm.latent.test_attention import make, run, tables
@@ -50,11 +49,11 @@ def new_cache(kind: str, layer: Any) -> Any:
 def step(layer: Any, s: Tensor, start: int, stop: int, cache: Any, mask: Tensor | None, **options: Any) -> Any:
     """The layer on tokens ``start`` to ``stop``, which stand at the places of those numbers."""
     place = torch.arange(start, stop, device=s.device).expand(s.shape[0], -1)
-    lifted = lift(s[:, start:stop], layer.c, bias=layer.config.attention_bias)
     rows = None
     if mask is not None:
         rows = mask[:, :, start:stop, : stop if isinstance(cache, DynamicCache) else None]
-    return layer(lifted, tables(layer, place, torch.float32), rows, cache, **options)
+    out, weights = layer(layer.entry(s[:, start:stop]), tables(layer, place, torch.float32), rows, cache, **options)
+    return (out, weights) if options else out
 
 
 def padded_on_the_left(device: str) -> Tensor:
@@ -139,13 +138,13 @@ def test_a_step_is_one_graph_with_a_static_cache(
     other, counter = copy.deepcopy(cache), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda lifted, cos, sin, seen: layer(lifted, (cos, sin), seen, other), backend=counter, fullgraph=True
+        lambda s, cos, sin, seen: layer(layer.entry(s), (cos, sin), seen, other)[0], backend=counter, fullgraph=True
     )
     for place in (7, 8, 9):
         expected = step(layer, s, place, place + 1, cache, rows)
         cos, sin = tables(layer, torch.full((3, 1), place, device=device), torch.float32)
         seen = None if rows is None else rows[:, :, place : place + 1].contiguous()
-        actual = compiled(lift(s[:, place : place + 1], layer.c), cos, sin, seen)
+        actual = compiled(s[:, place : place + 1], cos, sin, seen)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
     assert counter.frame_count == 1

@@ -238,8 +238,11 @@ class Mice(nn.Module):
     and are summed in a fixed order. No token is dropped, and the order of experts does not matter.
 
     Shape:
-        lifted (B, N, width), space (B, N, n) -> points (B, N, n), balance loss () or None
+        lifted (B, N, width) -> points (B, N, n), balance loss () or None
     """
+
+    entry = None
+    """No single linear map comes first: the rows are lifted points."""
 
     def __init__(self, config: HelmConfig, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
@@ -272,7 +275,8 @@ class Mice(nn.Module):
             own = [config.curvature] * num_shared if is_learned else 1.0
         self.shared = ExpertStack(num_shared, *sizes, curvature=own, **options) if num_shared else None
 
-    def forward(self, lifted: Tensor, space: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, lifted: Tensor, space: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        space = lifted[..., : self.routed.features] if space is None else space
         route = self.gate(space.reshape(-1, *space.shape[-2:]))
         rows, top_k = lifted.flatten(0, -2), self.gate.top_k
         plan = sort_by_expert(route.experts.flatten(0, -2), route.counts.sum(0))

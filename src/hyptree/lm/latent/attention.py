@@ -23,9 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width, rounded
+from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width
 from hyptree.lm.attention import excess_of
-from hyptree.lm.fused.attention import centroid_product, lifted_heads
 from hyptree.lm.latent.cache import LatentState, pack, unpack
 from hyptree.lm.latent.scores import (
     Queries,
@@ -36,13 +35,15 @@ from hyptree.lm.latent.scores import (
     key_value_columns,
     visible_keys,
 )
-from hyptree.lm.rotary import rotate, score_scale
-from hyptree.ops.centroid import fits as centroid_fits
-from hyptree.ops.heads import Heads
-from hyptree.ops.heads import fits as heads_fit
+from hyptree.lm.rotary import score_scale
+from hyptree.ops import pack_weight
+from hyptree.ops.bare import is_bare, readable
+from hyptree.ops.centroid import centroid_linear
+from hyptree.ops.heads import Heads, lift_heads
+from hyptree.ops.heads.reference import rotate
 from hyptree.ops.latent_decode import absorb_token, latent_decode
 from hyptree.ops.latent_decode import fits as decode_fits
-from hyptree.ops.rounding import wide
+from hyptree.ops.rounding import rounded, wide
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -59,22 +60,23 @@ class Block(NamedTuple):
     start: int = 0
 
 
+@readable
 class BlockLinear(AmbientLinear):
-    """Several linear maps of the same points in one product, each output in rows with room for what is added later.
+    """Several linear maps of the same points in one product; in that of its ``matrix`` each output has a row with room.
 
     Args:
         in_features: n. blocks: what comes out, in this order. bias: learn one.
         drawn: how many of the outputs each of the matrices had that were put together; drawn as if alone.
 
-    Shape:
-        lifted (..., width) -> one (..., groups, width) per block
     """
 
-    def __init__(self, in_features: int, blocks: Sequence[Block], bias: bool, drawn: Sequence[int] | None = None):
+    def __init__(
+        self, in_features: int, blocks: Sequence[Block], bias: bool, c: float, drawn: Sequence[int] | None = None
+    ):
         self.blocks = tuple(blocks)
         self.sizes = [block.groups * block.rows for block in blocks]
         self.drawn = list(drawn or [sum(self.sizes)])
-        super().__init__(in_features, sum(self.sizes), bias)
+        super().__init__(in_features, sum(self.sizes), bias, c)
 
     def reset_parameters(self) -> None:
         """Draw as Xavier uniform with gain sqrt(2) does, times ``gain_factors``; the bias is 0."""
@@ -86,20 +88,39 @@ class BlockLinear(AmbientLinear):
                     bound = gain * math.sqrt(12 / (rows.shape[0] + self.in_features + 1))
                     nn.init.uniform_(rows, -bound, bound)
 
-    def _pad_rows(self, full: Tensor) -> Tensor:
-        parts = []
-        for block, part in zip(self.blocks, full.split(self.sizes), strict=True):
-            behind = block.width - block.start - block.rows
-            grouped = part.unflatten(0, (block.groups, block.rows))
-            parts.append(F.pad(grouped, (0, 0, block.start, behind)).flatten(0, 1))
-        return torch.cat(parts)
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """That of :class:`AmbientLinear`, with the rows of each block in their place."""
 
-    def split(self, product: Tensor) -> tuple[Tensor, ...]:
-        """The blocks of what the forward pass gave."""
-        parts = product.split([block.groups * block.width for block in self.blocks], -1)
-        return tuple(
-            part.unflatten(-1, (block.groups, block.width)) for block, part in zip(self.blocks, parts, strict=True)
-        )
+        def make() -> Tensor:
+            full = pack_weight.pack_weight(self.weight, self.weight_time, self.bias, self.layout, dtype)
+            return padded_blocks(full.mT, self.blocks).mT.contiguous()
+
+        return self._weight_cache.get(dtype, make)
+
+
+def padded_blocks(product: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """Outputs of a :class:`BlockLinear` side by side with room in their rows: (..., m) -> (..., groups width ...)."""
+    parts = []
+    for block, part in zip(blocks, product.split([block.groups * block.rows for block in blocks], -1), strict=True):
+        room = (block.start, block.width - block.start - block.rows)
+        parts.append(F.pad(part.unflatten(-1, (block.groups, block.rows)), room).flatten(-2))
+    return torch.cat(parts, -1)
+
+
+def split_blocks(product: Tensor, blocks: Sequence[Block]) -> tuple[Tensor, ...]:
+    """One (..., groups, width) per block, from a product with room or without."""
+    if product.shape[-1] == sum(block.groups * block.rows for block in blocks):
+        product = padded_blocks(product, blocks)
+    parts = product.split([block.groups * block.width for block in blocks], -1)
+    return tuple(part.unflatten(-1, (block.groups, block.width)) for block, part in zip(blocks, parts, strict=True))
+
+
+def apply_lifted(layer: Any, lifted: Tensor, rank: int) -> Tensor:
+    """``layer`` of lifted points with ``rank`` space components."""
+    if is_bare(layer):
+        return F.linear(lifted, layer.matrix(lifted.dtype))
+    out: Tensor = layer(lifted[..., :rank])
+    return out
 
 
 class _Heads(NamedTuple):
@@ -118,8 +139,8 @@ class LatentAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        lifted (B, N, width) -> (B, N, n), space components of the points that go into the residual; with
-        ``output_attentions`` the weights too, (B, H, N, M) or None where they are not built.
+        rows (B, N, m), what :attr:`entry` makes of the stream's normed points -> (B, N, n), space components of the
+        points that go into the residual, and the weights (B, H, N, M), or None where they are not built.
     """
 
     def __init__(self, config: HelmConfig, layer_idx: int):
@@ -144,16 +165,16 @@ class LatentAttention(nn.Module):
         # One product for all that reads the stream: the queries (or their latent), the latent, the shared rotated key.
         first = Block(1, self.query_rank, padded_width(self.query_rank, bias)) if self.query_rank else queries
         drawn = [first.groups * first.rows, self.rank + self.rope_dim]
-        self.down = BlockLinear(config.hidden_size, [first, *latents], bias, drawn)
+        self.down_blocks, self.q_blocks = [first, *latents], [queries]
+        self.down = BlockLinear(config.hidden_size, self.down_blocks, bias, self.c, drawn)
         self.kv_gain = nn.Parameter(torch.empty(self.rank))
-        self.kv_up = BlockLinear(
-            self.rank, [Block(heads, nope_dim, width, start=self.rope_dim), Block(heads, value_dim, width)], bias
-        )
+        self.kv_blocks = [Block(heads, nope_dim, width, start=self.rope_dim), Block(heads, value_dim, width)]
+        self.kv_up = BlockLinear(self.rank, self.kv_blocks, bias, self.c)
         if self.query_rank:
             self.q_gain = nn.Parameter(torch.empty(self.query_rank))
-            self.q_up = BlockLinear(self.query_rank, [queries], bias)
+            self.q_up = BlockLinear(self.query_rank, self.q_blocks, bias, self.c)
         self.o_proj = AmbientLinear(
-            heads * value_dim, config.hidden_size, bias, points=heads, point_width=self.value_width
+            heads * value_dim, config.hidden_size, bias, self.c, points=heads, point_width=self.value_width
         )
         self.log_tau = nn.Parameter(torch.empty(1))
         self.reset_parameters()
@@ -165,43 +186,43 @@ class LatentAttention(nn.Module):
         if self.query_rank:
             nn.init.ones_(self.q_gain)
 
+    @property
+    def entry(self) -> nn.Module:
+        """The linear map of the stream's normed points that comes first."""
+        return self.down
+
     def forward(
         self,
-        lifted: Tensor,
+        rows: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Any = None,
         past_key_values: Cache | None = None,
         output_attentions: bool = False,
-        **kwargs: Any,
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
-        if past_key_values is None and self._has_kernel(lifted, position_embeddings):
-            out = self._output(self._attend_fused(lifted, position_embeddings, attention_mask), lifted.dtype)
-            return (out, None) if output_attentions else out
-        is_step = lifted.shape[1] == 1 and not output_attentions
-        if past_key_values is not None and is_step and self._decodes(lifted, position_embeddings, attention_mask):
-            points = self._decode(lifted, position_embeddings, attention_mask, past_key_values)
-            return cast(Tensor, self.o_proj(points.flatten(-2).unsqueeze(1)))
-        q, latent, rotated = self._project(lifted, position_embeddings)
+    ) -> tuple[Tensor, Tensor | None]:
+        dtype = rows.dtype
+        if past_key_values is None and self._implementation == "sdpa" and self.rope_dim and not self.sizes.split:
+            return self._output(self._attend_fused(rows, position_embeddings, attention_mask), dtype), None
+        is_step = rows.shape[1] == 1 and not output_attentions
+        if past_key_values is not None and is_step and self._decodes(rows, position_embeddings, attention_mask):
+            points = self._decode(rows, position_embeddings, attention_mask, past_key_values)
+            points = points[..., : self.sizes.value_dim].flatten(-2)
+            return cast(Tensor, self.o_proj(points.unsqueeze(1))), None
+        q, latent, rotated = self._project(rows, position_embeddings)
         heads = self._heads(latent, rotated)
         if past_key_values is None:
-            mean, weights = self._attend(q, *self._columns(heads, lifted.dtype), attention_mask, 0)
+            mean, weights = self._attend(q, *self._columns(heads, dtype), attention_mask, 0)
         elif self.config.cache_mode == "full":
-            mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, lifted.dtype)
+            mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, dtype)
         else:
             mean, weights = self._with_latent_cache(q, latent, rotated, heads, attention_mask, past_key_values)
-        out = self._output(mean, lifted.dtype)
-        return (out, weights) if output_attentions else out
-
-    def _has_kernel(self, lifted: Tensor, tables: tuple[Tensor, Tensor]) -> bool:
-        """Whether one kernel makes queries, keys and values; it knows one time column."""
-        if self._implementation != "sdpa" or self.sizes.split or not self.rope_dim:
-            return False
-        return heads_fit(lifted, tables[0], self.heads)
+        return self._output(mean, dtype), weights
 
     def _attend_fused(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> Tensor:
         """Attention of tokens to themselves from one kernel's queries, keys and values: (B, H, N, width)."""
         q, latent, rotated = self._down(lifted)
-        q, k, v = lifted_heads(self.kv_up(latent), tables, self.log_tau, self.heads, queries=q, shared=rotated[:, :, 0])
+        up = torch.cat([x.flatten(-2) for x in self._up_rows(latent)], -1)
+        lifted_heads = lift_heads(up, *tables, self.log_tau, self.heads, queries=q, shared=rotated[:, :, 0])
+        q, k, v = (x.transpose(1, 2) for x in lifted_heads)
         mask, is_causal = visible_keys(mask, 0, q.shape[2], k.shape[2], k.device)
         return attend_columns(q, k, v, mask, is_causal)
 
@@ -209,7 +230,7 @@ class LatentAttention(nn.Module):
         """Queries, the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r) in the latent's dtype."""
         q, latent, rotated = self._down(lifted)
         cos, sin = (table.unsqueeze(-2).to(wide(q).dtype) for table in position_embeddings)  # (B, N, 1, turned)
-        q, rotated = (rotate(x, cos, sin, self.config.rope_pairing) for x in (q, rotated))
+        q, rotated = (rotate(wide(x), cos, sin, self.heads.interleaved) for x in (q, rotated))
         # A scaled point is a point of another curvature, and its time is scaled with it.
         factor = 2 * self.score_scale * torch.exp(-wide(self.log_tau)).to(q.dtype)
         q = rounded(q * factor, lifted.dtype)
@@ -223,24 +244,29 @@ class LatentAttention(nn.Module):
 
     def _rows(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of queries (B, N, H, width), of the latent before its norm, and of the shared key before it turns."""
-        q, latent, rotated = self.down.split(self.down(lifted))
+        q, latent, rotated = split_blocks(lifted, self.down_blocks)
         if self.query_rank:
-            (q,) = self.q_up.split(self.q_up(self._normed(q, self.q_gain)[:, :, 0]))
+            normed = self._normed(q, self.q_gain)[:, :, 0]
+            (q,) = split_blocks(apply_lifted(self.q_up, normed, self.query_rank), self.q_blocks)
         return q, latent, rotated
+
+    def _up_rows(self, latent: Tensor) -> tuple[Tensor, ...]:
+        """Rows of keys and of values (B, N, H, width) of lifted latents."""
+        return split_blocks(apply_lifted(self.kv_up, latent, self.rank), self.kv_blocks)
 
     def _normed(self, latent: Tensor, gain: Tensor) -> Tensor:
         """RMS norm of rows whose first components are a latent, lifted: (..., width) -> (..., width)."""
         x, rank = wide(latent), gain.shape[0]
         scale = torch.rsqrt(sqnorm(x) / rank + self.config.rms_norm_eps)
         gain = F.pad(gain.to(x.dtype), (0, x.shape[-1] - rank))
-        return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.down.bias is not None)
+        return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.config.attention_bias)
 
     def _heads(self, latent: Tensor, rotated: Tensor) -> _Heads:
         """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r).
 
         Both in one expression, because a compiler then makes one kernel of it.
         """
-        up = self.kv_up(latent).unflatten(-1, (2, self.num_heads, -1))
+        up = torch.stack(self._up_rows(latent), 2)
         is_key = torch.arange(2, device=up.device)[:, None, None] == 0
         rotated = F.pad(wide(rotated), (0, up.shape[-1] - self.rope_dim)).unsqueeze(-2)
         space = torch.where(is_key, wide(up) + rotated, rounded(wide(up) * self.value_scale, up.dtype))
@@ -274,7 +300,7 @@ class LatentAttention(nn.Module):
             return False
         if torch.is_grad_enabled() or tables[0].dtype != torch.float32 or not tables[0].shape[-1]:
             return False
-        if type(self.kv_up) is not BlockLinear:  # an adapter's layer is more than its matrix
+        if not is_bare(self.kv_up):  # an adapter's layer is more than its matrix
             return False
         if mask is not None and not (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1)):
             return False
@@ -283,11 +309,11 @@ class LatentAttention(nn.Module):
 
     def _decode(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache) -> Tensor:
         """Centroids (B, H, width) of all that is cached for one new token; keys and values of heads are not made."""
-        past, up = self._past(cache), self.kv_up.matrices(lifted.dtype)[0]
+        past, up = self._past(cache), self.kv_up.matrix(lifted.dtype)
         q, latent, rotated = self._rows(lifted)
         queries, time, keys, times = absorb_token(
             q[:, 0], latent[:, 0, 0], rotated[:, 0, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain,
-            up, self.heads, eps=self.config.rms_norm_eps, bias=self.down.bias is not None,
+            up, self.heads, eps=self.config.rms_norm_eps, bias=self.config.attention_bias,
         )  # fmt: skip
         cached = cache.update(keys[:, None, None], times[:, None, None], self.layer_idx)
         keys, times = (x.squeeze(1) for x in cached)
@@ -307,8 +333,8 @@ class LatentAttention(nn.Module):
         cached = cache.update(*pack(new), self.layer_idx)
         if not _is_first(past, num_new):
             state = unpack(*cached, self.num_heads)
-            if num_new == 1:
-                up_key, up_value = self._up(self.kv_up.matrices(latent.dtype)[0])
+            if num_new == 1 and is_bare(self.kv_up):
+                up_key, up_value = self._up(self.kv_up.matrix(latent.dtype))
                 return attend_absorbed(q, state, up_key, up_value, self.rope_dim, self.value_scale, mask, past)
             latents, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
             latents = F.pad(latents, (0, latent.shape[-1] - self.latent_width))
@@ -328,21 +354,7 @@ class LatentAttention(nn.Module):
 
     def _output(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
         """The output projection of the centroids: means (B, H, N, width) -> (B, N, n)."""
-        is_plain = type(self.o_proj) is AmbientLinear and mean.dtype == dtype and self._implementation == "sdpa"
-        if is_plain and centroid_fits(mean):
-            return centroid_product(mean, self.o_proj, self.sizes.value_dim, self.c)
-        out: Tensor = self.o_proj(self._centroids(mean.transpose(1, 2), dtype).flatten(-2))
-        return out
-
-    def _centroids(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
-        """Points ``[s, t, 0, ...]`` (B, N, H, width) in the direction of mean values with their mean excess behind."""
-        d = self.sizes.value_dim
-        mean = F.pad(wide(mean), (0, self.value_width - mean.shape[-1]))  # a negative number cuts
-        column = torch.arange(self.value_width, device=mean.device)
-        space, excess = torch.where(column < d, mean, 0.0), mean[..., d : d + 1]
-        # m_t^2 - |m|^2 - 1/c, never negative but for rounding
-        gap = excess * (excess + 2 / math.sqrt(self.c)) - sqnorm(space)
-        return lift_padded(space * torch.rsqrt(1 + self.c * gap.clamp(min=0.0)), d, dtype, self.c, bias=False)
+        return centroid_linear(mean.to(dtype), self.o_proj, self.sizes.value_dim, self.c)
 
 
 def _is_first(past: int | Tensor, num_new: int) -> bool:

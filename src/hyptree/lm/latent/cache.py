@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hyptree.lm.ambient import aligned, rounded
+from hyptree.lm.ambient import aligned
 from hyptree.ops.latent_decode.reference import HALF, unpack_times
+from hyptree.ops.rounding import rounded
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig

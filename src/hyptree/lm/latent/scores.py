@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import rounded
 from hyptree.lm.attention import _flex_function, excess_of
 from hyptree.lm.latent.cache import LatentState
 from hyptree.ops.latent_decode.reference import attend as attend_latents
-from hyptree.ops.rounding import wide
+from hyptree.ops.rounding import rounded, wide
 
 
 class Queries(NamedTuple):

@@ -1,26 +1,62 @@
 """Centroids of attention with their times, from mean values and mean excess: what the output projection reads.
 
-``centroid`` is the operation, ``centroid_grad`` its gradient, which gives the centroids once more, so that whoever
-multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+``centroid_linear`` is the door. ``centroid`` is its kernel, ``centroid_grad`` the gradient, which gives the centroids
+once more, so that whoever multiplies them need not keep them. ``reference`` holds the definition.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.centroid import reference
 
-__all__ = ["centroid", "centroid_grad", "fits", "reference"]
+__all__ = ["centroid", "centroid_grad", "centroid_linear", "reference"]
 
 MAX_WIDTH = 1024
 """Columns of a head that a kernel holds at once."""
 
 
-def fits(mean: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    return rows_fit(backend, mean, mean.shape[-1], MAX_WIDTH)
+def centroid_linear(mean: Tensor, layer: Any, d: int, c: float = 1.0) -> Tensor:
+    """``layer`` of the centroids of all heads: means (B, H, N, at least d + 1) -> (B, N, n). First derivatives only.
+
+    The centroids are not kept: the backward kernel makes them again from the means, which attention keeps as well.
+
+    Args:
+        mean: rows ``[m, e, ...]`` of attention, see :func:`centroid`.
+        layer: a linear map of H points side by side; a bare one may be read by its ``matrix``.
+        d: space components of a head. c: curvature -c.
+    """
+    mean = mean.transpose(1, 2)
+    if rows_fit("auto", mean, mean.shape[-1], MAX_WIDTH):
+        if is_bare(layer):
+            bias = None if layer.bias is None else layer.bias.to(mean.dtype)
+            out: Tensor = _CentroidLinear.apply(mean, layer.matrix(mean.dtype), bias, d, c)
+            return out
+        report_unfused("centroid_linear", layer)
+    out = layer(reference.centroid_space(mean, d, c).flatten(-2))
+    return out
+
+
+class _CentroidLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, matrix: Tensor, bias: Tensor | None, d: int, c: float) -> Tensor:
+        ctx.settings = (d, c)
+        ctx.save_for_backward(mean, matrix)
+        points = centroid(mean, d, matrix.shape[1] // mean.shape[-2], c)
+        return F.linear(points.flatten(-2), matrix, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mean, matrix = ctx.saved_tensors
+        to_mean, points = centroid_grad(mean, (grad @ matrix).unflatten(-1, (mean.shape[-2], -1)), *ctx.settings)
+        to_matrix = grad.flatten(0, -2).mT @ points.flatten(-2).flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return to_mean, to_matrix, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 def centroid(mean: Tensor, d: int, width: int, c: float = 1.0, *, backend: str = "auto") -> Tensor:
@@ -37,22 +73,14 @@ def centroid(mean: Tensor, d: int, width: int, c: float = 1.0, *, backend: str =
     Returns:
         (..., width) in the dtype of ``mean``.
     """
-    if not fits(mean, backend):
+    if not rows_fit(backend, mean, mean.shape[-1], MAX_WIDTH):
         return reference.centroid(mean, d, width, c)
     run = _forward_operator if needs_operator(mean) else _forward
     return run(_rows(mean), d, width, c).view(*mean.shape[:-1], width)
 
 
-def centroid_grad(
-    mean: Tensor, grad: Tensor, d: int, c: float = 1.0, *, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Gradient of ``mean`` from that of the centroids (..., width), and the centroids (..., width) again."""
-    if not fits(mean, backend):
-        with torch.enable_grad():
-            leaf = mean.detach().requires_grad_()
-            points = reference.centroid(leaf, d, grad.shape[-1], c)
-            (grad_mean,) = torch.autograd.grad(points, leaf, grad)
-        return grad_mean, points.detach()
+def centroid_grad(mean: Tensor, grad: Tensor, d: int, c: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Gradient of ``mean`` from that of the centroids (..., width), and these again (..., width), by kernels."""
     run = _backward_operator if needs_operator(mean) else _backward
     grad_mean, points = run(_rows(mean), _rows(grad), d, c)
     return grad_mean.view(mean.shape), points.view(grad.shape)

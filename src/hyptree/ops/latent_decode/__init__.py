@@ -60,7 +60,7 @@ def absorb_token(
     run = _absorb_operator if needs_operator(queries) else _absorb
     out: tuple[Tensor, Tensor, Tensor, Tensor] = run(
         _side_by_side(queries), _side_by_side(latent), _side_by_side(shared), cos.contiguous(), sin.contiguous(),
-        log_tau, gain, _side_by_side(up), *heads, eps, bias,
+        log_tau, gain, _side_by_side(up), *heads[:-1], eps, bias,
     )  # fmt: skip
     return out
 

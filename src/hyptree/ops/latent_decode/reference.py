@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hyptree.ops.centroid.reference import centroid
-from hyptree.ops.heads.reference import Heads, _factor, _turned
+from hyptree.ops.heads.reference import Heads, rotate, score_factor
 from hyptree.ops.rounding import rounded, wide
 
 HALF = (torch.bfloat16, torch.float16)
@@ -33,10 +33,10 @@ def absorb_token(
     point = rounded(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain.to(x.dtype), dtype)
     time = torch.sqrt(point.square().sum(-1, keepdim=True) + over_c)
     lifted = torch.cat([point, time, torch.ones_like(time)][: 2 + int(bias)], -1).to(dtype)  # (B, L)
-    shared = rounded(_turned(wide(shared[:, : heads.shared_dim]), cos, sin, heads.interleaved), dtype)
-    factor = _factor(log_tau, heads).to(x.dtype)
+    shared = rounded(rotate(wide(shared[:, : heads.shared_dim]), cos, sin, heads.interleaved), dtype)
+    factor = score_factor(log_tau, heads).to(x.dtype)
     is_space = torch.arange(heads.width, device=queries.device) < heads.key_dim
-    query = _turned(torch.where(is_space, wide(queries), 0.0), cos[:, None], sin[:, None], heads.interleaved)
+    query = rotate(torch.where(is_space, wide(queries), 0.0), cos[:, None], sin[:, None], heads.interleaved)
     query = rounded(query * factor, dtype)
     query_time = torch.sqrt(query.square().sum(-1) + factor * factor / heads.c)
     maps = wide(up[:, : lifted.shape[-1]].unflatten(0, (2, num_heads, heads.width)))

@@ -1,26 +1,95 @@
 """Lorentz residual, RMS norm and lift: what stands between two branches of a hyperbolic transformer.
 
-``residual_norm`` is the operation, ``residual_norm_grad`` its gradient, which gives the lifted rows once more, so that
-whoever multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+``norm_linear`` and ``join`` are the doors. ``residual_norm`` is their kernel and ``residual_norm_grad`` its gradient,
+which gives the lifted rows once more, so that the product need not keep them. ``reference`` holds the definition.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.residual_norm import reference
+from hyptree.ops.rounding import gemm_dtype
 
-__all__ = ["fits", "reference", "residual_norm", "residual_norm_grad"]
+__all__ = ["join", "norm_linear", "reference", "residual_norm", "residual_norm_grad"]
 
 MAX_WIDTH = 8192
 """Columns of a row that a kernel holds at once."""
 
 
-def fits(x: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    return rows_fit(backend, x, x.shape[-1], MAX_WIDTH)
+def norm_linear(
+    x: Tensor, norm_gain: Tensor, layer: Any, *, residual: tuple[Tensor, Tensor, float] | None = None,
+    eps: float = 1e-6, c: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The stream, joined with a branch if there is one, and ``layer`` of its RMS norm. First derivatives only.
+
+    Args:
+        x: (..., n) points, the stream. norm_gain: (n,).
+        layer: a linear map of points, ``W [t; s] + b``. A bare one may be read by its ``matrix``, and then the product
+            has the padded columns of that. None: no product but the lifted rows ``[s, t, 1, 0, ...]``.
+        residual: output (..., n) of a branch, raw weight (1,) and gain, see ``reference.residual``.
+        eps: of the norm. c: curvature -c.
+    """
+    if rows_fit("auto", x, x.shape[-1], MAX_WIDTH):
+        dtype, has_matrix = gemm_dtype(x), layer is not None and is_bare(layer)
+        matrix = layer.matrix(dtype) if has_matrix else None
+        width = reference.padded_width(x.shape[-1]) if matrix is None else matrix.shape[1]
+        y, raw_weight, gain = residual or (None, None, 1.0)
+        settings = {"dtype": dtype, "width": width, "gain": gain, "eps": eps, "c": c}
+        *joined, out = _ResidualNormProduct.apply(x, y, raw_weight, norm_gain, matrix, settings)
+        if layer is not None and not has_matrix:
+            report_unfused("norm_linear", layer)
+            out = layer(out[..., : x.shape[-1]])
+        return (joined[0] if joined else x), out
+    if residual is not None:
+        x = reference.residual(x, *residual, c)
+    s = reference.rms_norm(x, norm_gain, eps)
+    if layer is None:
+        return x, reference.lift(s, gemm_dtype(s), reference.padded_width(s.shape[-1]), c)
+    return x, layer(s)
+
+
+def join(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: float = 1.0) -> Tensor:
+    """The stream (..., n) joined with the output of a branch; see ``reference.residual``. First derivatives only."""
+    if not rows_fit("auto", x, x.shape[-1], MAX_WIDTH):
+        return reference.residual(x, y, raw_weight, gain, c)
+    settings = {"dtype": x.dtype, "width": 0, "gain": gain, "c": c}
+    (joined,) = _ResidualNormProduct.apply(x, y, raw_weight, None, None, settings)
+    return joined
+
+
+class _ResidualNormProduct(torch.autograd.Function):
+    """Residual (with ``y``), RMS norm and lift (with ``norm_gain``), product (with ``matrix``): one or two results."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, raw_weight: Tensor | None, norm_gain: Tensor | None,
+        matrix: Tensor | None, settings: dict[str, Any],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        joined, lifted = residual_norm(x, y, raw_weight, norm_gain, **settings)
+        ctx.settings = settings
+        ctx.save_for_backward(x, y, raw_weight, norm_gain, matrix)
+        out = lifted if lifted is None or matrix is None else F.linear(lifted, matrix)
+        return tuple(result for result in (joined, out) if result is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, raw_weight, norm_gain, matrix = ctx.saved_tensors
+        grad_joined = None if y is None else grads[0]
+        grad_lifted = grad = None if norm_gain is None else grads[-1]
+        if grad is not None and matrix is not None:
+            grad_lifted = grad @ matrix
+        *inner, lifted = residual_norm_grad(x, y, raw_weight, norm_gain, grad_joined, grad_lifted, **ctx.settings)
+        grad_matrix = None
+        if ctx.needs_input_grad[4] and grad is not None and lifted is not None:
+            grad_matrix = grad.flatten(0, -2).mT @ lifted.flatten(0, -2)
+        return *inner, grad_matrix, None
 
 
 def residual_norm(
@@ -43,9 +112,11 @@ def residual_norm(
         The residual (..., n) in the dtype of ``x`` and the lifted rows (..., width); None for what was left out.
     """
     n, count = x.shape[-1], x.numel() // x.shape[-1]
-    if not fits(x, backend):
+    if not rows_fit(backend, x, n, MAX_WIDTH):
         point = x if y is None or raw_weight is None else reference.residual(x, y, raw_weight, gain, c)
-        lifted = None if norm_gain is None else reference.norm_lift(point, norm_gain, eps, dtype, width, c, bias)
+        if norm_gain is None:
+            return point, None
+        lifted = reference.lift(reference.rms_norm(point, norm_gain, eps), dtype, width, c, bias)
         return (None if y is None else point), lifted
     rows = x.reshape(count, n).contiguous()
     other = None if y is None else y.reshape(count, n).contiguous()
@@ -60,17 +131,15 @@ def residual_norm(
 def residual_norm_grad(
     x: Tensor, y: Tensor | None, raw_weight: Tensor | None, norm_gain: Tensor | None, grad_joined: Tensor | None,
     grad_lifted: Tensor | None, *, dtype: torch.dtype, width: int, gain: float = 1.0, eps: float = 1e-6, c: float = 1.0,
-    bias: bool = True, backend: str = "auto",
+    bias: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of x, y, raw_weight and norm_gain, and the lifted rows again; None for what was left out.
+    """Gradients of x, y, raw_weight and norm_gain, and the lifted rows again, by kernels; None for what was left out.
 
     Args:
         grad_joined: (..., n) gradient of the residual (of ``x`` on its way past the norm, without ``y``), or None.
         grad_lifted: (..., width), given if and only if there is a ``norm_gain``.
     """
     count = x.numel() // x.shape[-1]
-    if not fits(x, backend):
-        return _plain_grad(x, y, raw_weight, norm_gain, grad_joined, grad_lifted, dtype, width, gain, eps, c, bias)
     rows = [None if part is None else part.reshape(count, part.shape[-1]).contiguous() for part in (x, y)]
     grads = [
         None if part is None else part.reshape(count, part.shape[-1]).contiguous()
@@ -89,32 +158,6 @@ def residual_norm_grad(
         None if norm_gain is None else sums[: norm_gain.numel()].to(norm_gain.dtype),
         None if norm_gain is None else lifted.view(*x.shape[:-1], width),
     )
-
-
-def _plain_grad(
-    x: Tensor, y: Tensor | None, raw_weight: Tensor | None, norm_gain: Tensor | None, grad_joined: Tensor | None,
-    grad_lifted: Tensor | None, dtype: torch.dtype, width: int, gain: float, eps: float, c: float, bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """The same by autograd through the definition."""
-    leaves = [None if part is None else part.detach().requires_grad_() for part in (x, y, raw_weight, norm_gain)]
-    with torch.enable_grad():
-        point, y_leaf, raw_leaf, gain_leaf = leaves
-        assert point is not None
-        lifted = None
-        if y_leaf is not None and raw_leaf is not None:
-            point = reference.residual(point, y_leaf, raw_leaf, gain, c)
-        if gain_leaf is not None:
-            lifted = reference.norm_lift(point, gain_leaf, eps, dtype, width, c, bias)
-        pairs = [
-            (out, g) for out, g in ((point, grad_joined), (lifted, grad_lifted)) if out is not None and g is not None
-        ]
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        of_wanted = iter(
-            torch.autograd.grad([out for out, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        )
-    grads = [None if leaf is None else next(of_wanted) for leaf in leaves]
-    assert grads[0] is not None
-    return grads[0], grads[1], grads[2], grads[3], None if lifted is None else lifted.detach()
 
 
 def _forward(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.geometry.core.numerics import Scalar, dot, root, sqnorm
+from hyptree.geometry.core.numerics import Scalar, sqnorm
 from hyptree.ops.rounding import rounded, wide
 
 
@@ -27,9 +27,9 @@ def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Sca
     y = wide(y).to(x.dtype)
     c = c.to(x.dtype) if isinstance(c, Tensor) else c
     w = F.softplus(raw_weight.to(x.dtype))
-    g = _time(x, c) * _time(y, c) - dot(x, y)
+    g = time_of(x, c) * time_of(y, c) - (x * y).sum(-1, keepdim=True)
     q = (1 + w * w) / c + 2 * w * g.clamp(min=1 / c)
-    return (gain / root(c) * torch.rsqrt(q) * (x + w * y)).to(to)
+    return (gain / c**0.5 * torch.rsqrt(q) * (x + w * y)).to(to)
 
 
 def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
@@ -38,15 +38,25 @@ def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
     return (x * torch.rsqrt(sqnorm(x) / s.shape[-1] + eps) * gain.to(x.dtype)).to(s.dtype)
 
 
-def norm_lift(
-    x: Tensor, norm_gain: Tensor, eps: float, dtype: torch.dtype, width: int, c: float = 1.0, bias: bool = True
-) -> Tensor:
-    """``[s, t, 1, 0, ...]`` (..., width) in ``dtype`` for ``s`` the RMS norm of ``x``, rounded to its dtype first."""
-    n, s = x.shape[-1], rounded(rms_norm(x, norm_gain, eps), dtype)
-    parts = [s, _time(s, c)] + ([torch.ones_like(s[..., :1])] if bias else [])
+def lift(s: Tensor, dtype: torch.dtype, width: int, c: Scalar = 1.0, bias: bool = True) -> Tensor:
+    """``[s, t, 1, 0, ...]`` (..., width) in ``dtype``, the time that of ``s`` rounded to it."""
+    s = rounded(s, dtype)
+    parts = [s, time_of(s, c)] + ([torch.ones_like(s[..., :1])] if bias else [])
     lifted = torch.cat([part.to(dtype) for part in parts], -1)
-    return F.pad(lifted, (0, width - n - 1 - int(bias)))
+    return F.pad(lifted, (0, width - lifted.shape[-1]))
 
 
-def _time(x: Tensor, c: Scalar) -> Tensor:
-    return torch.sqrt(sqnorm(x) + 1 / c)
+def time_of(s: Tensor, c: Scalar = 1.0) -> Tensor:
+    """The times ``sqrt(|s|^2 + 1/c)`` of points: (..., n) -> (..., 1), float32 at least."""
+    s = wide(s)
+    return torch.sqrt(sqnorm(s) + 1 / c)
+
+
+def aligned(width: int) -> int:
+    """``width`` rounded up to a multiple of 8: 16 bytes of bfloat16, what fast matrix products read at once."""
+    return -(-width // 8) * 8
+
+
+def padded_width(n: int, bias: bool = True) -> int:
+    """Columns of a lifted point with n space components: n, the time, the one for the bias, zeros up to 8 k."""
+    return aligned(n + 1 + int(bias))

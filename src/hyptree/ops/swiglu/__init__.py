@@ -1,28 +1,63 @@
 """SwiGLU on space components with the lift of its result: what stands between the two products of a feed-forward part.
 
-``swiglu_lift`` is the operation, ``swiglu_grad`` its gradient, which gives the lifted rows once more, so that whoever
-multiplies them need not keep them. ``reference`` holds the definition, ``triton`` the kernels.
+``swiglu_linear`` is the door. ``swiglu_lift`` is its kernel, ``swiglu_grad`` the gradient, which gives the lifted rows
+once more, so that whoever multiplies them need not keep them. ``reference`` holds the definition.
 """
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.bare import is_bare, report_unfused
+from hyptree.ops.rounding import wide
 from hyptree.ops.swiglu import reference
 
-__all__ = ["reference", "swiglu_grad", "swiglu_lift"]
+__all__ = ["reference", "swiglu_grad", "swiglu_lift", "swiglu_linear"]
 
 MAX_WIDTH = 16384
 """Columns of a row that a kernel holds at once."""
 
 
-def fits(both: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    return rows_fit(backend, both, both.shape[-1] // 2, MAX_WIDTH)
+def swiglu_linear(both: Tensor, layer: Any, hidden: int, c: float = 1.0) -> Tensor:
+    """``layer`` of the points ``silu(gate) * up``: (..., 2 w) -> (..., n). First derivatives only.
+
+    Args:
+        both: gate and up; columns of each from ``hidden`` on are padding.
+        layer: a linear map of points, ``W [t; s] + b``; a bare one may be read by its ``matrix``.
+        hidden: space components. c: curvature -c.
+    """
+    halves = both.unflatten(-1, (2, -1))
+    if rows_fit("auto", both, hidden, MAX_WIDTH):
+        if is_bare(layer):
+            matrix = layer.matrix(both.dtype)
+            if halves.shape[-1] < matrix.shape[1]:  # a product without room for the time
+                both = F.pad(halves, (0, matrix.shape[1] - halves.shape[-1])).flatten(-2)
+            out: Tensor = _SwigluLinear.apply(both, matrix, hidden, c)
+            return out
+        report_unfused("swiglu_linear", layer)
+    gate, up = halves[..., :hidden].unbind(-2)
+    out = layer((F.silu(wide(gate)) * wide(up)).to(both.dtype))
+    return out
+
+
+class _SwigluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, matrix: Tensor, hidden: int, c: float) -> Tensor:
+        ctx.settings = (hidden, c)
+        ctx.save_for_backward(both, matrix)
+        return F.linear(swiglu_lift(both, hidden, c), matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        both, matrix = ctx.saved_tensors
+        grad_both, lifted = swiglu_grad(both, grad @ matrix, *ctx.settings)
+        grad_matrix = grad.flatten(0, -2).mT @ lifted.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return grad_both, grad_matrix, None, None
 
 
 def swiglu_lift(
@@ -40,7 +75,7 @@ def swiglu_lift(
     Returns:
         (..., w) in the dtype of ``both``.
     """
-    if not fits(both, backend):
+    if not rows_fit(backend, both, both.shape[-1] // 2, MAX_WIDTH):
         return reference.swiglu_lift(both, hidden, c, bias, a)
     width = both.shape[-1]
     run = _forward_operator if needs_operator(both) else _forward
@@ -50,28 +85,21 @@ def swiglu_lift(
 
 @overload
 def swiglu_grad(
-    both: Tensor, grad: Tensor, hidden: int, c: float = ..., bias: bool = ..., a: None = ..., *, backend: str = ...
+    both: Tensor, grad: Tensor, hidden: int, c: float = ..., bias: bool = ..., a: None = ...
 ) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
 def swiglu_grad(
-    both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool, a: Tensor, *, backend: str = ...
+    both: Tensor, grad: Tensor, hidden: int, c: float, bias: bool, a: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 def swiglu_grad(
-    both: Tensor, grad: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None, *,
-    backend: str = "auto",
-) -> tuple[Tensor, ...]:  # fmt: skip
+    both: Tensor, grad: Tensor, hidden: int, c: float = 1.0, bias: bool = True, a: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Gradient of ``both`` from that of the lifted rows (..., w), the lifted rows (..., w) again, and with factors
-    their gradient (...)."""
-    if not fits(both, backend):
-        with torch.enable_grad():
-            leaves = [leaf.detach().requires_grad_() for leaf in (both, a) if leaf is not None]
-            lifted = reference.swiglu_lift(leaves[0], hidden, c, bias, *leaves[1:])
-            grad_both, *to_factor = torch.autograd.grad(lifted, leaves, grad)
-        return grad_both, lifted.detach(), *to_factor
+    their gradient (...), by kernels."""
     run = _backward_operator if needs_operator(both) else _backward
     count = both.numel() // both.shape[-1]
     rows, grads = both.reshape(count, both.shape[-1]), grad.reshape(count, grad.shape[-1]).contiguous()
