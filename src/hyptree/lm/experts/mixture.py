@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import GainFactors, WeightCache, aligned, lift_padded, padded_width
-from hyptree.lm.experts.grouped import dispatch, grouped_linear, per_row, unpermute
+from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
 from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
 from hyptree.lm.fused import experts as fused_experts
 from hyptree.ops import pack_weight
@@ -175,14 +175,17 @@ class ExpertStack(nn.Module):
             h = h * (scale if a is None else scale / a)
         return lift_padded(h, self.hidden, both.dtype, self.c, self.bias_in is not None)
 
-    def forward(self, rows: Tensor, ends: Tensor, backend: str = "auto") -> Tensor:
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Rows sorted by expert, each through its own: lifted (S, width), ends (E,) -> points (S, n)."""
         weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
         a = self.ratio()
         if a is not None:
-            a = per_row(a, ends, rows.shape[0])[:, None]  # (S, 1)
-        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends, backend), a)
-        return self._crop(grouped_linear(lifted, weight_out, ends, backend))
+            places = torch.arange(rows.shape[0], dtype=ends.dtype, device=ends.device)
+            expert = torch.bucketize(places, ends, right=True)
+            # A sum over experts and no indexing, whose gradient would be added in any order, by atomics.
+            a = (F.one_hot(expert, self.num_experts) * a).sum(-1, keepdim=True)  # (S, 1)
+        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends), a)
+        return self._crop(grouped_linear(lifted, weight_out, ends))
 
     def every(self, rows: Tensor) -> list[Tensor]:
         """All rows through every expert, the first map of all as one product: lifted (T, width) -> E points (T, n)."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyptree.lm.experts.grouped import _outer, grouped_linear
+from hyptree.lm.experts.grouped import grouped_linear, grouped_outer
 from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
 from hyptree.ops.merge_points import fits as _merge_fits
 from hyptree.ops.merge_points import merge_points, merge_points_grad
@@ -118,13 +118,13 @@ class _Mice(torch.autograd.Function):
             )
         to_lifted = grouped_linear(to_points, second.mT, ends)
         to_both, lifted, *to_factors = swiglu_grad(both, to_lifted, own.hidden, own.c, own.bias, factors)
-        to_second = _outer(to_points, lifted, ends, "auto")
+        to_second = grouped_outer(to_points, lifted, ends)
         to_dispatched = grouped_linear(to_both, first.mT, ends)
         to_factor = to_factors[0] if to_factors else None
         to_rows, dispatched, per_choice = dispatch_rows_grad(
             rows, to_dispatched, inverse, weight.shape[1], factors, to_factor, own.one, initial
         )
-        to_first = _outer(to_both, dispatched, ends, "auto")
+        to_first = grouped_outer(to_both, dispatched, ends)
         if per_choice is not None:
             is_member = chosen[:, None] == torch.arange(ctx.num_experts, device=chosen.device)
             to_a = torch.where(is_member, per_choice[:, None], 0.0).sum(0)
