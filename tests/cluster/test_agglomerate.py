@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.cluster import AgglomerativeClustering
 
-from hyptree.cluster import agglomerate, cosine_distance, libraries
-from hyptree.cluster.agglomerate import choose_backend
+from hyptree.cluster import agglomerate, cosine_distance
 from hyptree.errors import UserError
-from hyptree.ops.agglomerate import reference
+from hyptree.ops.agglomerate import _choose, libraries, reference
 from hyptree.ops.agglomerate.reference import LINKAGES
 from tests.cluster import naive
 from tests.cluster.make import distances, features
@@ -73,11 +72,11 @@ def test_backends_agree(method: str, backend: str, seed: int) -> None:
     [
         ("single", 9, ("fastcluster", "scipy"), "fastcluster"),
         ("single", 9, ("scipy",), "scipy"),
-        ("single", 9, (), "auto"),
+        ("single", 9, (), "torch"),
         ("average", 257, ("fastcluster", "scipy"), "fastcluster"),
-        ("average", 257, ("scipy",), "auto"),
-        ("average", 256, ("fastcluster", "scipy"), "auto"),
-        ("complete", 257, ("fastcluster", "scipy"), "auto"),
+        ("average", 257, ("scipy",), "torch"),
+        ("average", 256, ("fastcluster", "scipy"), "torch"),
+        ("complete", 257, ("fastcluster", "scipy"), "torch"),
     ],
 )
 def test_what_auto_chooses(
@@ -86,10 +85,11 @@ def test_what_auto_chooses(
     monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     monkeypatch.setattr(libraries, "installed", lambda: next(iter(packages), None))
     D = torch.zeros(1, num_tokens, num_tokens)
-    assert choose_backend(D, method, "auto", False, needs_forest=False) == chosen
-    assert choose_backend(D, method, "auto", True, needs_forest=False) == "auto"  # ops: torch here, triton on CUDA
+    for needs_forest in (False, True):
+        assert _choose(D, method, "auto", False, needs_forest) == chosen
+        assert _choose(D, method, "auto", True, needs_forest) == "torch"
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-    assert choose_backend(D, method, "auto", False, needs_forest=False) == "auto"
+    assert _choose(D, method, "auto", False, needs_forest=False) == "torch"
 
 
 def test_fastcluster_in_threads(seed: int) -> None:
@@ -281,6 +281,8 @@ D3 = D3 + D3.mT
         ({}, "either k or threshold"),
         ({"k": 2, "threshold": 0.1}, "either k or threshold"),
         ({"k": 0}, "k must be at least 1, got 0"),
+        ({"k": 2.0}, r"k must be a whole number, got 2\.0"),
+        ({"k": True}, "k must be a whole number, got True"),
         ({"threshold": float("nan")}, "threshold is NaN"),
         ({"k": 2, "linkage": "averge"}, "did you mean 'average'"),
         ({"k": 2, "linkage": "centroid"}, "use average, complete, single, ward"),
@@ -299,6 +301,8 @@ def test_wrong_arguments(arguments: dict, message: str) -> None:
 def test_wrong_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"expected \(N, N\) or \(B, N, N\)"):
         agglomerate(torch.zeros(shape), 2)
+    with pytest.raises(UserError, match=r"D is ndarray, not a tensor, expected \(N, N\)"):
+        agglomerate(np.zeros(shape), 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.ops import backend as backends
-from hyptree.ops.agglomerate import _misfit, labels, reference
+from hyptree.ops.agglomerate import _choose, agglomerate, reference
 from hyptree.ops.cosine import cosine_distance
 from hyptree.ops.cosine.reference import cosine_distance as plain_distance
 from hyptree.ops.merge import merge_mean
@@ -51,7 +51,7 @@ def test_labels_are_those_of_the_definition(kind: str, linkage: str, device: str
         forest = reference.build_forest(D.cpu(), linkage)
         counts = {1, num_tokens, *(max(1, int(num_tokens * keep)) for keep in (0.9, 0.5, 0.25))}
         for k in sorted(counts if device == "cuda" else {max(1, num_tokens // 3)}):
-            actual = labels(D, k, linkage, backend="triton")
+            actual = agglomerate(D, k, linkage=linkage, backend="triton", check=False)
             assert actual.dtype == torch.int64 and actual.device == D.device
             assert torch.equal(actual.cpu(), reference.cut(forest, k)), (num_tokens, k)
 
@@ -62,30 +62,32 @@ def test_links_of_equal_height_go_by_their_ends(linkage: str, device: str) -> No
     D[:, :3, :3] = D[:, 3:, 3:] = (
         0.25  # three mutually near tokens and two more: the pairs (0, 1) and (3, 4) merge first
     )
-    assert labels(D.to(device), 3, linkage, backend="triton").tolist() == [[0, 0, 0, 1, 2]]
+    assert agglomerate(D.to(device), 3, linkage=linkage, backend="triton", check=False).tolist() == [[0, 0, 0, 1, 2]]
     D = torch.ones(1, 5, 5)
     for i, j in ((0, 4), (1, 2)):  # the smaller end decides, not which token is taken in
         D[:, i, j] = D[:, j, i] = 0.25
-    assert labels(D.to(device), 4, linkage, backend="triton").tolist() == [[0, 1, 2, 3, 0]]
-    assert labels(D.to(device), 3, linkage, backend="triton").tolist() == [[0, 1, 1, 2, 0]]
+    assert agglomerate(D.to(device), 4, linkage=linkage, backend="triton", check=False).tolist() == [[0, 1, 2, 3, 0]]
+    assert agglomerate(D.to(device), 3, linkage=linkage, backend="triton", check=False).tolist() == [[0, 1, 1, 2, 0]]
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_nan_among_the_distances_ends(linkage: str, device: str) -> None:
     D = distances(2, 6, "noise", device)
     D[0, 2] = D[0, :, 2] = torch.nan
-    actual = labels(D, 1, linkage, backend="triton")
+    actual = agglomerate(D, 1, linkage=linkage, backend="triton", check=False)
     assert ((actual >= 0) & (actual < 6)).all()
     assert actual[1].eq(0).all()
     D.fill_(torch.nan)
-    assert (labels(D, 2, linkage, backend="triton") >= 0).all()
+    assert (agglomerate(D, 2, linkage=linkage, backend="triton", check=False) >= 0).all()
 
 
 @pytest.mark.gpu
 def test_labels_do_not_depend_on_the_other_images() -> None:
     D = distances(64, 30, "ties", "cuda")
-    together = labels(D, 11, "average", backend="triton")
-    alone = torch.cat([labels(D[i : i + 1], 11, "average", backend="triton") for i in range(len(D))])
+    together = agglomerate(D, 11, linkage="average", backend="triton", check=False)
+    alone = torch.cat(
+        [agglomerate(D[i : i + 1], 11, linkage="average", backend="triton", check=False) for i in range(len(D))]
+    )
     assert torch.equal(together, alone)
 
 
@@ -168,7 +170,7 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_it(linkage: str, no_wa
     size = torch.ones(4, 197, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
-        actual = labels(cosine_distance(static), 50, linkage)
+        actual = agglomerate(cosine_distance(static), 50, linkage=linkage, check=False)
         return actual, merge_mean(tokens, size, actual, 50, num_prefix=1)[0]
 
     for _ in range(2):
@@ -195,7 +197,7 @@ def test_compiled_and_repeated_runs_give_the_same_bits() -> None:
     size = torch.ones(8, 197, device="cuda")
 
     def step(x: Tensor, tokens: Tensor) -> Tensor:
-        return merge_mean(tokens, size, labels(cosine_distance(x), 98), 98, num_prefix=1)[0]
+        return merge_mean(tokens, size, agglomerate(cosine_distance(x), 98, check=False), 98, num_prefix=1)[0]
 
     first, second = step(x, tokens), step(x, tokens)
     compiled = torch.compile(step, fullgraph=True)(x, tokens)
@@ -207,12 +209,15 @@ def test_compiled_and_repeated_runs_give_the_same_bits() -> None:
 @pytest.mark.gpu
 def test_more_tokens_than_the_kernel_takes_go_through_torch() -> None:
     D = distances(1, 1100, "smooth", "cuda")
-    assert torch.equal(labels(D, 550).cpu(), reference.cut(reference.build_forest(D.cpu(), "average", 550), 550))
+    assert torch.equal(
+        agglomerate(D, 550, check=False).cpu(), reference.cut(reference.build_forest(D.cpu(), "average", 550), 550)
+    )
 
 
 def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
-    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
+    device = torch.device("cuda")
+    on_gpu = SimpleNamespace(is_cuda=True, device=device)
     for num_tokens, dtype, linkage, chosen in (
         (1024, torch.float32, "average", "triton"),
         (1024, torch.float32, "single", "triton"),
@@ -220,8 +225,8 @@ def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
         (196, torch.float64, "average", "torch"),
         (196, torch.float32, "ward", "torch"),
     ):
-        unsupported = _misfit(torch.empty(1, num_tokens, num_tokens, dtype=dtype, device="meta"), linkage)
-        assert backends.choose("auto", on_gpu, unsupported) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
+        D = SimpleNamespace(is_cuda=True, device=device, dtype=dtype, shape=(1, num_tokens, num_tokens))
+        assert _choose(D, linkage, "auto", False, False) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
     assert backends.choose("auto", torch.empty(1), None) == "torch"
     monkeypatch.setattr(backends, "_HAS_TRITON", False)
     assert backends.choose("auto", on_gpu, None) == "torch"  # type: ignore[arg-type]
@@ -230,13 +235,13 @@ def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     D = torch.rand(1, 4, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="distances are float64, the kernel needs float32; use backend='auto'"):
-        labels(D, 2, backend="triton")
+        agglomerate(D, 2, backend="triton", check=False)
     with pytest.raises(ValueError, match="1025 tokens, the kernel takes up to 1024"):
-        labels(torch.zeros(1, 1025, 1025), 2, backend="triton")
+        agglomerate(torch.zeros(1, 1025, 1025), 2, backend="triton", check=False)
     with pytest.raises(ValueError, match="unknown backend 'tritn'; did you mean 'triton'"):
-        labels(D, 2, backend="tritn")
+        agglomerate(D, 2, backend="tritn", check=False)
     monkeypatch.setenv("HYPTREE_BACKEND", "cuda")
     with pytest.raises(ValueError, match="HYPTREE_BACKEND is 'cuda'; use one of auto, torch, triton"):
-        labels(D, 2)
+        agglomerate(D, 2, check=False)
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-    assert labels(D, 2).shape == (1, 4)
+    assert agglomerate(D, 2, check=False).shape == (1, 4)

@@ -6,13 +6,13 @@ They are numbered by their first member, but for ``bipartite_match``, which has 
 ``kmeans``, ``kmedoids`` and ``density_peaks``; ``top_k`` and ``random_tokens`` only choose tokens to keep.
 """
 
-from hyptree.cluster.agglomerate import agglomerate
 from hyptree.cluster.bipartite import bipartite_match
 from hyptree.cluster.centres import kmeans, kmedoids
 from hyptree.cluster.dendrogram import Dendrogram, dendrogram
 from hyptree.cluster.density import density_peaks
 from hyptree.cluster.distance import check_finite, cosine_distance, manifold_distance, pairwise_distance
 from hyptree.cluster.select import random_tokens, top_k
+from hyptree.ops.agglomerate import agglomerate
 
 __all__ = [
     "Dendrogram",

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.cluster.agglomerate import as_batch, as_threshold, choose_backend, linkage_forest
 from hyptree.cluster.labels import clip_k
 from hyptree.errors import UserError
+from hyptree.ops.agglomerate import as_threshold, grow_forest
 from hyptree.ops.agglomerate.reference import Forest, cut, cut_at
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def dendrogram(
 
     Backend "triton" has no kernel for this; "auto" then is torch. Ties on scipy and fastcluster are theirs.
     """
-    batch = as_batch(D, linkage, check)
-    chosen = choose_backend(batch, linkage, backend, deterministic, needs_forest=True)
-    return Dendrogram(linkage_forest(batch, linkage, chosen), D.dtype, has_batch=D.ndim == 3)
+    return Dendrogram(grow_forest(D, linkage, backend, deterministic, check), D.dtype, has_batch=D.ndim == 3)
 
 
 class Dendrogram:
@@ -70,11 +68,6 @@ class Dendrogram:
     def height(self) -> Tensor:
         """(B, N) distance at which each slot's link joins, inf in the one empty slot."""
         return self.forest.height
-
-    @property
-    def round(self) -> Tensor:
-        """(B, N) int64, the round that found each slot's link."""
-        return self.forest.round
 
     def cut(self, k: int) -> Tensor:
         """Labels of k clusters, (B, N) int64: those of ``agglomerate(D, k)``."""

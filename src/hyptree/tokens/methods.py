@@ -24,10 +24,10 @@ from hyptree.cluster import (
     random_tokens,
     top_k,
 )
-from hyptree.cluster.agglomerate import as_threshold
 from hyptree.cluster.distance import Metric
 from hyptree.errors import UserError, suggest
 from hyptree.geometry import Euclidean, Manifold
+from hyptree.ops.agglomerate import as_threshold
 from hyptree.ops.agglomerate.reference import Forest, build_forest, cut_at
 from hyptree.tokens.schedule import Threshold
 

@@ -28,23 +28,12 @@ class Forest(NamedTuple):
     Attributes:
         up: (B, N) int64, the smaller end of the link.
         height: (B, N) distance at which the link joins; float64 for average and ward, else the type of the distances.
-        round: (B, N) int64, the round that found the link, from 1; 0 in empty slots. Says how the algorithm went, takes
-            no part in any decision.
         edge: (B, N) int64, the larger end of the link; None where that is the slot itself.
     """
 
     up: Tensor
     height: Tensor
-    round: Tensor
     edge: Tensor | None = None
-
-
-def joined(forests: list[Forest]) -> Forest:
-    """Forests of parts of a batch as one."""
-    if len(forests) == 1:
-        return forests[0]
-    up, height, round_, edge = zip(*forests, strict=True)
-    return Forest(torch.cat(up), torch.cat(height), torch.cat(round_), None if edge[0] is None else torch.cat(edge))
 
 
 class Links:
@@ -56,7 +45,6 @@ class Links:
         self.up = torch.arange(num_tokens + 1, device=D.device).repeat(num_images, 1)
         self.edge = self.up.clone()
         self.height = torch.full(self.up.shape, _INF, dtype=dtype, device=D.device)
-        self.round = torch.zeros_like(self.up)
 
     def is_open(self, image: Tensor, least: Tensor, wanted: int, threshold: float | None) -> Tensor:
         """Whether each image needs another round: links below ``least``, the lowest still to come, are certain."""
@@ -64,27 +52,24 @@ class Links:
         is_open = (num_certain < wanted) & (least < _INF)
         return is_open if threshold is None else is_open & (least <= threshold)
 
-    def add(
-        self, image: Tensor, slot: Tensor, low: Tensor, height: Tensor, round_: int, high: Tensor | None = None
-    ) -> None:
+    def add(self, image: Tensor, slot: Tensor, low: Tensor, height: Tensor, high: Tensor | None = None) -> None:
         at = image[:, None], slot
         self.up[at] = low
         self.height[at] = height.to(self.height.dtype)
-        self.round[at] = round_
         if high is not None:
             self.edge[at] = high
 
     def forest(self, in_order: bool = False) -> Forest:
         n = self.num_tokens
-        up, height, round_, edge = self.up[:, :n], self.height[:, :n], self.round[:, :n], self.edge[:, :n]
+        up, height, edge = self.up[:, :n], self.height[:, :n], self.edge[:, :n]
         if not in_order:
-            return Forest(up, height, round_)
+            return Forest(up, height)
         order = (up * n + edge).argsort(1)
         order = order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
-        up, height, round_, edge = (values.gather(1, order) for values in (up, height, round_, edge))
+        up, height, edge = (values.gather(1, order) for values in (up, height, edge))
         slot = torch.arange(n, device=up.device)
         is_empty = height == _INF
-        return Forest(torch.where(is_empty, slot, up), height, round_, torch.where(is_empty, slot, edge))
+        return Forest(torch.where(is_empty, slot, up), height, torch.where(is_empty, slot, edge))
 
 
 # ---------------------------------------------------------------------- cuts

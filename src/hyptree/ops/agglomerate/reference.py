@@ -37,7 +37,7 @@ import math
 import torch
 from torch import Tensor
 
-from hyptree.ops.agglomerate.forest import Forest, Links, cut, cut_at, follow, joined
+from hyptree.ops.agglomerate.forest import Forest, Links, cut, cut_at, follow
 
 __all__ = ["LINKAGES", "Forest", "build_forest", "cut", "cut_at"]
 
@@ -64,25 +64,27 @@ def build_forest(D: Tensor, linkage: str, num_merges: int | None = None, thresho
         num_merges: stop once the ``num_merges`` smallest links are certain.
         threshold: stop once all links of height ``<= threshold`` are there.
     """
-    if linkage not in LINKAGES:
-        raise ValueError(f"linkage must be one of {', '.join(LINKAGES)}, got {linkage!r}")
     num_tokens = D.shape[-1]
+    height_type = torch.float64 if linkage in ("average", "ward") else D.dtype
     wanted = num_tokens - 1 if num_merges is None else min(num_merges, num_tokens - 1)
     if wanted <= 0 or len(D) == 0:
-        return Links(D, _height_type(D, linkage)).forest(in_order=linkage == "single")
-    search = _boruvka if linkage == "single" else _reciprocal_rounds
-    bytes_per_image = num_tokens**2 * _height_type(D, linkage).itemsize
+        return Links(D, height_type).forest(in_order=linkage == "single")
     limit = _SLICE_BYTES if D.device.type == "cpu" else _DEVICE_SLICE_BYTES
-    num_slices = math.ceil(len(D) / max(1, limit // bytes_per_image))
-    return joined([search(part, linkage, wanted, threshold) for part in D.chunk(num_slices)])
-
-
-def _height_type(D: Tensor, linkage: str) -> torch.dtype:
-    return torch.float64 if linkage in ("average", "ward") else D.dtype
+    num_slices = math.ceil(len(D) / max(1, limit // (num_tokens**2 * height_type.itemsize)))
+    forests = []
+    for part in D.chunk(num_slices):
+        W, links = part.clone(memory_format=torch.contiguous_format), Links(part, height_type)
+        W.diagonal(dim1=1, dim2=2).fill_(_INF)  # nobody is its own nearest
+        if linkage == "single":
+            forests.append(_boruvka(W, links, wanted, threshold))
+        else:
+            forests.append(_reciprocal_rounds(W, links, linkage, wanted, threshold))
+    up, height, edge = zip(*forests, strict=True)
+    return Forest(torch.cat(up), torch.cat(height), torch.cat(edge) if linkage == "single" else None)
 
 
 # ---------------------------------------------------------------------- complete, average, ward
-def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | None) -> Forest:
+def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, threshold: float | None) -> Forest:
     """Merges all reciprocal nearest pairs of clusters at once, round after round.
 
     W holds the distances (complete) or the sums of distances (average, ward) between the clusters of the images at
@@ -93,10 +95,8 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
     from the first cluster and as far from others as that one, which comes first, so nobody has a copy as its nearest:
     copies are never merged, and change as the first cluster does.
     """
-    num_images, num_tokens = D.shape[:2]
-    device = D.device
-    links = Links(D, _height_type(D, linkage))
-    W = _without_diagonal(D)
+    num_images, num_tokens = W.shape[:2]
+    device = W.device
     image = torch.arange(num_images, device=device)  # (A,) the images at work
     size = torch.full_like(image, num_tokens)  # (A,) clusters of each
     rep = torch.arange(num_tokens, device=device).repeat(num_images, 1)  # (A, n) smallest token of each cluster
@@ -106,8 +106,11 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
         n = W.shape[1]
         if r == 1 or linkage == "complete":
             Q = W
+        elif linkage == "average":  # rounded once, so equal means are equal numbers
+            Q = count[:, :, None] * count[:, None, :]
+            torch.div(W, Q, out=Q)
         else:
-            Q = _average(W, count) if linkage == "average" else _ward(W, count, within)
+            Q = _ward(W, count, within)
         value, nearest = _row_minimum(Q)  # (A, n)
         slot = torch.arange(n, device=device)
         is_real = slot < size[:, None]
@@ -137,7 +140,7 @@ def _reciprocal_rounds(D: Tensor, linkage: str, wanted: int, threshold: float | 
             image, size, rep, count, within = image[work], size[work], rep[work], count[work], within[work]
             value, nearest, is_leader = value[work], nearest[work], is_leader[work]
             is_gone, is_left = is_gone[work], is_left[work]
-        links.add(image, torch.where(is_gone, rep, num_tokens), rep.gather(1, nearest), value, r)
+        links.add(image, torch.where(is_gone, rep, num_tokens), rep.gather(1, nearest), value)
 
         # Who is left, in ascending order, and whom it takes in: itself where it takes in nobody.
         position = torch.where(is_left, is_left.cumsum(1) - 1, longest)
@@ -193,13 +196,6 @@ def _is_taken_too(Q: Tensor, value: Tensor, nearest: Tensor, is_tied: Tensor) ->
     return is_tied.index_put((image, slot), is_taken)
 
 
-def _without_diagonal(D: Tensor) -> Tensor:
-    """A copy of D with inf on its diagonals: nobody is its own nearest."""
-    W = D.clone(memory_format=torch.contiguous_format)
-    W.diagonal(dim1=1, dim2=2).fill_(_INF)
-    return W
-
-
 def _combined(W: Tensor, work: Tensor, a: Tensor, b: Tensor, is_leader: Tensor | None) -> Tensor:
     """Rows and columns a and b of W taken together for the images ``work``, (A, n, n) to (A', n', n').
 
@@ -223,12 +219,6 @@ def _combined(W: Tensor, work: Tensor, a: Tensor, b: Tensor, is_leader: Tensor |
     return first.add_(second).mul_(half[:, None, :])
 
 
-def _average(W: Tensor, count: Tensor) -> Tensor:
-    """Mean distances of the clusters from sums, (A, n, n); rounded once, so equal means are equal numbers."""
-    Q = count[:, :, None] * count[:, None, :]
-    return torch.div(W, Q, out=Q)
-
-
 def _ward(W: Tensor, count: Tensor, within: Tensor) -> Tensor:
     """Twice the growth of the summed squared distance to the centres when two clusters merge, (A, n, n).
 
@@ -250,15 +240,13 @@ def _row_minimum(Q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # ---------------------------------------------------------------------- single
-def _boruvka(D: Tensor, linkage: str, wanted: int, threshold: float | None) -> Forest:
+def _boruvka(W: Tensor, links: Links, wanted: int, threshold: float | None) -> Forest:
     """The minimum spanning tree: every component takes its smallest outgoing edge, round after round.
 
     Distances are never combined, so every edge keeps its original ends.
     """
-    num_images, num_tokens = D.shape[:2]
-    device = D.device
-    links = Links(D, _height_type(D, linkage))
-    W = _without_diagonal(D)
+    num_images, num_tokens = W.shape[:2]
+    device = W.device
     image = torch.arange(num_images, device=device)  # (A,) the images at work
     token = torch.arange(num_tokens, device=device)
     component = token.repeat(num_images, 1)  # (A, N) one token of the component names it
@@ -288,6 +276,6 @@ def _boruvka(D: Tensor, linkage: str, wanted: int, threshold: float | None) -> F
         # Two components that chose the same edge: the smaller stays, the larger is absorbed.
         is_root = (target.gather(1, target) == token) & (token < target)
         target = torch.where(is_root, token, target)
-        links.add(image, torch.where(target != token, token, num_tokens), low, lowest, r, high)
+        links.add(image, torch.where(target != token, token, num_tokens), low, lowest, high)
         component = follow(target).gather(1, component)
     return links.forest(in_order=True)

@@ -1,8 +1,8 @@
 """Sums over groups of tokens in a fixed order, the way back, and the mean that makes one token of each group.
 
-Two linear maps that are each other's transpose, so each is the gradient of the other: :func:`segment_sum` adds the
-tokens of a group, :func:`spread` hands every token what its group holds. Neither uses atomic additions: the same input
-gives the same bits on every run, in the gradient too.
+Two linear maps that are each other's transpose: :func:`segment_sum` adds the tokens of a group, :func:`spread` hands
+every token what its group holds. Neither uses atomic additions: the same input gives the same bits on every run, in the
+gradient too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def segment_sum(x: Tensor, labels: Tensor, k: int) -> Tensor:
     CPU adds rows in the order of the tokens. Elsewhere an indicator matrix (B, K, N) multiplies ``x``, with TF32 and
     autocast off: that costs ``2 K N C`` operations per image, but no sort, no atomics and no synchronisation.
     """
-    return _SegmentSum.apply(x, labels, k)
+    batch, _, channels = x.shape
+    if x.device.type in _ORDERED:
+        table = x.new_zeros(batch * k, channels)
+        return table.index_add(0, _rows(labels, k), x.flatten(0, 1)).view(batch, k, channels)
+    member = labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(-1)  # (B, K, N)
+    return strict_matmul(member.to(x.dtype), x)
 
 
 def spread(y: Tensor, labels: Tensor) -> Tensor:
@@ -43,10 +48,9 @@ def merge_mean(x: Tensor, size: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
         (B, K, C) in the dtype of ``x``, summed in float32 (float64 for float64), differentiable in ``x``;
         (B, K) in the dtype of ``size``. A group without members, or whose sizes are all 0 (padding), is 0 with size 0.
     """
-    size = size.detach()
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    weight = size.to(wide).unsqueeze(-1)  # (B, N, 1)
-    total = _sum_rows(weight, labels, k)  # (B, K, 1)
+    weight = size.detach().to(wide).unsqueeze(-1)  # (B, N, 1)
+    total = segment_sum(weight, labels, k)  # (B, K, 1)
     mean = segment_sum(x.to(wide) * weight, labels, k) / torch.where(total == 0, 1.0, total)
     return mean.to(x.dtype), total.squeeze(-1).to(size.dtype)
 
@@ -57,39 +61,11 @@ def _rows(labels: Tensor, k: int) -> Tensor:
     return (labels + first).flatten()
 
 
-def _sum_rows(x: Tensor, labels: Tensor, k: int) -> Tensor:
-    batch, _, channels = x.shape
-    if x.device.type in _ORDERED:
-        table = x.new_zeros(batch * k, channels)
-        return table.index_add_(0, _rows(labels, k), x.flatten(0, 1)).view(batch, k, channels)
-    member = labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(-1)  # (B, K, N)
-    return strict_matmul(member.to(x.dtype), x)
-
-
-def _take_rows(y: Tensor, labels: Tensor) -> Tensor:
-    batch, k, channels = y.shape
-    return y.flatten(0, 1).index_select(0, _rows(labels, k)).view(batch, labels.shape[1], channels)
-
-
-class _SegmentSum(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, labels: Tensor, k: int) -> Tensor:
-        return _sum_rows(x, labels, k)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (labels,) = ctx.saved_tensors
-        return spread(grad, labels), None, None
-
-
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(y: Tensor, labels: Tensor) -> Tensor:
-        return _take_rows(y, labels)
+        batch, k, channels = y.shape
+        return y.flatten(0, 1).index_select(0, _rows(labels, k)).view(batch, labels.shape[1], channels)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import require
-from hyptree.ops.agglomerate.reference import Forest
+from hyptree.ops.agglomerate.forest import Forest
 
 LIBRARIES = ("fastcluster", "scipy")  # in the order of preference
 _MODULES = {"fastcluster": "fastcluster", "scipy": "scipy.cluster.hierarchy"}
@@ -80,7 +80,5 @@ def _forest(merges: np.ndarray, D: Tensor) -> Forest:
         smallest[:, num_tokens + i] = slots[0, :, i]
     height = np.full((num_images, num_tokens), np.inf)
     height[:, :-1] = merges[:, :, 2]
-    round_ = torch.arange(1, num_tokens + 1).repeat(num_images, 1)
-    round_[:, -1] = 0
     up, edge = torch.from_numpy(slots).to(D.device)
-    return Forest(up, torch.from_numpy(height).to(D.device), round_.to(D.device), edge)
+    return Forest(up, torch.from_numpy(height).to(D.device), edge)
