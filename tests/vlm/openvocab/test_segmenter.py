@@ -403,7 +403,7 @@ def test_open_clip_is_tuned_as_well(tmp_path: Path) -> None:
 
 
 def test_adapter_options_are_checked(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown key model.args.adapter.blok_size of method scale; did you mean"):
+    with pytest.raises(UserError, match=r"model.args.adapter of method scale has no setting 'blok_size'; did you mean"):
         small_segmenter(clip_folder, method="scale", adapter={"blok_size": 8})
     with pytest.raises(UserError, match=r"window 30 must be a multiple of the patch of hf:.*, 8"):
         small_segmenter(clip_folder, window=30)

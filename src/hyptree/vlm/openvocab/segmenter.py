@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.vlm.adapters import adapter_config
+from hyptree.vlm.adapters.attachment import attach
 from hyptree.vlm.encoders.patch_features import dense_tower
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, cosine_volume
-from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
+from hyptree.vlm.openvocab.settings import OpenVocabSettings
 from hyptree.vlm.openvocab.sliding import sliding_scores
 
 
@@ -150,31 +152,8 @@ def attach_method(encoder: Any, method: str, options: Mapping[str, Any]) -> Any:
     """
     if method == "frozen":
         return None
-    from hyptree import vlm
-
-    configs = {
-        "scale": "ScaleAdapterConfig",
-        "lora": "LoraConfig",
-        "diagonal": "DiagonalConfig",
-        "orthogonal": "OrthogonalConfig",
-        "full": "FullConfig",
-    }
-    if method not in configs:
-        raise UserError(f"unknown method {method!r}; {suggest(method, METHODS) or 'expected ' + ', '.join(METHODS)}")
-    cls = getattr(vlm, configs[method])
-    names = list(inspect.signature(cls).parameters)
-    for name in options:
-        if name not in names:
-            raise UserError(
-                f"unknown key model.args.adapter.{name} of method {method}; "
-                + (suggest(name, names) or f"expected one of {', '.join(names)}")
-            )
     with as_user_error(f"method {method}"):
-        return vlm.attach(encoder, cls(**{name: _as_tuple(value) for name, value in options.items()}))
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        return attach(encoder, adapter_config(method, options, f"model.args.adapter of method {method}"))
 
 
 def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
