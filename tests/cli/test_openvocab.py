@@ -101,7 +101,7 @@ def test_train_scale_reports_before_and_after(
     [
         (["--unseen", "bus", "buss"], "no class 'buss'; did you mean 'bus'"),
         (["--block-size", "5"], "block_size 5"),
-        (["--method", "lora", "--block-size", "8"], "unknown key model.args.adapter.block_size of method lora"),
+        (["--method", "lora", "--block-size", "8"], "model.args.adapter of method lora has no setting 'block_size'"),
         (["--size", "36"], "multiple of the patch"),
         (["--template", "a photo"], "template must hold {}"),
         (["--data", "camvid"], "needs root"),

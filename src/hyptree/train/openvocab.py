@@ -74,6 +74,8 @@ def evaluate_openvocab(
     with as_user_error("novel"):
         scorer = BaseNovelScorer(things, [name for name in hidden if name in things], has_masks=has_masks)
         quality = PanopticQuality(classes, things, [name for name in hidden if name in classes]) if joins else None
+    with torch.no_grad():
+        words = segmenter.text_features(classes) if quality is not None else None
     for i in range(len(dataset) if limit is None else min(len(dataset), limit)):
         try:
             sample = dataset[i]
@@ -82,17 +84,15 @@ def evaluate_openvocab(
         detections = {name: value.cpu() for name, value in named.detect([sample.image], things)[0].items()}
         size = (sample.image.shape[-2], sample.image.shape[-1])
         scorer.add(sample.id, size, _truth(sample), detections)
-        if quality is not None:
-            semantic = semantic_scores(segmenter, sample.image, classes, data_size=other.data.size).cpu()
+        if quality is not None and words is not None:
+            semantic = semantic_scores(segmenter, sample.image, words, data_size=other.data.size).cpu()
             joined = join_panoptic(semantic, detections, classes, things, min_score=min_score)
             quality.add(joined, panoptic_truth(sample, classes, things))
     return scorer.scores() | ({} if quality is None else quality.scores())
 
 
 @torch.no_grad()
-def semantic_scores(
-    segmenter: OpenVocabSegmenter, picture: Tensor, classes: Sequence[str], *, data_size: int
-) -> Tensor:
+def semantic_scores(segmenter: OpenVocabSegmenter, picture: Tensor, text: Tensor, *, data_size: int) -> Tensor:
     """Probabilities (K, H, W) of a picture (3, H, W) uint8, at its own size, as the task ``openvocab`` scores it."""
     form = segmenter.encoder.pixels
     size = segmenter.settings.eval_size or data_size
@@ -101,7 +101,7 @@ def semantic_scores(
     assert seen.parts is not None
     inside = seen.parts == 0
     extent = (int(inside.any(1).sum()), int(inside.any(0).sum()))
-    scores = segmenter.scores(seen.image[None].to(segmenter.base.device), classes=classes)[0]
+    scores = segmenter.scores(seen.image[None].to(segmenter.base.device), text=text)[0]
     return resize_scores(scores, extent, picture.shape[-2:])
 
 

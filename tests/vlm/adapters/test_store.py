@@ -21,7 +21,7 @@ from hyptree.vlm import (
     ScaleAdapterConfig,
     attach,
 )
-from hyptree.vlm.adapters.store import config_from
+from hyptree.vlm.adapters import adapter_config
 from tests.vlm.adapters.small_clips import CLIPS, encode, pixels, shake, tokens
 
 OPEN_CLIP, HF_CLIP, SIGLIP = CLIPS[2], CLIPS[0], CLIPS[1]
@@ -158,4 +158,4 @@ def _edit(folder: Path, **changes: object) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.method)
 def test_settings_go_through_json(config: AdapterConfig):
-    assert config_from(config.method, json.loads(json.dumps(config.as_dict()))) == config
+    assert adapter_config(config.method, json.loads(json.dumps(config.as_dict()))) == config

@@ -15,6 +15,7 @@ from hyptree.cli import main
 from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.train.model import checkpoint_activations
+from hyptree.vlm import ScaleAdapterConfig, attach
 from hyptree.vlm.encoders import features as features_module
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import (
@@ -24,11 +25,11 @@ from hyptree.vlm.encoders.features import (
     encoder_fingerprint,
     labels_of,
     picture_features,
-    text_features,
 )
+from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.lathadapter.fewshot import freeze
 from hyptree.vlm.lathadapter.fewshot_run import short_names
-from hyptree.vlm.lathadapter.hosts import JointHost, PromptHost
+from hyptree.vlm.lathadapter.hosts import Host, JointHost, PromptHost
 from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
 pytest.importorskip("transformers")
@@ -198,15 +199,65 @@ def test_a_stop_loses_one_part_at_most(
     assert torch.equal(actual.features, whole.features) and torch.equal(actual.labels, whole.labels)
 
 
-def test_other_weights_are_another_encoder(folder: Path, tmp_path: Path) -> None:
+def test_other_weights_are_another_encoder(folder: Path) -> None:
     one, two = load_encoder(f"hf:{folder}"), load_encoder(f"hf:{folder}")
     assert encoder_fingerprint(one) == encoder_fingerprint(two)
-    built = text_features(one, ["a dog"], tmp_path)
-    assert torch.equal(text_features(two, ["a dog"], tmp_path), built)
-    assert len(list(tmp_path.iterdir())) == 1
     with torch.no_grad():
         next(iter(two.model.parameters())).view(-1)[0] += 1
     assert encoder_fingerprint(one) != encoder_fingerprint(two)
+
+
+def test_another_adapter_or_none_is_another_encoder(folder: Path) -> None:
+    """The tensors are the same, the features are not."""
+    encoder = load_encoder(f"hf:{folder}")
+    bare = encoder_fingerprint(encoder)
+    handle = attach(encoder, ScaleAdapterConfig(8, curvature=1.0))
+    seen = [encoder_fingerprint(encoder)]
+    with handle.disable_adapter():
+        seen.append(encoder_fingerprint(encoder))
+    handle.detach()
+    attach(encoder, ScaleAdapterConfig(8, curvature=1.0, cap="paper"))
+    seen.append(encoder_fingerprint(encoder))
+    assert len({bare, *seen}) == 4
+
+
+def test_a_table_of_texts_embeds_each_once_and_its_file_is_of_these_weights(folder: Path, tmp_path: Path) -> None:
+    encoder, asked = load_encoder(f"hf:{folder}"), []
+
+    def encode(texts: list[str]) -> torch.Tensor:
+        asked.extend(texts)
+        return encoder.encode_text(texts)
+
+    texts, path = ["a red truck", "a", "a red truck", ""], tmp_path / "new" / "texts.safetensors"
+    table = TextTable(encode, block=2)
+    rows = table(texts)
+    with torch.no_grad():
+        torch.testing.assert_close(rows, encoder.encode_text(texts), rtol=1e-5, atol=1e-6)
+    assert table(texts[:2]).equal(rows[:2]) and sorted(asked) == ["", "a", "a red truck"]
+    with pytest.raises(KeyError):
+        table.rows(["a car"])
+    table.fill_from(path, texts, "these weights")
+    again = TextTable(encode)
+    asked.clear()
+    again.fill_from(path, texts, "these weights")
+    assert again.rows(texts).equal(rows) and asked == ["a red truck"]  # to compare
+    for key, changes in (("others", False), ("these weights", True)):
+        if changes:
+            with torch.no_grad():
+                encoder.model.text_projection.weight.mul_(2.0)
+        other = TextTable(encode)
+        other.fill_from(path, texts, key)
+        with torch.no_grad():
+            torch.testing.assert_close(other.rows(texts), encoder.encode_text(texts), rtol=1e-5, atol=1e-6)
+
+
+def test_a_host_asks_the_encoder_as_it_is(folder: Path) -> None:
+    encoder = load_encoder(f"hf:{folder}")
+    host = Host(encoder.encode_text)
+    before = host.text_features(["car"])
+    with torch.no_grad():
+        encoder.model.text_projection.weight.mul_(2.0)
+    torch.testing.assert_close(host.text_features(["car"]), 2 * before)
 
 
 def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encoder], tmp_path: Path) -> None:

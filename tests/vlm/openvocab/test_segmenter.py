@@ -314,8 +314,17 @@ def test_segmenter_answers_for_any_classes_and_sizes(clip_folder: Path) -> None:
         model.text_features(["truck", " "])
     with pytest.raises(UserError, match="the class 'truck' is in the list twice"):
         model(pixels, classes=["truck", "grass", "truck"])
-    assert model.double().text_features(["truck"]).dtype == torch.float64  # kept ones are not used again
+    assert model.double().text_features(["truck"]).dtype == torch.float64
     assert model(pixels.double(), classes=["truck", "grass", "animal"]).shape == (2, 3, 32, 48)
+
+
+@torch.no_grad()
+def test_texts_are_those_of_the_frozen_tower_as_it_is(clip_folder: Path) -> None:
+    model, pixels = small_segmenter(clip_folder).eval(), torch.randn(1, 3, 32, 32)
+    before, words = model(pixels, classes=["truck"]), model.text_features(["truck"])
+    model.clip.text_projection.weight.data.neg_()
+    torch.testing.assert_close(model.text_features(["truck"]), -words)
+    assert not torch.equal(model(pixels, classes=["truck"]), before)
 
 
 @torch.no_grad()
@@ -394,7 +403,7 @@ def test_open_clip_is_tuned_as_well(tmp_path: Path) -> None:
 
 
 def test_adapter_options_are_checked(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown key model.args.adapter.blok_size of method scale; did you mean"):
+    with pytest.raises(UserError, match=r"model.args.adapter of method scale has no setting 'blok_size'; did you mean"):
         small_segmenter(clip_folder, method="scale", adapter={"blok_size": 8})
     with pytest.raises(UserError, match=r"window 30 must be a multiple of the patch of hf:.*, 8"):
         small_segmenter(clip_folder, window=30)

@@ -52,11 +52,11 @@ class AttachInfoConfig:
 
     def settings(self) -> AdapterConfig:
         """The adapter's configuration; a setting that it does not have is an error."""
-        from hyptree.vlm.adapters.store import config_from
+        from hyptree.vlm.adapters import adapter_config
 
         options: dict[str, Any] = {"block_size": self.block_size, "rank": self.rank, "share": self.share}
         options |= {"targets": self.targets, "towers": self.towers, "layers": self.layers or None}
-        return config_from(self.method, {name: value for name, value in options.items() if value is not None})
+        return adapter_config(self.method, {name: value for name, value in options.items() if value is not None})
 
 
 @dataclass

@@ -116,8 +116,11 @@ def train_radial(config: TrainRadialConfig) -> None:
         parameters = radial.trainable_text(encoder)
     else:
         from hyptree.vlm import attach
+        from hyptree.vlm.adapters import adapter_config
 
-        handle = attach(encoder, _adapter(config))
+        block, rank = {"block_size": config.block_size}, {"rank": config.rank}
+        options = {"scale": block, "orthogonal": block, "lora": rank}.get(config.adapter, {})
+        handle = attach(encoder, adapter_config(config.adapter, {**options, "towers": ["text"]}))
         parameters = dict(handle.named_parameters())
         config = replace(config, lr=ADAPTER_LR if config.lr is None else config.lr)
     settings = RadialSettings(**{field.name: getattr(config, field.name) for field in fields(RadialSettings)})
@@ -252,20 +255,6 @@ def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
         chains = without_images_of(chains, others)
         say(f"{before - len(chains):,} of {before:,} chains describe a held-out picture and are left out", quiet)
     return chains[: config.num_chains]
-
-
-def _adapter(config: TrainRadialConfig) -> Any:
-    from hyptree import vlm
-
-    if config.adapter == "scale":
-        return vlm.ScaleAdapterConfig(block_size=config.block_size, towers=("text",))
-    if config.adapter == "lora":
-        return vlm.LoraConfig(rank=config.rank, towers=("text",))
-    if config.adapter == "orthogonal":
-        return vlm.OrthogonalConfig(block_size=config.block_size, towers=("text",))
-    if config.adapter == "full":
-        return vlm.FullConfig(towers=("text",))
-    return vlm.DiagonalConfig(towers=("text",))
 
 
 def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class OpenVocab(Segment):
         places = [self._seen.index(name) if name in self._seen else IGNORE for name in self._classes]
         self._table = torch.tensor([*places, *[IGNORE] * (256 - len(places))], dtype=torch.uint8)
         self._is_checked = False
+        self._trains_text = any(parameter.requires_grad for parameter in self.encoder.text_parameters())
+        self._frozen_text: Tensor | None = None  # of the seen classes, where no step changes it
         return model
 
     def transform(self, train: bool) -> Callable[[Sample], Sample]:
@@ -83,7 +85,11 @@ class OpenVocab(Segment):
         # Unseen classes count nowhere, and their names are not among the texts: nothing says that they are absent.
         self._table = self._table.to(batch["semantic"].device)
         truth = self._table[batch["semantic"].long()]
-        logits = model(batch["image"], classes=self._seen)
+        if self._frozen_text is None and not self._trains_text:
+            with torch.no_grad():
+                self._frozen_text = getattr(model, "module", model).text_features(self._seen)  # type: ignore[operator]
+        words = {"classes": self._seen} if self._trains_text else {"text": self._frozen_text}
+        logits = model(batch["image"], **words)
         counts = truth != IGNORE
         right = ((logits.detach().argmax(1) == truth) & counts).sum()
         return pixel_loss(logits, truth), {"pixel_accuracy": right / counts.sum().clamp_min(1)}

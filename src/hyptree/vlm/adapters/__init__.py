@@ -5,6 +5,11 @@ A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from hyptree.errors import UserError, suggest
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
 from hyptree.vlm.adapters.kinds.full import FullConfig
@@ -17,6 +22,28 @@ METHODS: dict[str, type[AdapterConfig]] = {
 }
 """Configurations by the name that files and commands call them."""
 
+
+def adapter_config(method: str, settings: Mapping[str, Any], where: str = "") -> AdapterConfig:
+    """The configuration of a method by its name, from settings as JSON and YAML hold them.
+
+    Args:
+        where: the settings come from, for the message.
+
+    Raises:
+        UserError: an unknown method, or a setting that it does not have.
+    """
+    if method not in METHODS:
+        hint = suggest(method, METHODS) or f"known: {', '.join(METHODS)}"
+        raise UserError(f"unknown adapter method {method!r}; {hint}")
+    cls = METHODS[method]
+    known = {field.name for field in fields(cls)}
+    for name in settings:
+        if name not in known:
+            hint = suggest(name, known) or f"it has {', '.join(sorted(known))}"
+            raise UserError(f"{where or cls.__name__} has no setting {name!r}; {hint}")
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+
+
 __all__ = [
     "METHODS",
     "AdapterConfig",
@@ -25,4 +52,5 @@ __all__ = [
     "LoraConfig",
     "OrthogonalConfig",
     "ScaleAdapterConfig",
+    "adapter_config",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -99,21 +99,11 @@ class AdapterConfig(ABC):
         """A fresh adapter for these matrices, its parameters on their device."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON can hold them."""
+        """The settings as JSON can hold them; ``adapter_config`` is the reverse."""
         return {
             name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> AdapterConfig:
-        """The reverse of ``as_dict``; unknown settings are errors."""
-        known = {field.name for field in fields(cls)}
-        for name in settings:
-            if name not in known:
-                hint = suggest(name, known) or f"it has {', '.join(sorted(known))}"
-                raise UserError(f"{cls.__name__} has no setting {name!r}; {hint}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:

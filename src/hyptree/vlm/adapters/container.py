@@ -228,6 +228,13 @@ def adapter_tower(name: str) -> str | None:
     return parts[4].split("_")[0] if parts[0] == CHILD else None
 
 
+def adapter_state(model: nn.Module) -> str:
+    """Says which adapter forward passes of a model use, and how it is configured; empty where they use the base."""
+    container = model._modules.get(CHILD)
+    current = container.current() if isinstance(container, AdapterContainer) else None
+    return "" if current is None else f"{container.active} {current.config}"  # type: ignore[union-attr]
+
+
 def _own(module: nn.Module, attribute: str) -> Tensor:
     weight = module._parameters[attribute]
     assert weight is not None

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError
 from hyptree.files import load_tensors, save_tensors, write_text
-from hyptree.vlm.adapters import METHODS
+from hyptree.vlm.adapters import adapter_config
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.attachment import attach, bare_model
 from hyptree.vlm.adapters.container import CHILD
@@ -53,7 +53,7 @@ def save_adapter(handle: AdapterHandle, folder: Path | str, dtype: torch.dtype |
 def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
     """Attach a saved adapter to a model that has the weights it was made for."""
     about = read_about(folder)
-    config = config_from(about["method"], about["config"])
+    config = adapter_config(about["method"], about["config"])
     actual, expected = _shapes(model, config), [(weight, list(shape)) for weight, shape in about["adapted"]]
     if fingerprint(actual) != about["fingerprint"]:
         raise UserError(f"the adapter in {folder} is for another model: {_difference(expected, actual)}")
@@ -85,14 +85,6 @@ def read_about(folder: Path | str) -> dict[str, Any]:
     if about.get("version", 0) > VERSION:
         raise UserError(f"{path} has version {about['version']}, this hyptree reads up to {VERSION}; upgrade hyptree")
     return about
-
-
-def config_from(method: str, settings: dict[str, Any]) -> AdapterConfig:
-    """The configuration of a method by its name."""
-    if method not in METHODS:
-        hint = suggest(method, METHODS) or f"known: {', '.join(METHODS)}"
-        raise UserError(f"unknown adapter method {method!r}; {hint}")
-    return METHODS[method].from_dict(settings)
 
 
 def fingerprint(shapes: list[tuple[str, list[int]]]) -> str:

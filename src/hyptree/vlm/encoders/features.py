@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from hyptree.data.sample import BadSample, PictureDataset
 from hyptree.errors import UserError
 from hyptree.files import load_tensors, save_tensors
+from hyptree.vlm.adapters.container import adapter_state
 from hyptree.vlm.encoders.encoder import Encoder
 
 PART = 1024
@@ -82,7 +83,7 @@ def labels_of(dataset: PictureDataset) -> Tensor:
 
 def encoder_fingerprint(encoder: Encoder) -> str:
     """A name that stands for the weights of an encoder and for how it prepares pictures."""
-    content = hashlib.sha256(repr((encoder.width, encoder.pixels)).encode())
+    content = hashlib.sha256(repr((encoder.width, encoder.pixels, adapter_state(encoder.model))).encode())
     for name, tensor in sorted(encoder.model.state_dict().items()):
         content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -187,24 +188,6 @@ def _label(sample: Any) -> int:
     if sample.label is None:
         raise UserError(f"{sample.id} has no class; few-shot learning needs pictures with one class each")
     return int(sample.label)
-
-
-# ---------------------------------------------------------------------------------------------------------------- texts
-
-
-@torch.no_grad()
-def text_features(encoder: Encoder, texts: Sequence[str], cache: Path | None = None) -> Tensor:
-    """(n, D) features of texts, not normalised; read from ``cache`` where they are there, else made and kept."""
-    if cache is None:
-        return encoder.encode_text(list(texts)).float()
-    words = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
-    path = cache / f"{encoder_fingerprint(encoder)}-text-{words}.safetensors"
-    if path.is_file():
-        return load_tensors(path)[0]["features"].to(encoder.device)
-    features = encoder.encode_text(list(texts)).float()
-    cache.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, {"features": features}, {"texts": list(texts), "encoder": encoder.name})
-    return features
 
 
 # --------------------------------------------------------------------------------------------------------------- shifts

@@ -164,6 +164,7 @@ def train(
     peaks = [group["lr"] for group in optimizer.param_groups]
     steps = math.ceil(len(index) / settings.batch_size)
     last: dict[str, float] = {}
+    fixed = None if learned else host.text_features(names).to(device)
     head.train()
     host.train()
     for epoch in range(settings.epochs):
@@ -174,7 +175,8 @@ def train(
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = _rate(peak, epoch + step / steps, settings.epochs, warm=bool(learned))
             images = host.image_features(pictures.inputs(batch).to(device))
-            _, losses = head(images, host.text_features(names).to(device), targets[batch].to(device))
+            text = host.text_features(names).to(device) if fixed is None else fixed
+            _, losses = head(images, text, targets[batch].to(device))
             optimizer.zero_grad(set_to_none=True)
             if losses["total"].requires_grad:
                 losses["total"].backward()

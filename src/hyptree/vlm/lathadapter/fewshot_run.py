@@ -17,7 +17,8 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.progress import progress_bar
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
-from hyptree.vlm.encoders.features import SHIFTS, PixelSet, labels_of, picture_features, text_features
+from hyptree.vlm.encoders.features import SHIFTS, PixelSet, encoder_fingerprint, labels_of, picture_features
+from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.lathadapter.fewshot import (
     Pictures,
     build_head,
@@ -45,6 +46,7 @@ class FewShotSetup:
         train, test: pictures to draw shots from, and to be right about.
         others: name to pictures and to the classes (places in theirs) they are tested on.
         names: of the classes.
+        texts: features of texts, by the encoder, which stays as it is for the whole job.
     """
 
     encoder: Encoder
@@ -52,6 +54,9 @@ class FewShotSetup:
     test: Pictures
     others: dict[str, tuple[Pictures, list[int]]]
     names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self.texts = TextTable(self.encoder.encode_text)
 
 
 def run_fewshot(job: FewShotJob) -> dict[str, Any]:
@@ -104,7 +109,12 @@ def prepare(job: FewShotJob) -> FewShotSetup:
     tests = {
         name: (_pictures(job, encoder, data, "val", shift), classes) for name, (data, shift, classes) in others.items()
     }
-    return FewShotSetup(encoder, train_set, test_set, tests, names)
+    setup = FewShotSetup(encoder, train_set, test_set, tests, names)
+    used = [names, *(class_names(pictures.classes) for pictures, _ in tests.values())]
+    sentences = [job.template.format(name) for classes in used for name in classes]
+    key = encoder_fingerprint(encoder)
+    setup.texts.fill_from(job.cache / f"{key}-texts.safetensors", [*sentences, *class_names(job.attribute_words)], key)
+    return setup
 
 
 def _others(job: FewShotJob, names: Sequence[str]) -> dict[str, tuple[str, str, list[int]]]:
@@ -169,11 +179,12 @@ def short_names(datas: Sequence[str], flag: str) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def build_host(job: FewShotJob, encoder: Encoder, variant: str, seed: int) -> Host:
+def build_host(job: FewShotJob, setup: FewShotSetup, variant: str, seed: int) -> Host:
     """A fresh host; zero-shot is always the frozen one."""
+    encoder = setup.encoder
     if job.host == "frozen" or variant == ZERO_SHOT:
         read_pixels = encoder.encode_pixels if job.host == "joint" else None
-        return Host(lambda texts: text_features(encoder, texts, job.cache), job.template, read_pixels)
+        return Host(setup.texts, job.template, read_pixels)
     if job.host == "prompt":
         return PromptHost(encoder, job.num_context, job.context, seed)
     return JointHost(encoder, 2 if job.num_context is None else job.num_context, job.context, job.depth, seed)
@@ -187,7 +198,7 @@ def run_one(
     count = len(setup.names)
     base, new = _base_new(job, count)
     names = [setup.names[label] for label in base]
-    host = build_host(job, setup.encoder, variant, seed)
+    host = build_host(job, setup, variant, seed)
     scale = float(setup.encoder.logit_scale.detach())
     head = build_head(host, names, scale, job, parts, seed)
     losses: dict[str, float] = {}

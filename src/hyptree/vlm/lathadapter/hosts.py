@@ -42,15 +42,10 @@ class Host(nn.Module):
         if "{}" not in template:
             raise UserError(f"template {template!r} has no place for the class; write {{}} where it belongs")
         self._encode, self.template, self._encode_pixels = encode, template, encode_pixels
-        self._known: dict[tuple[str, ...], Tensor] = {}
 
     def text_features(self, names: Sequence[str]) -> Tensor:
         """(C, D) features of classes."""
-        key = tuple(names)
-        if key not in self._known:
-            with torch.no_grad():
-                self._known[key] = self._encode([self.template.format(name) for name in names]).detach()
-        return self._known[key]
+        return self.encode_words([self.template.format(name) for name in names])
 
     @torch.no_grad()
     def encode_words(self, words: Sequence[str]) -> Tensor:

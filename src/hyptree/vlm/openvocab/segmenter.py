@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.vlm.adapters import adapter_config
+from hyptree.vlm.adapters.attachment import attach
 from hyptree.vlm.encoders.patch_features import dense_tower
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, cosine_volume
-from hyptree.vlm.openvocab.settings import METHODS, OpenVocabSettings
+from hyptree.vlm.openvocab.settings import OpenVocabSettings
 from hyptree.vlm.openvocab.sliding import sliding_scores
 
 
@@ -69,8 +71,6 @@ class OpenVocabSegmenter(nn.Module):
         self._frozen = {
             f"clip.{name}" for name, tensor in self.clip.state_dict(keep_vars=True).items() if id(tensor) not in trained
         }
-        self._trains_text = self.handle is not None and any(part["tower"] == "text" for part in self.handle.describe())
-        self._texts: dict[tuple[str, ...], Tensor] = {}
         self.register_state_dict_post_hook(_leave_out_frozen)
 
     def forward(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
@@ -88,16 +88,10 @@ class OpenVocabSegmenter(nn.Module):
         return F.interpolate(logits.float(), size=pixels.shape[-2:], mode="bilinear", align_corners=False)
 
     def text_features(self, classes: Sequence[str]) -> Tensor:
-        """(T, d): embeddings of the classes' sentences, not normalised. Kept where the text tower is frozen."""
-        key = tuple(classes)
-        if self._trains_text:
-            return self._encode(key)
-        if key not in self._texts or self._texts[key].device != self.base.device:
-            with torch.no_grad():
-                self._texts[key] = self._encode(key)
-        return self._texts[key]
+        """(T, d): embeddings of the classes' sentences, not normalised; for many pictures ask once, and give ``text``.
 
-    def _encode(self, classes: Sequence[str]) -> Tensor:
+        Nothing is kept: the text tower is asked as it is now.
+        """
         embeddings: Tensor = self.encoder.encode_text(self.settings.prompts(classes))
         return embeddings
 
@@ -123,11 +117,6 @@ class OpenVocabSegmenter(nn.Module):
         """
         volume = cosine_volume(self.tower(pixels).features, text).mean(2)
         return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> OpenVocabSegmenter:
-        """What ``to`` and its like do; embeddings that were kept are of another device or dtype then."""
-        self._texts.clear()
-        return super()._apply(fn, recurse)
 
     def adapter_parameters(self) -> list[nn.Parameter]:
         """What is trained in CLIP; none where it is frozen."""
@@ -163,31 +152,8 @@ def attach_method(encoder: Any, method: str, options: Mapping[str, Any]) -> Any:
     """
     if method == "frozen":
         return None
-    from hyptree import vlm
-
-    configs = {
-        "scale": "ScaleAdapterConfig",
-        "lora": "LoraConfig",
-        "diagonal": "DiagonalConfig",
-        "orthogonal": "OrthogonalConfig",
-        "full": "FullConfig",
-    }
-    if method not in configs:
-        raise UserError(f"unknown method {method!r}; {suggest(method, METHODS) or 'expected ' + ', '.join(METHODS)}")
-    cls = getattr(vlm, configs[method])
-    names = list(inspect.signature(cls).parameters)
-    for name in options:
-        if name not in names:
-            raise UserError(
-                f"unknown key model.args.adapter.{name} of method {method}; "
-                + (suggest(name, names) or f"expected one of {', '.join(names)}")
-            )
     with as_user_error(f"method {method}"):
-        return vlm.attach(encoder, cls(**{name: _as_tuple(value) for name, value in options.items()}))
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        return attach(encoder, adapter_config(method, options, f"model.args.adapter of method {method}"))
 
 
 def _checked(head: Mapping[str, Any]) -> dict[str, Any]:

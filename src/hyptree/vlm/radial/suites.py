@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +14,7 @@ from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
+from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import exterior_angle, root_distance
 from hyptree.vlm.radial.order import length_baselines, order_of_levels, spearman
 from hyptree.vlm.radial.retention import image_text_recall
@@ -41,22 +41,10 @@ class Texts:
         own_c: float | None = None,
         block: int = 256,
     ):
-        self.encode, self.geometry, self.c, self.own_c, self.block = encode, geometry, c, own_c, block
-        self._rows: dict[str, Tensor] = {}
-        self.root = self.raw([""])[0]
-
-    def raw(self, texts: Sequence[str]) -> Tensor:
+        self.geometry, self.c, self.own_c = geometry, c, own_c
+        self.raw = TextTable(encode, block)
         """(n, d) as the encoder gives them, on the CPU."""
-        new = sorted({text for text in texts if text not in self._rows}, key=lambda text: (len(text), text))
-        with torch.no_grad():
-            for start in range(0, len(new), self.block):  # similar lengths together: less padding
-                part = new[start : start + self.block]
-                rows = self.encode(part).float().cpu()
-                if not bool(rows.isfinite().all()):
-                    bad = part[int((~rows.isfinite().all(1)).nonzero()[0])]
-                    raise UserError(f"the encoder gives numbers that are not finite for {bad!r}; look at its weights")
-                self._rows.update(zip(part, rows, strict=True))
-        return torch.stack([self._rows[text] for text in texts])
+        self.root = self.raw([""])[0]
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(n, d) points: unit vectors, or points of the hyperboloid."""

@@ -28,6 +28,7 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.signals import Stopped, stop_signals
+from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, RadialTerms
 from hyptree.vlm.radial.settings import TOWER_LR, RadialSettings
 
@@ -102,8 +103,7 @@ class RadialTrainer:
         self.steps_per_epoch = math.ceil(len(self.chains) / s.batch_size)
         self.num_steps = s.steps if s.steps is not None else s.epochs * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
-        self.first: Tensor | None = None
-        self._place: dict[str, int] = {}
+        self._first: TextTable | None = None
         self._order: tuple[int, np.ndarray] | None = None
 
     # --------------------------------------------------------------------------------------------------------- batches
@@ -132,33 +132,22 @@ class RadialTrainer:
             path: file in which they are kept, and from which they are taken if it is of the same texts and encoder.
             show: told how many more are embedded.
         """
-        texts = self.texts()
-        self._place = {text: i for i, text in enumerate(texts)}
-        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        with torch.no_grad():
-            probe = self.encode([texts[0]]).float().cpu()
-        if path is not None and path.is_file():
-            tensors, state = load_tensors(path)
-            kept = tensors.get("first")
-            fits = state.get("digest") == digest and kept is not None and kept[:1].shape == probe.shape
-            if kept is not None and fits and torch.allclose(kept[:1], probe, atol=1e-4):
-                self.first = kept
-                return
-        # Texts of similar length go together: padding costs as much as words.
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        first = probe.new_empty(len(texts), probe.shape[1])
-        with torch.no_grad():
-            for start in range(0, len(order), block):
-                rows = order[start : start + block]
-                first[rows] = self.encode([texts[i] for i in rows]).float().cpu()
-                if show is not None:
-                    show(len(rows))
-        if not bool(first.isfinite().all()):
-            bad = int((~first.isfinite().all(1)).nonzero()[0])
-            raise UserError(f"the encoder gives numbers that are not finite for {texts[bad]!r}; look at its weights")
-        self.first = first
-        if path is not None:
-            save_tensors(path, {"first": first}, {"digest": digest})
+        table, texts = TextTable(self.encode, block), self.texts()
+        if path is None:
+            table.fill(texts, show)
+        else:
+            weights = hashlib.sha256()
+            for name, value in sorted(self.parameters.items()):
+                weights.update(
+                    name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+                )
+            table.fill_from(path, texts, weights.hexdigest(), show)
+        self._first = table
+
+    @property
+    def first(self) -> Tensor | None:
+        """(n, d) embeddings of ``texts()`` before the first step."""
+        return None if self._first is None else self._first.rows(self.texts())
 
     # ----------------------------------------------------------------------------------------------------------- steps
 
@@ -171,9 +160,9 @@ class RadialTrainer:
         rows = torch.tensor([[place[text] for text in chain.texts] for chain in chains], device=embedded.device)
         all_texts = embedded[rows]  # (B, 2L, d)
         first: tuple[Tensor, ...] = (None, None)  # type: ignore[assignment]
-        if self.first is not None:
-            kept = torch.tensor([[self._place[text] for text in chain.texts] for chain in chains])
-            first = self.first[kept].to(embedded.device).chunk(2, 1)
+        if self._first is not None:
+            rows = self._first.rows([text for chain in chains for text in chain.texts])
+            first = rows.view_as(all_texts).to(embedded.device).chunk(2, 1)
         if self.settings.geometry == "lorentz":
             all_texts = lorentz.expmap0(all_texts.float(), self.settings.curvature)
         positive, negative = all_texts.chunk(2, 1)
@@ -181,7 +170,7 @@ class RadialTrainer:
 
     def advance(self) -> dict[str, float]:
         """One step; gives the numbers of its loss."""
-        if self.first is None:
+        if self._first is None:
             self.remember()
         self.optimizer.zero_grad(set_to_none=True)
         terms = self.terms(self.batch(self.step))
