@@ -15,6 +15,7 @@ from hyptree.errors import UserError
 from hyptree.geometry import Lorentz, PointModule
 from hyptree.optim import RiemannianAdamW
 from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
+from hyptree.train.loop import fit
 from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
@@ -277,3 +278,26 @@ def test_a_folder_without_a_run_says_so(tmp_path):
     RunFolder(tmp_path).start(tiny.recipe(), {"classes": []})
     with pytest.raises(UserError, match="has no checkpoint yet; train it first"):
         best_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ("classify", "text.vocab_size=512"),
+        ("classify", "model.head={channels: 8}"),
+        ("classify", "data.augment.scale_jitter=[0.5, 2.0]"),
+        ("segment", "data.augment.mixup=0.2"),
+        ("segment", "data.crop_pct=0.9"),
+        ("detect", "loss.label_smoothing=0.1"),
+        ("openvocab", "data.mean=[0.5, 0.5, 0.5]"),
+        ("contrast", "data.augment.cutmix=1.0"),
+        ("language", "data.num_train=10"),
+        ("language", "data.augment.flip=0"),
+    ],
+)
+def test_a_key_that_its_task_does_not_read_is_refused(tmp_path, task, key):
+    recipe = load(Recipe, None, [f"task={task}", key])
+    name = key.partition("=")[0]
+    with pytest.raises(UserError, match=rf"{name}\S* .* means nothing to the task {task}; leave it out"):
+        fit(recipe, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,21 +78,16 @@ def run(config: ExplainConfig) -> None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
     if is_encoder(config.model):
         check_spec(config.model)
+        _require_read(config, "encoders")
         print(_page_of_encoder(config))
         return
-    for name in ("texts", "head", "pairs", "geometry", "random_init"):
-        if getattr(config, name):
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} is for encoders, e.g. hf:runs/clip_world; {config.model} is none: leave it out")
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
     if _is_language_run(config.model):
         print(_page_of_tokens(config))
         return
-    if config.wordnet is not None or (config.rival is not None and not config.table):
-        flag = "--wordnet is" if config.wordnet is not None else "--rival goes with --table, or is"
-        raise UserError(f"{flag} for runs of language models; leave it out")
+    _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
 
     subject = _subject(config.model, config.size)
@@ -112,6 +107,25 @@ def run(config: ExplainConfig) -> None:
     print(path)
 
 
+_READ = {
+    "encoders": ("images", "out", "pictures", "texts", "head", "pairs", "geometry", "random_init"),
+    "language models": ("out", "wordnet", "rival", "samples"),
+    "tables of clusters": ("table", "size", "samples", "target", "heads", "rival", "json"),
+    "pages of pictures": ("images", "out", "size", "pictures"),
+}
+"""What is explained, and the flags that say something about it."""
+
+
+def _require_read(config: ExplainConfig, kind: str) -> None:
+    """Raise if a flag was given that would do nothing."""
+    for field in fields(config):
+        if field.name not in ("model", *_READ[kind]) and getattr(config, field.name) != field.default:
+            where = " and ".join(name for name, flags in _READ.items() if field.name in flags)
+            shown = "pictures are" if field.name == "images" else f"--{field.name.replace('_', '-')} is"
+            what = "the pictures" if field.name == "images" else "it"
+            raise UserError(f"{shown} for {where}, not for {kind}; leave {what} out")
+
+
 def _is_language_run(model: str) -> bool:
     from hyptree.runs import RunFolder
 
@@ -122,19 +136,13 @@ def _is_language_run(model: str) -> bool:
 def _page_of_tokens(config: ExplainConfig) -> Path:
     from hyptree.train.explain import page_of_tokens
 
-    for name in ("images", "table", "size"):
-        if getattr(config, name):
-            shown = "pictures" if name == "images" else f"--{name}"
-            raise UserError(f"{shown}: not for a language model, whose tokens are explained; leave it out")
+    _require_read(config, "language models")
     return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:
     from hyptree.explore.pages.encoder_subject import page_of_encoder
 
-    for name in ("table", "size"):
-        if getattr(config, name):
-            raise UserError(f"--{name} is not for encoders; leave it out (numbers: hyptree vlm eval-hierarchy)")
     return page_of_encoder(
         config.model,
         config.out or Path("explain.html"),
@@ -171,8 +179,6 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
             f"--table measures clusters, and {subject.name} has a tree of queries, whose maps are no regions; leave "
             "--table out: the page has their numbers"
         )
-    if config.images:
-        raise UserError("--table measures on pictures with masks, the run's own data; leave the pictures out")
     data = subject.data if subject.data is not None else DataSettings(size=subject.size)
     rival = None if config.rival is None else _subject(config.rival, subject.size).model
     rows = interpretability_table(

@@ -32,7 +32,7 @@ from hyptree.train.parallel.determinism import deterministic, seed_all
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.progress import NotFinite, Progress
-from hyptree.train.run.recipe import Recipe, check_resumable
+from hyptree.train.run.recipe import Recipe, check_resumable, require_read
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from hyptree.train.tasks import build_task
 
@@ -104,7 +104,9 @@ class Trainer:
             raise UserError(f"{folder.path} already holds a run; choose another --out, or {self._go_on()}")
         if folder.holds_run:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
-        elif resume:
+        else:
+            require_read(recipe)
+        if resume and not folder.holds_run:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
         folder.require_writable()
         if recipe.model.weights is not None:

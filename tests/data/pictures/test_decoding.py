@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hyptree.data.pictures.coco import _check_runs, _unpacked
-from hyptree.data.pictures.decoding import decode_image
+from hyptree.data.pictures.decoding import decode_image, decode_labels
 from hyptree.data.pictures.single import read_picture
 from hyptree.data.sample import BadSample
 from hyptree.errors import UserError
@@ -120,3 +120,29 @@ def test_run_lengths_cover_the_picture_or_are_refused(seed: int, packed: bool) -
 def test_a_picture_of_colours_is_what_it_was(seed: int) -> None:
     values = draw(seed, 12, 7)
     assert torch.equal(decode_image(stored(values), "x").permute(1, 2, 0), torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "animated"])
+def test_pictures_of_every_mode_are_their_colours(seed: int, mode: str, tmp_path: Path) -> None:
+    """Transparency is left out, as everywhere in the field; of a picture that moves the first frame is read."""
+    picture = Image.fromarray(draw(seed, 16, 24))
+    path = tmp_path / {"CMYK": "x.tif", "animated": "x.gif"}.get(mode, "x.png")
+    if mode == "animated":
+        still = picture.convert("P")
+        still.save(path, save_all=True, append_images=[picture.rotate(180).convert("P")], optimize=False)
+        expected = np.asarray(still.convert("RGB"))
+    else:
+        changed = picture.convert("P", palette=Image.Palette.ADAPTIVE) if mode == "P" else picture.convert(mode)
+        expected = np.asarray(changed.convert("RGB"))
+        if mode in ("LA", "RGBA"):
+            changed.putalpha(7)
+        changed.save(path, **({"transparency": 3} if mode == "P" else {}))
+    decoded = decode_image(path, mode).permute(1, 2, 0).numpy()
+    assert np.array_equal(decoded, read_picture(path))
+    assert np.array_equal(decoded, expected)
+
+
+def test_label_maps_in_jpeg_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((16, 16), 3, np.uint8)).save(tmp_path / "x.jpg")
+    with pytest.raises(BadSample, match="JPEG changes the numbers of a label map"):
+        decode_labels(tmp_path / "x.jpg", "x")

@@ -133,6 +133,10 @@ def test_wrong_folders_are_one_clear_line(tmp_path, rng):
     with pytest.raises(UserError, match=r"expected train or .*, found nothing"):
         CamVid(tmp_path)
     write_camvid(tmp_path, rng)
+    (tmp_path / "trainannot" / "f1.bmp").write_bytes((tmp_path / "trainannot" / "f1.png").read_bytes())
+    with pytest.raises(UserError, match=r"trainannot: beside f1\.bmp lies another label map of the same name"):
+        CamVid(tmp_path)
+    (tmp_path / "trainannot" / "f1.bmp").unlink()
     (tmp_path / "trainannot" / "f1.png").unlink()
     with pytest.raises(UserError, match=r"trainannot: no label map for f1\.png"):
         CamVid(tmp_path)

@@ -203,7 +203,7 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
         (["hf:CLIP", "--texts", "a => b", "a => b => c"], "same number of captions"),
         (["hf:CLIP", "nowhere.png"], "nowhere.png: no such picture"),
         (["hf:CLIP", "--geometry", "flat", "--texts", "a => b"], "geometry must be one of"),
-        (["hf:CLIP", "--table"], "--table is not for encoders"),
+        (["hf:CLIP", "--table"], "--table is for tables of clusters, not for encoders"),
         (["hf:CLIP", "--pairs", "nowhere"], "nowhere: no such file or folder"),
         (["hf:CLIP/nowhere"], "nowhere: no such folder"),
         (["hcformer_nano", "--texts", "a => b"], "--texts is for encoders"),

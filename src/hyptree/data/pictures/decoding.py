@@ -226,6 +226,8 @@ def _decode(data: bytes, id: str, colours: bool, size: tuple[int, int] | None = 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data)) as picture:
+                if not colours and picture.format == "JPEG":
+                    raise BadSample(id, "JPEG changes the numbers of a label map; draw it again as PNG")
                 turned = picture.getexif().get(_ORIENTATION, 1)
                 if size is not None and turned in range(2, 9):
                     if turned < 5 or size[0] == size[1]:

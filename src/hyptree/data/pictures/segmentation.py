@@ -217,7 +217,10 @@ def _pair_folders(root: Path, split: str, labels: str = "labels") -> tuple[list[
                 f"there is no folder {folder}; expected images/{name} with {labels}/{name}, {name}/images with"
                 f" {name}/{labels}, or {name} with {name}annot"
             )
-    images, maps = list_pictures(pair[0]), {path.stem: path for path in list_pictures(pair[1])}
+    images, files = list_pictures(pair[0]), list_pictures(pair[1])
+    maps = {path.stem: path for path in files}
+    if twice := [path.name for path in files if maps[path.stem] != path]:
+        raise UserError(f"{pair[1]}: beside {name_some(twice)} lies another label map of the same name; keep one")
     if missing := [path.name for path in images if path.stem not in maps]:
         raise UserError(f"{pair[1]}: no label map for {name_some(missing)} of {pair[0]}")
     return images, [maps[path.stem] for path in images]

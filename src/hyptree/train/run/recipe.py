@@ -277,6 +277,41 @@ class Recipe:
             )
 
 
+_MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
+_PICTURES = (
+    "name",
+    "root",
+    "size",
+    "num_train",
+    "num_val",
+    "num_classes",
+    "seed",
+    "crop_pct",
+    "mean",
+    "std",
+    "augment",
+)
+_NOT_READ = {
+    "classify": ("text", "model.head", "data.augment.scale_jitter"),
+    "segment": ("text", "data.crop_pct", *_MIXES),
+    "detect": ("text", "loss", "data.crop_pct", *_MIXES),
+    "openvocab_detect": ("text", "loss", "data.crop_pct", *_MIXES),
+    "openvocab": ("text", "loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
+    "contrast": ("text", "loss", "data.augment.scale_jitter", *_MIXES),
+    "language": ("loss", "model.head", *(f"data.{name}" for name in _PICTURES)),
+}
+"""Keys and sections that mean nothing to a task."""
+
+
+def require_read(recipe: Recipe) -> None:
+    """Raise if a key was set that the recipe's task does not read: the run would not be what the recipe says."""
+    standard, own = flatten(Recipe(task=recipe.task)), flatten(recipe)
+    for name in _NOT_READ.get(recipe.task, ()):
+        for key, value in own.items():
+            if (key == name or key.startswith(f"{name}.")) and value != standard.get(key):
+                raise UserError(f"{key} {value} means nothing to the task {recipe.task}; leave it out")
+
+
 # What may change between the two halves of a run without changing its numbers.
 FREE_TO_CHANGE = {
     "data.workers",
