@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.base import CHILD
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
@@ -138,9 +138,7 @@ class AdapterContainer(nn.Module):
         self.register_load_state_dict_post_hook(_adapters_may_be_missing)
 
     def __getitem__(self, name: str) -> AdapterSet:
-        if name not in self.sets:
-            hint = suggest(name, self.sets) or f"there is {', '.join(self.sets) or 'none'}"
-            raise UserError(f"the model has no adapter {name!r}; {hint}")
+        require_known("the model has no adapter {!r}", [name], self.sets)
         adapter = self.sets[name]
         assert isinstance(adapter, AdapterSet)
         return adapter
