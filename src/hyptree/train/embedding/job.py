@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, save_tensors, write_text
-from hyptree.signals import Stopped, stop_signals
+from hyptree.steps import CHECKPOINT, run_steps
 from hyptree.train.embedding.embedder import Batches, Embedder
 from hyptree.train.run.settings import EmbedSettings
 
@@ -31,8 +31,6 @@ __all__ = [
     "sample_size",
     "save_points",
 ]
-
-CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass
@@ -82,61 +80,24 @@ def embed(
         for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
             (out / stale).unlink(missing_ok=True)
 
-    clock, before = time.perf_counter(), embedder.seconds
-    saved_at = clock
-    pairs_done, eval_seconds = 0, 0.0
-    with (
-        stop_signals() as stopped,
-        _threads(settings),
-        (out / "metrics.jsonl").open("a") as log,
-    ):
-        while not embedder.is_done:
-            epoch, step, lr = embedder.epoch, embedder.step, embedder.lr()
-            pairs_before = embedder.pair_count if step else 0
-            with _deterministic(embedder.device):
-                embedder.advance()
-            now = time.perf_counter()
-            spent = now - clock - eval_seconds
-            embedder.seconds = before + spent
-            pairs_done += embedder.pair_count - pairs_before
-            finished_epoch = embedder.epoch > epoch
+    before, pairs_done = embedder.seconds, 0
+    around = partial(_deterministic, embedder.device)
+    with _threads(settings), (out / "metrics.jsonl").open("a") as log:
+        for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
+            pairs_done += num_pairs
+            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            ends_epoch = embedder.step == 0
             if show is not None:
-                show(
-                    Progress(
-                        epoch=epoch + 1,
-                        num_epochs=settings.epochs,
-                        step=step + 1,
-                        num_steps=embedder.num_steps,
-                        loss=embedder.loss_sum / embedder.pair_count,
-                        lr=lr,
-                        pairs_per_second=pairs_done / spent,
-                    )
-                )
-            if finished_epoch:
-                record = {
-                    "epoch": embedder.epoch,
-                    "loss": embedder.loss_sum / embedder.pair_count,
-                    "lr": lr,
-                    "seconds": round(embedder.seconds, 4),
-                    "pairs_per_second": round(pairs_done / spent, 1),
-                }
+                epoch = embedder.epoch + (not ends_epoch)
+                step = embedder.step or embedder.num_steps
+                show(Progress(epoch, settings.epochs, step, embedder.num_steps, loss, lr, rate))
+            if ends_epoch:
+                record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
-                    began = time.perf_counter()
-                    measured = measure_quickly(embedder.embedding())
-                    record |= measured
-                    eval_seconds += time.perf_counter() - began
+                    record |= measure_quickly(embedder.embedding())
                 log.write(json.dumps(record) + "\n")
                 log.flush()
-            out_of_time = max_seconds is not None and embedder.seconds >= max_seconds
-            if stopped() or out_of_time or now - saved_at >= checkpoint_seconds:
-                embedder.save(out / CHECKPOINT)
-                saved_at = time.perf_counter()
-            if stopped():
-                raise Stopped
-            if out_of_time:
-                break
-        if embedder.is_done:
-            embedder.save(out / CHECKPOINT)
     save_points(embedder, out)
     return embedder
 
