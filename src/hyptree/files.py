@@ -236,7 +236,8 @@ def check_weights(path: Path | str) -> None:
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+    shards = {path / file for index in path.glob("*.index.json") for file in weight_map(index).values()}
+    for file in sorted({*path.glob("*.safetensors"), *shards}) if path.is_dir() else [path]:
         try:
             with safe_open(file, "pt") as opened:
                 is_ours = "state" in (opened.metadata() or {})
@@ -244,6 +245,23 @@ def check_weights(path: Path | str) -> None:
             continue
         if is_ours:
             load_tensors(file)
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of each tensor to the name of its file, of the index of a checkpoint in several files beside it.
+
+    Raises:
+        UserError: no such index, or one that names a file outside its folder.
+    """
+    try:
+        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        for file in set(names.values()):
+            path_inside(index.parent, file, str(index))
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is damaged: it has no weight_map") from error
+    return names
 
 
 def sign_weights(folder: Path | str) -> None:
