@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,51 @@ def require_path(path: Path | str, kind: str = "file or folder", then: str = "")
     """
     if not Path(path).exists():
         raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
+
+
+@contextmanager
+def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[Any]:
+    """A file to read, plain or compressed (.gz, .xz): bytes (``rb``), or text in UTF-8 with the ends of lines it has.
+
+    Args:
+        hint: what kind of text is expected, for the message.
+
+    Raises:
+        UserError: it is not there, not whole or no text; at any moment while it is open.
+    """
+    import csv
+    import gzip
+    import lzma
+    import zlib
+
+    path = Path(path)
+    opener: Callable[..., Any] = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    options = {} if "b" in mode else {"encoding": "utf-8-sig", "newline": ""}
+    try:
+        with opener(path, mode, **options) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8{hint and '; ' + hint}") from error
+    except FileNotFoundError as error:
+        raise UserError(f"cannot read {path}: no such file") from error
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from error
+    except (OSError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -> Path:
+    """The first of these files that is in a folder, or in its folder ``inner``.
+
+    Args:
+        what: whose folder it must be, for the message.
+    """
+    names = list(names)
+    for place in (Path(folder), Path(folder, inner)):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    raise UserError(f"{folder} has no {names[0]}; it must be the folder of {what}, or the one above")
 
 
 def data_folder() -> Path:

@@ -6,19 +6,19 @@ Needs numpy alone.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
 from hyptree.errors import UserError
+from hyptree.files import open_packed
 
 MAX_PAIRS = 200_000_000
 """A closure with more pairs is refused: it would not fit into an ordinary memory."""
@@ -107,12 +107,7 @@ def read_hierarchy(
         raise UserError(f"{path} is a folder; expected a file of (child, parent) rows")
     if not path.exists():
         raise UserError(f"cannot read {path}: no such file")
-    try:
-        names, pairs = _read_npz(path) if path.suffix == ".npz" else _read_text(path, header)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path}: {error.__class__.__name__}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
+    names, pairs = _read_npz(path) if path.suffix == ".npz" else _read_text(path, header)
     if len(pairs) == 0:
         raise UserError(f"{path}: no edges in it; expected one (child, parent) row per edge")
     try:
@@ -231,9 +226,9 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
                 raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {there}")
             pairs = archive["pairs"]
             names = archive.get("names")
-    except ValueError as error:  # pickled objects, a truncated archive
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:  # pickled objects, a cut archive
         raise UserError(f"cannot read {path}: {error}") from error
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise UserError(f"{path}: 'pairs' must have the shape (E, 2), got {pairs.shape}")
@@ -256,7 +251,7 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind not in (".tsv", ".csv", ".txt", ""):
         raise UserError(f"{path}: unknown kind of file {kind!r}; expected .tsv, .csv or .txt (also .gz), or .npz")
-    with _open(path) as file:
+    with open_packed(path) as file:
         rows = [
             (number, row[0].strip(), row[1].strip() if len(row) > 1 else None)
             for number, row in _split_lines(file, kind, path)
@@ -272,11 +267,6 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
     if rows and (header == "yes" or (header == "auto" and _looks_like_header(rows))):
         rows = rows[1:]
     return _number([(n, child, parent or "") for n, child, parent in rows], path)
-
-
-def _open(path: Path) -> IO[str]:
-    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _split_lines(file: Iterable[str], kind: str, path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -9,7 +9,6 @@ learning. Euclidean models are measured alike, by norms.
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.hierarchies.wordnet import HYPERNYMS, SYNSETS, find_table, read_table
 from hyptree.errors import UserError
 from hyptree.tree.measure import gromov_delta
 
@@ -166,11 +166,10 @@ def read_depths(folder: Path | str) -> dict[str, int]:
     The first sense of ``dog`` is the synset that WordNet names ``dog.n.01``; words whose first sense is named by
     another word are left out. Depth is the length of the shortest way to the root over hypernyms, instances left out.
     """
-    folder = Path(folder)
-    names = {row[0]: row[1] for row in _table(folder / "noun_synsets.tsv.gz")}
+    names = {row[0]: row[1] for row in read_table(find_table(folder, SYNSETS), "wnid", "name")}
     below: dict[str, list[str]] = {}
     children = set()
-    for child, parent, kind in _table(folder / "noun_hypernyms.tsv.gz"):
+    for child, parent, kind, *_ in read_table(find_table(folder, HYPERNYMS), "child", "parent", "kind"):
         if kind == "h":
             below.setdefault(parent, []).append(child)
             children.add(child)
@@ -182,16 +181,6 @@ def read_depths(folder: Path | str) -> dict[str, int]:
         following = (child for node in level for child in below.get(node, ()) if child not in depth)
         level, at = list(dict.fromkeys(following)), at + 1
     return {names[node].removesuffix(".n.01"): at for node, at in depth.items() if names[node].endswith(".n.01")}
-
-
-def _table(path: Path) -> Iterable[list[str]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            next(file)  # names of the columns
-            for line in file:
-                yield line.rstrip("\n").split("\t")
-    except (OSError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def single_token_nouns(tokenizer: Any, depths: Mapping[str, int]) -> Nouns:
