@@ -100,6 +100,11 @@ def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -
     raise UserError(f"{folder} has no {names[0]}; it must be the folder of {what}, or the one above")
 
 
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept: ``name`` in HYPTREE_CACHE, else in ``.cache/hyptree`` in this folder."""
+    return Path(os.environ.get("HYPTREE_CACHE") or Path(".cache") / "hyptree") / name
+
+
 def data_folder() -> Path:
     """Where files lie that everybody has one copy of (WordNet, tasks): HYPTREE_DATA, else ``data`` in this folder."""
     return Path(os.environ.get("HYPTREE_DATA") or "data")
@@ -153,20 +158,12 @@ def new_folder(folder: Path, what: str = "", advice: str = "name another cache f
 
 def _remove_leftovers(folder: Path) -> None:
     """What processes of this machine left when they were killed while making this folder."""
+    import psutil
+
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.{_HOST}.*.*"):
         pid = left.name.split(".")[-2]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
 
 
 def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
@@ -189,11 +186,7 @@ def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from hyptree.data.hierarchies.wordnet import HYPERNYMS, SYNSETS, find_table, read_table
 from hyptree.errors import UserError
 from hyptree.tree.measure import gromov_delta
+from hyptree.vlm.radial.order import spearman
 
 MIN_COUNT = 5
 """A token that the text has fewer times says little about frequency."""
@@ -120,9 +121,11 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = 
 
     The interval is Fisher's, with the variance of Bonett and Wright (2000) for ranks, ``(1 + r^2/2)/(n - 3)``.
     """
-    r = _pearson(_ranks(x), _ranks(y))
+    if not len(x):
+        return Correlation(math.nan, math.nan, math.nan, 0)
+    r = spearman(x, y)
     if control is not None:
-        rx, ry = _pearson(_ranks(x), _ranks(control)), _pearson(_ranks(y), _ranks(control))
+        rx, ry = spearman(x, control), spearman(y, control)
         rest = (1 - rx * rx) * (1 - ry * ry)
         r = (r - rx * ry) / math.sqrt(rest) if rest > 1e-12 else math.nan
     free = len(x) - 3 - (control is not None)
@@ -130,22 +133,6 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = 
         return Correlation(r, math.nan, math.nan, len(x))
     middle, half = math.atanh(r), 1.96 * math.sqrt((1 + r * r / 2) / free)
     return Correlation(r, math.tanh(middle - half), math.tanh(middle + half), len(x))
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    """Places in order, equal values sharing their mean place."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean: np.ndarray = last - (counts - 1) / 2
-    return mean[inverse]
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    if len(x) < 2:
-        return math.nan
-    x, y = x - x.mean(), y - y.mean()
-    scale = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / scale if scale > 0 else math.nan
 
 
 # -------------------------------------------------------------------------------------------------------------- WordNet
