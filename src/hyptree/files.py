@@ -71,10 +71,10 @@ def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[
     import zlib
 
     path = Path(path)
-    opener: Callable[..., Any] = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     options = {} if "b" in mode else {"encoding": "utf-8-sig", "newline": ""}
     try:
-        with opener(path, mode, **options) as file:
+        with openers.get(path.suffix.lower(), open)(path, mode, **options) as file:
             yield file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file in UTF-8{hint and '; ' + hint}") from error

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -150,7 +152,7 @@ def transitive_closure(
     offsets, parents = _offsets(pairs, num_nodes), pairs[:, 1]
     ancestors: list[np.ndarray] = [np.empty(0, np.int64)] * num_nodes
     total = 0
-    for u in _parents_first(pairs, num_nodes, names):
+    for u in _parents_first(parents.tolist(), offsets.tolist(), names):
         above = parents[offsets[u] : offsets[u + 1]]
         if len(above) == 0:
             continue
@@ -166,44 +168,18 @@ def transitive_closure(
     return _sorted_unique(np.stack([children, above_all], 1), num_nodes)
 
 
-def _parents_first(pairs: np.ndarray, n: int, names: list[str] | None) -> Iterator[int]:
+def _parents_first(parents: list[int], offsets: list[int], names: list[str] | None) -> Iterator[int]:
     """Nodes in an order in which parents come before their children."""
-    waiting = np.bincount(pairs[:, 0], minlength=n)
-    by_parent = pairs[np.argsort(pairs[:, 1], kind="stable")]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 1], minlength=n))])
-    children = by_parent[:, 0].tolist()
-    starts = offsets.tolist()
-    left = waiting.tolist()
-    ready = np.flatnonzero(waiting == 0).tolist()
-    done = 0
-    while ready:
-        u = ready.pop()
-        done += 1
-        yield u
-        for child in children[starts[u] : starts[u + 1]]:
-            left[child] -= 1
-            if left[child] == 0:
-                ready.append(child)
-    if done < n:
-        raise UserError(f"there is a cycle: {_describe_cycle(pairs, left, names)}; a hierarchy has none")
-
-
-def _describe_cycle(pairs: np.ndarray, left: list[int], names: list[str] | None) -> str:
-    """One cycle among the nodes that never got ready, as ``a -> b -> a``."""
-    stuck = np.asarray(left) > 0
-    # Every stuck node has a stuck parent, so walking up must come back to a node already seen.
-    inside = pairs[stuck[pairs[:, 0]] & stuck[pairs[:, 1]]]
-    up = dict(inside[::-1].tolist())
-    path: list[int] = [int(inside[0, 0])]
-    seen = {path[0]: 0}
-    while (above := up[path[-1]]) not in seen:
-        seen[above] = len(path)
-        path.append(above)
-    cycle = [*path[seen[above] :], above]
-    shown = [names[i] if names else str(i) for i in cycle]
-    if len(shown) > 8:
-        shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
-    return " -> ".join(shown)
+    graph: TopologicalSorter[int] = TopologicalSorter()
+    for u, (start, stop) in enumerate(pairwise(offsets)):
+        graph.add(u, *parents[start:stop])
+    try:
+        yield from graph.static_order()
+    except CycleError as error:
+        shown = [names[i] if names else str(i) for i in reversed(error.args[1])]
+        if len(shown) > 8:
+            shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
+        raise UserError(f"there is a cycle: {' -> '.join(shown)}; a hierarchy has none") from error
 
 
 def _sorted_unique(pairs: np.ndarray, n: int) -> np.ndarray:
