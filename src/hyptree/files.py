@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,56 @@ def require_path(path: Path | str, kind: str = "file or folder", then: str = "")
     """
     if not Path(path).exists():
         raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
+
+
+@contextmanager
+def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[Any]:
+    """A file to read, plain or compressed (.gz, .xz): bytes (``rb``), or text in UTF-8 with the ends of lines it has.
+
+    Args:
+        hint: what kind of text is expected, for the message.
+
+    Raises:
+        UserError: it is not there, not whole or no text; at any moment while it is open.
+    """
+    import csv
+    import gzip
+    import lzma
+    import zlib
+
+    path = Path(path)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    options = {} if "b" in mode else {"encoding": "utf-8-sig", "newline": ""}
+    try:
+        with openers.get(path.suffix.lower(), open)(path, mode, **options) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8{hint and '; ' + hint}") from error
+    except FileNotFoundError as error:
+        raise UserError(f"cannot read {path}: no such file") from error
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from error
+    except (OSError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -> Path:
+    """The first of these files that is in a folder, or in its folder ``inner``.
+
+    Args:
+        what: whose folder it must be, for the message.
+    """
+    names = list(names)
+    for place in (Path(folder), Path(folder, inner)):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    raise UserError(f"{folder} has no {names[0]}; it must be the folder of {what}, or the one above")
+
+
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept: ``name`` in HYPTREE_CACHE, else in ``.cache/hyptree`` in this folder."""
+    return Path(os.environ.get("HYPTREE_CACHE") or Path(".cache") / "hyptree") / name
 
 
 def data_folder() -> Path:
@@ -108,20 +158,12 @@ def new_folder(folder: Path, what: str = "", advice: str = "name another cache f
 
 def _remove_leftovers(folder: Path) -> None:
     """What processes of this machine left when they were killed while making this folder."""
+    import psutil
+
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.{_HOST}.*.*"):
         pid = left.name.split(".")[-2]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
 
 
 def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
@@ -144,11 +186,7 @@ def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:
@@ -236,7 +274,8 @@ def check_weights(path: Path | str) -> None:
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+    shards = {path / file for index in path.glob("*.index.json") for file in weight_map(index).values()}
+    for file in sorted({*path.glob("*.safetensors"), *shards}) if path.is_dir() else [path]:
         try:
             with safe_open(file, "pt") as opened:
                 is_ours = "state" in (opened.metadata() or {})
@@ -244,6 +283,23 @@ def check_weights(path: Path | str) -> None:
             continue
         if is_ours:
             load_tensors(file)
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of each tensor to the name of its file, of the index of a checkpoint in several files beside it.
+
+    Raises:
+        UserError: no such index, or one that names a file outside its folder.
+    """
+    try:
+        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        for file in set(names.values()):
+            path_inside(index.parent, file, str(index))
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is damaged: it has no weight_map") from error
+    return names
 
 
 def sign_weights(folder: Path | str) -> None:

@@ -21,8 +21,14 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[
         columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
     """
     cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return aligned(cells, right=False)
+
+
+def aligned(lines: Sequence[Sequence[str]], right: bool = True) -> list[str]:
+    """Rows of cells as lines in columns: the first on the left of its column, the others on the right if wanted."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
+    return ["  ".join(map(lambda side, *cell: side(*cell), sides, line, widths)).rstrip() for line in lines]
 
 
 def _fill(form: str, row: Mapping[str, Any]) -> str:

@@ -183,7 +183,7 @@ def test_depths_are_shortest_ways(wordnet, shared_data):
     }
     real = read_depths(shared_data / "wordnet")
     assert (real["entity"], real["animal"], real["mammal"], real["dog"]) == (0, 6, 9, 8)
-    with pytest.raises(UserError, match=r"cannot read .*noun_synsets.tsv.gz: No such file"):
+    with pytest.raises(UserError, match=r"has no noun_synsets\.tsv\.gz; it must be the folder of WordNet"):
         read_depths(wordnet / "none")
 
 

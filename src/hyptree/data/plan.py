@@ -32,7 +32,12 @@ class Plan:
                 f"batch_size {self.batch_size} is larger than the training set of {self.num_samples} pictures;"
                 " choose a smaller one"
             )
-        if self.batch_size % self.world_size and (self.train or self.batch_size < self.world_size):
+        self.check_share()
+
+    def check_share(self) -> None:
+        """``UserError`` when the processes cannot share a batch evenly."""
+        least = 1 if self.train else self.world_size
+        if self.batch_size < least or (self.train and self.batch_size % self.world_size):
             raise UserError(
                 f"batch_size {self.batch_size} cannot be shared evenly by {self.world_size} processes;"
                 f" choose a multiple of {self.world_size}"
@@ -66,7 +71,7 @@ class Plan:
 
 
 class Loader(ABC):
-    """What both kinds of loader offer; see ``hyptree.data.loader``."""
+    """What every loader offers; see ``hyptree.data.loader``."""
 
     def __init__(self, plan: Plan):
         self.plan = plan

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import math
 import os
-import struct
-import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures.single import rgb_pixels
+from hyptree.data.pictures.single import decode, rgb_pixels
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError
 
@@ -196,52 +193,47 @@ def decode_image(source: Path | bytes, id: str, size: tuple[int, int] | None = N
         size: (height, width) of its labels, where it has labels of pixels or boxes. A picture that the camera marked
             as turned then has to tell by its shape whether they were drawn on it as it is stored or as it is seen.
     """
-    return torch.from_numpy(_decode(_read_bytes(source, id), id, True, size)).permute(2, 0, 1).contiguous()
+
+    def pixels(picture: Any) -> np.ndarray:
+        turned = picture.getexif().get(_ORIENTATION, 1)
+        if size is not None and turned in range(2, 9):
+            if turned < 5 or size[0] == size[1]:
+                raise ValueError(f"labels may be for it turned or not (EXIF {turned}); save it upright")
+            stored = picture.size if picture.format == "TIFF" else picture.size[::-1]  # of TIFF PIL gives that seen
+            if size == stored:
+                del picture.getexif()[_ORIENTATION]
+        return rgb_pixels(picture)
+
+    return torch.from_numpy(_decode(source, id, pixels)).permute(2, 0, 1).contiguous()
 
 
 def decode_labels(source: Path | bytes, id: str) -> Tensor:
     """(H, W) uint8 of a label map: the stored numbers, palettes left alone."""
-    values = _decode(_read_bytes(source, id), id, False)
-    if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_) or values.max(initial=0) > 255:
+    values = _decode(source, id, _stored_numbers)
+    if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_):
         raise BadSample(id, f"a label map has one number from 0 to 255 per pixel, found {values.dtype} {values.shape}")
+    if values.max(initial=0) > 255 or values.min(initial=0) < 0:
+        raise BadSample(id, f"a label map has numbers from 0 to 255, found {values.min()} to {values.max()}")
     return torch.from_numpy(values.astype(np.uint8))
 
 
-def _read_bytes(source: Path | bytes, id: str) -> bytes:
-    if isinstance(source, bytes):
-        return source
+def _stored_numbers(picture: Any) -> np.ndarray:
+    """The numbers of a label map; ``ValueError`` where PIL would give others."""
+    if picture.format == "JPEG":
+        raise ValueError("JPEG changes the numbers of a label map; draw it again as PNG")
+    how = str(picture.tile)  # before the tags are asked for, which may read the picture
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        raise ValueError("a label map that is marked as turned may be meant either way; save it upright")
+    if any(scaled in how for scaled in ("'L;", "'1;", "'ppm")):
+        raise ValueError("2 or 4 bits of grey, and 0 for white, are read as other numbers; save it with 8 bits")
+    return np.array(picture)
+
+
+def _decode(source: Path | bytes, id: str, take: Callable[[Any], np.ndarray]) -> np.ndarray:
     try:
-        return source.read_bytes()
-    except FileNotFoundError as error:
-        raise BadSample(id, "no such file") from error
-    except OSError as error:
-        raise BadSample(id, error.strerror or str(error)) from error
-
-
-def _decode(data: bytes, id: str, colours: bool, size: tuple[int, int] | None = None) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        # PIL warns about odd EXIF data and palettes, a thousand times in some collections; what counts are the pixels.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as picture:
-                if not colours and picture.format == "JPEG":
-                    raise BadSample(id, "JPEG changes the numbers of a label map; draw it again as PNG")
-                turned = picture.getexif().get(_ORIENTATION, 1)
-                if size is not None and turned in range(2, 9):
-                    if turned < 5 or size[0] == size[1]:
-                        raise BadSample(id, f"labels may be for it turned or not (EXIF {turned}); save it upright")
-                    if size == (picture.height, picture.width):
-                        del picture.getexif()[_ORIENTATION]
-                return rgb_pixels(picture) if colours else np.array(picture)
-    except UnidentifiedImageError as error:
-        raise BadSample(id, "not a picture" if data else "empty file") from error
-    except (OSError, EOFError, ValueError, SyntaxError, IndexError, struct.error, zlib.error) as error:
-        # All of these are what PIL raises for damaged files of one format or another.
-        raise BadSample(id, str(error) or type(error).__name__) from error
-    except Image.DecompressionBombError as error:
-        raise BadSample(id, f"too many pixels: {error}") from error
+        return decode(source, take)
+    except ValueError as error:
+        raise BadSample(id, str(error)) from error
 
 
 # -------------------------------------------------------------------------------------------------------- files, trees

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,11 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyptree import tables
 from hyptree.errors import require
 from hyptree.explore.draw import dendrogram, reduced_pictures
 from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
 from hyptree.explore.pages.page import STYLE, Section, image, page, table
 from hyptree.files import write_text
+from hyptree.tables import aligned
 
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
@@ -51,22 +51,13 @@ def table_rows(results: Results) -> tuple[list[str], list[list[str]]]:
 def text_table(results: Results) -> str:
     """The table as aligned lines, names on the left and numbers on the right."""
     head, cells = table_rows(results)
-    widths = [max(len(line[k]) for line in [head, *cells]) for k in range(len(head))]
-    lines = []
-    for line in [head, ["-" * width for width in widths], *cells]:
-        first, *rest = zip(line, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]))
-    return "\n".join(line.rstrip() for line in lines)
+    rule = ["-" * max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    return "\n".join(aligned([head, rule, *cells]))
 
 
 def to_csv(results: Results) -> str:
     """The rows for other programs; the tokens of the layers with spaces between them."""
-    held = io.StringIO()
-    rows = [asdict(row) | {"tokens": " ".join(map(str, row.tokens))} for row in results.rows]
-    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return held.getvalue()
+    return tables.to_csv([asdict(row) | {"tokens": " ".join(map(str, row.tokens))} for row in results.rows])
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:

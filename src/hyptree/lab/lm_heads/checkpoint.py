@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
-from hyptree.files import path_inside
+from hyptree.files import weight_map
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
 from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
@@ -155,7 +155,7 @@ def _hub_lm_head(model: HubModel, tensor: str | None) -> LMHead:
     indices = [name for name in files if name.endswith(".safetensors.index.json") and "/" not in name]
     whole = [name for name in files if name.endswith(".safetensors") and "/" not in name]
     if indices:
-        where = {name: Path(file) for name, file in _weight_map(model.fetch(indices[0])).items()}
+        where = {name: Path(file) for name, file in weight_map(model.fetch(indices[0])).items()}
     elif whole:
         chosen = "model.safetensors" if "model.safetensors" in whole else whole[0]
         where = dict.fromkeys(read_safetensors(model.fetch(chosen)), Path(chosen))
@@ -181,7 +181,7 @@ def _tensors(path: Path) -> dict[str, Path]:
             )
         return dict.fromkeys(read_safetensors(path), path)
     if indices := sorted(path.glob(_INDEX)):
-        return {name: path_inside(path, file) for name, file in _weight_map(indices[0]).items()}
+        return {name: path / file for name, file in weight_map(indices[0]).items()}
     files = sorted(path.glob("*.safetensors"))
     if not files:
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
@@ -189,14 +189,6 @@ def _tensors(path: Path) -> dict[str, Path]:
             _refuse(path / pickles[0])
         raise UserError(f"{path} holds no .safetensors file")
     return {name: file for file in files for name in read_safetensors(file)}
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return dict(names)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is damaged: it has no weight_map") from error
 
 
 def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
