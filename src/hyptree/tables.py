@@ -14,13 +14,22 @@ from hyptree.errors import UserError
 from hyptree.files import write_text
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """Rows as aligned lines for people.
+def cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[list[str]]:
+    """A line of headings, then one of texts for each row.
 
     Args:
         columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
     """
-    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+    return [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """The :func:`cells` as aligned lines for people."""
+    return aligned(cells(rows, columns))
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of texts whose columns begin below each other."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 

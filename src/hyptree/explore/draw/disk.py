@@ -16,15 +16,11 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import require
+from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM
 from hyptree.tree import Tree
 from hyptree.tree.layout import geodesic
 
 __all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
-
-# Distinct hues of similar weight on white, also for most readers who see red and green alike.
-PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
-NEUTRAL = "#4a5160"
-INK, RIM, INSIDE = "#1c2030", "#c3c8d4", "#f7f8fb"
 
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
@@ -151,8 +147,7 @@ def svg_disk(
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
-        + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+        f"{FONT}" + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
     ]
     if not flat:
         middle = SIZE / 2
@@ -200,8 +195,7 @@ def _svg_names(labels: list[_Label]) -> str:
             f'text-anchor="{label.anchor}" dy="{_down(label)}" '
             f'font-size="{label.size:.1f}"{weight}{hidden}>{escape(label.text)}</text>'
         )
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
-    return f'<g class="names" fill="{INK}" {halo} pointer-events="none">{"".join(rows)}</g>'
+    return f'<g class="names" fill="{INK}" {HALO} pointer-events="none">{"".join(rows)}</g>'
 
 
 def move_script() -> str:
