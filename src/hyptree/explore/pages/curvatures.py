@@ -46,11 +46,11 @@ def curvature_section(curves: Mapping[str, Curve]) -> str:
         for start, end in [(curve["value"][0], curve["value"][-1])]
     ]
     rest = len(layers) - len(most)
-    said = f" The {len(most)} layers that moved most are drawn, the other {rest} are in the table." if rest else ""
+    note = f" The {len(most)} layers that moved most are drawn, the other {rest} are in the table." if rest else ""
     return (
         "<p>Every routed expert works on a hyperboloid of its own, of curvature -K. K starts between the ends of the "
         "configured range and is learned at a tenth of the learning rate. It moves by percents: the charts of layers "
-        f"show how far each has gone from where the log found it first.{said}</p>"
+        f"show how far each has gone from where the log found it first.{note}</p>"
         f'<div class="pairs">{charts}</div>'
         f'<div class="card">{table(["", "K, first logged", "K, last", "change"], rows)}</div>'
     )
