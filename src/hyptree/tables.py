@@ -79,3 +79,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return stream.getvalue()
+
+
+def without_nan(part: Any) -> Any:
+    """The same with None for NaN, which JSON does not know."""
+    if isinstance(part, dict):
+        return {name: without_nan(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [without_nan(value) for value in part]
+    return None if isinstance(part, float) and math.isnan(part) else part
