@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.geometry.core.curvature import bounded_curvature
 from hyptree.geometry.core.numerics import sqnorm
 from hyptree.lm.ambient import GainFactors, WeightCache, aligned, lift_padded, padded_width
 from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
@@ -106,8 +107,7 @@ class ExpertStack(nn.Module):
         """K of every expert, whose curvature is -K: (E,), in float32 at least, or the float they share."""
         if self.log_curvature is None:
             return float(self.initial)  # type: ignore[arg-type]
-        low, high = CURVATURE_BOUNDS
-        return wide(self.log_curvature).clamp(math.log(low), math.log(high)).exp()
+        return bounded_curvature(wide(self.log_curvature), *CURVATURE_BOUNDS)
 
     def ratio(self) -> Tensor | None:
         """``a = sqrt(c / K)`` of every expert (E,), or None where it is 1."""
