@@ -52,7 +52,7 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
             raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return "torch"
-    if unsupported is None and not has_triton():
+    if unsupported is None and not _HAS_TRITON:
         unsupported = "Triton is not installed"
     if unsupported is None and not x.is_cuda and not (backend == "triton" and interpreted()):
         unsupported = f"the input is on {x.device.type}, the kernel needs CUDA"

@@ -244,9 +244,6 @@ class Mice(nn.Module):
         lifted (B, N, width) -> points (B, N, n), balance loss () or None
     """
 
-    entry = None
-    """No single linear map comes first: the rows are lifted points."""
-
     def __init__(self, config: HelmConfig, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
