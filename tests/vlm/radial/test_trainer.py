@@ -171,7 +171,7 @@ def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encode
     trainer = make(tower)
     message = []
     trainer.remember(tmp_path / FIRST, block=10, show=message.append)
-    assert sum(message) == len(trainer.texts()) and max(message) == 10
+    assert sum(message) == 1 + len(trainer.texts()) and max(message) == 10
     first = trainer.first.clone()
     calls = []
     counting = make(tower)
@@ -185,6 +185,13 @@ def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encode
     with torch.no_grad():
         expected = tower.encode(texts)
     assert torch.allclose(first, expected, atol=1e-6)
+
+
+def test_another_encoder_does_not_go_on_with_a_run(tmp_path):
+    train(make(TinyTower(), steps=2), tmp_path)
+    with pytest.raises(UserError, match="made from an encoder of other weights"):
+        train(make(TinyTower(seed=1), steps=4), tmp_path, resume=True)
+    train(make(TinyTower(), steps=4), tmp_path, resume=True)
 
 
 def test_progress_is_told(tmp_path):

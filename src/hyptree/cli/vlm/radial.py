@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -134,7 +135,7 @@ def train_radial(config: TrainRadialConfig) -> None:
     )
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
-        with progress_bar("embedding texts as they are now", len(trainer.texts()), quiet=config.quiet) as shown:
+        with progress_bar("embedding texts as they are now", 1 + len(trainer.texts()), quiet=config.quiet) as shown:
             trainer.remember(out / radial.FIRST, show=shown.advance)
         with progress_bar("train", trainer.num_steps, quiet=config.quiet) as shown:
             terms = radial.train(
@@ -183,7 +184,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
         "limit": config.limit,
     }
     # Whatever is missing is told before a model is loaded.
-    kept = _kept(config, about) if config.resume else {}
+    earlier = _kept(config, about) if config.resume else {}
+    kept: dict[str, Any] = earlier.get("suites", {})
     suite = check_request(
         config.suite or SUITES[:2], config.images, data=config.data, curvature=config.curvature, limit=config.limit
     )
@@ -211,6 +213,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
             limit=config.limit,
             say=lambda text: say(text, config.quiet),
         )
+        if earlier and not math.isclose(new["root_norm"], earlier["root_norm"], rel_tol=1e-3):
+            raise UserError(f"cannot resume in {config.out}: its report is of other weights of {config.model}")
         new["suites"] |= {name: kept[name]} if name in kept else {}
         report = new | about | {"suites": report.get("suites", {}) | new["suites"]}
         if config.out is not None:
@@ -258,14 +262,14 @@ def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
 
 
 def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
-    """Suites that an earlier report in the folder has, if it is of the same encoder and settings."""
+    """An earlier report in the folder, if it is of the same encoder and settings."""
     if config.out is None:
         raise UserError("--resume needs --out: the folder of the report to go on with")
     path = config.out / "report.json"
     if not path.is_file():
         return {}
     with as_user_error(str(path)):
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     wanted = {"encoder": config.model, **about}
     if config.geometry is not None:
         wanted["geometry"] = config.geometry
@@ -274,8 +278,7 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
     for key, value in wanted.items():
         if earlier.get(key) != value:
             raise UserError(f"cannot resume {path}: it was made with {key} = {earlier.get(key)}, now it is {value}")
-    suites: dict[str, Any] = earlier.get("suites", {})
-    return suites
+    return earlier
 
 
 def _figures(p: Progress) -> str:

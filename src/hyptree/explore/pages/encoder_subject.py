@@ -172,13 +172,11 @@ def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> L
     from hyptree.vlm.lathadapter.hosts import Host
     from hyptree.vlm.lathadapter.settings import FewShotSettings
 
-    head, learned, about = load_head(path)
+    head, learned, about = load_head(path, encoder)
     classes = about.get("classes")
     if learned or not classes:
         why = "was trained with learned prompts" if learned else "names no classes"
         raise UserError(f"{path}: the head {why}; explain shows heads of the frozen host (train-fewshot --host frozen)")
-    if head.d != encoder.width:
-        raise UserError(f"{path} is for features of {head.d} numbers, {encoder.name} gives {encoder.width}")
     results = Path(path).parent.parent / "results.json"
     template = FewShotSettings.template
     if results.is_file():

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,6 +105,8 @@ class RadialTrainer:
         self.num_steps = s.steps if s.steps is not None else s.epochs * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
         self._first: TextTable | None = None
+        self.base: list[float] | None = None
+        """The root's embedding before the first step, by which one encoder is told from another."""
         self._order: tuple[int, np.ndarray] | None = None
 
     # --------------------------------------------------------------------------------------------------------- batches
@@ -132,7 +135,7 @@ class RadialTrainer:
             path: file in which they are kept, and from which they are taken if it is of the same texts and encoder.
             show: told how many more are embedded.
         """
-        table, texts = TextTable(self.encode, block), self.texts()
+        table, texts = TextTable(self.encode, block), ["", *self.texts()]
         if path is None:
             table.fill(texts, show)
         else:
@@ -142,7 +145,7 @@ class RadialTrainer:
                     name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
                 )
             table.fill_from(path, texts, weights.hexdigest(), show)
-        self._first = table
+        self._first, self.base = table, table.rows([""])[0].tolist()
 
     @property
     def first(self) -> Tensor | None:
@@ -207,6 +210,8 @@ class RadialTrainer:
                 raise UserError(f"cannot resume {path}: it was made with {key} = {saved}, now it is {value}")
         if state.get("digest") != mine["digest"]:
             raise UserError(f"cannot resume {path}: it was made from other chains; use the same data")
+        if _differ(state.get("base"), self.base):
+            raise UserError(f"cannot resume {path}: it was made from an encoder of other weights; use the same model")
         for name, value in self.parameters.items():
             if f"parameter.{name}" not in tensors or tensors[f"parameter.{name}"].shape != value.shape:
                 raise UserError(f"cannot resume {path}: it has no {name} of this shape; it was made with another model")
@@ -224,7 +229,7 @@ class RadialTrainer:
         digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
         # More steps or epochs may be asked for later; everything else makes another run.
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("steps", "epochs")}
-        return {"step": self.step, "seconds": self.seconds, "settings": settings, "digest": digest}
+        return {"step": self.step, "seconds": self.seconds, "settings": settings, "digest": digest, "base": self.base}
 
 
 def train(
@@ -290,21 +295,32 @@ def _loop(
             if stopped():
                 raise Stopped
     trainer.save(out / CHECKPOINT)
-    save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step})
+    save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
     return last
 
 
 def load_trained(encoder: Encoder, path: Path) -> None:
     """Put the weights of trained.safetensors (or of the run that holds it) into an encoder of the same model."""
     path = path / TRAINED if path.is_dir() else path
-    tensors, _ = load_tensors(path)
+    tensors, state = load_tensors(path)
     mine = dict(encoder.model.named_parameters())
     wrong = [name for name, value in tensors.items() if name not in mine or mine[name].shape != value.shape]
     if wrong:
         raise UserError(f"{path} is for another model than {encoder.name}: {wrong[0]} is not there or of another shape")
+    if _differ(state.get("base"), encoder.root().tolist()):
+        says = "was trained from other weights than those of"
+        warnings.warn(f"{path} {says} {encoder.name}: what it gives is not what was trained", stacklevel=2)
     with torch.no_grad():
         for name, value in tensors.items():
             mine[name].copy_(value)
+
+
+def _differ(then: list[float] | None, now: list[float] | None) -> bool:
+    """Whether two roots are of other weights, and not of one encoder on two machines or in half precision."""
+    if not then or not now:
+        return False
+    before = torch.tensor(then)
+    return len(then) != len(now) or bool((before - torch.tensor(now)).norm() > 0.05 * before.norm())
 
 
 def _check_chains(chains: Sequence[Chain]) -> None:
