@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from hyptree.data.text import unpack_tokenizer
 from hyptree.errors import UserError
 from hyptree.files import new_folder, path_inside, read_log
+from hyptree.runs import MANIFEST, damage
 
 
 def test_the_log_of_a_killed_run_is_read(tmp_path: Path) -> None:
@@ -35,6 +39,29 @@ def test_a_name_from_a_file_cannot_leave_its_folder(tmp_path: Path, name: str) -
 def test_a_plain_name_is_taken(tmp_path: Path) -> None:
     assert path_inside(tmp_path, "tokenizer.json") == tmp_path / "tokenizer.json"
     assert path_inside(tmp_path, "sub/vocab..txt") == tmp_path / "sub" / "vocab..txt"
+
+
+@pytest.mark.parametrize("name", ["{outside}/owned", "../owned", "sub/../../owned"])
+def test_the_tokenizer_of_a_run_cannot_write_outside(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may have written a run's dataset.json: its names used to be joined to a folder as they were."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unpacked"))
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(UserError, match="is not the name of a file inside a folder"):
+        unpack_tokenizer({"tokenizer.json": "{}", name.format(outside=tmp_path): "owned"})
+    assert not list(tmp_path.rglob("owned"))
+
+
+@pytest.mark.parametrize("name", ["{outside}/secret", "../secret"])
+def test_the_manifest_of_a_checkpoint_names_nothing_outside(tmp_path: Path, name: str) -> None:
+    """Else its answer would tell what stands in a file that is no part of the run."""
+    (tmp_path / "secret").write_text("secret")
+    folder = tmp_path / "last"
+    folder.mkdir()
+    entry = {"bytes": 6, "sha256": "0"}
+    (folder / MANIFEST).write_text(json.dumps({"files": {name.format(outside=tmp_path): entry}}))
+    assert damage(folder) == f"{MANIFEST} cannot be read"
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ from hyptree.errors import UserError
 from hyptree.files import write_text
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """Rows as aligned lines for people.
+def cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[list[str]]:
+    """A line of headings, then one of texts for each row.
 
     Args:
         columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
     """
-    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
-    return aligned(cells, right=False)
+    return [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """The :func:`cells` as aligned lines for people."""
+    return aligned(cells(rows, columns), right=False)
 
 
 def aligned(lines: Sequence[Sequence[str]], right: bool = True) -> list[str]:
@@ -76,3 +80,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return stream.getvalue()
+
+
+def without_nan(part: Any) -> Any:
+    """The same with None for NaN, which JSON does not know."""
+    if isinstance(part, dict):
+        return {name: without_nan(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [without_nan(value) for value in part]
+    return None if isinstance(part, float) and math.isnan(part) else part

@@ -55,11 +55,17 @@ class Plan:
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
 
     def batches(self, epoch: int, start: int) -> Iterator[np.ndarray]:
-        """This process's share of every batch from ``start`` on; shares that are empty are left out."""
-        order = self.order(epoch)
+        """This process's share of every batch from ``start`` on; shares that are empty are left out.
+
+        In training it lies at both ends of the batch, alike: what Mixup pairs, the first with the last and so on, stays
+        in one process, so that the pairs are the same for any number of them.
+        """
+        order, world_size = self.order(epoch), self.world_size
+        at_both_ends = self.train and self.batch_size % (2 * world_size) == 0
         for i in range(start, self.num_batches):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            share = np.array_split(batch, self.world_size)[self.rank]
+            parts = np.array_split(batch, 2 * world_size if at_both_ends else world_size)
+            share = np.concatenate([parts[self.rank], parts[-1 - self.rank]]) if at_both_ends else parts[self.rank]
             if len(share):
                 yield share
 

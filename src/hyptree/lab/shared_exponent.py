@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import UserError
+from hyptree.lab.fits import bootstrap
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,17 @@ def _read_losses(path: Path) -> list[dict[str, Any]]:
 def _bootstrap(
     width: np.ndarray, y: np.ndarray, place: np.ndarray, checkpoint: list[Hashable], draws: int, seed: int
 ) -> tuple[float, float]:
-    rng = np.random.default_rng(seed)
     members: dict[Hashable, list[int]] = {}
     for i, name in enumerate(checkpoint):
         members.setdefault(name, []).append(i)
-    models = list(members.values())
-    exponents = []
-    for _ in range(draws):
-        points = np.concatenate([models[k] for k in rng.integers(len(models), size=len(models))])
+
+    def exponent(points: np.ndarray) -> float | None:
         present, again = np.unique(place[points], return_inverse=True)
         if any(len(np.unique(width[points][again == k])) > 1 for k in range(len(present))):
-            exponents.append(_solve(width[points], y[points], again, len(present))[0])
-    if not exponents:
-        return math.nan, math.nan
-    return float(np.quantile(exponents, 0.025)), float(np.quantile(exponents, 0.975))
+            return _solve(width[points], y[points], again, len(present))[0]
+        return None
+
+    return bootstrap([np.array(places) for places in members.values()], exponent, draws, seed)
 
 
 def _solve(width: np.ndarray, y: np.ndarray, place: np.ndarray, groups: int) -> tuple[float, float, np.ndarray, float]:

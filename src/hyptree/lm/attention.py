@@ -44,7 +44,7 @@ class HelmAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        qkv (B, N, 3 H d), what :attr:`entry` makes of the stream's normed points, or its product with padded columns
+        qkv (B, N, 3 H d), what :attr:`qkv_proj` makes of the stream's normed points, or its product with padded columns
         -> (B, N, n), space components of the points that go into the residual, and the weights, if they are built.
     """
 
@@ -67,11 +67,6 @@ class HelmAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Set the temperature to ``sqrt(H d)``; the projections draw themselves."""
         nn.init.constant_(self.log_tau, 0.5 * math.log(self.heads.num_heads * self.heads.key_dim))
-
-    @property
-    def entry(self) -> nn.Module:
-        """The linear map of the stream's normed points that comes first."""
-        return self.qkv_proj
 
     def forward(
         self,

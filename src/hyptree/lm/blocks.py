@@ -43,15 +43,17 @@ class HelmBlock(GradientCheckpointingLayer):
     def __init__(self, config: HelmConfig, layer_idx: int):
         super().__init__()
         self.c, self.eps, self.gain = float(config.curvature), config.rms_norm_eps, float(config.residual_gain or 1.0)
-        self.attention: nn.Module
-        self.ffn: nn.Module
-        if config.variant == "mice":
+        self.is_latent = config.variant == "mice"
+        self.is_mixture = self.is_latent and layer_idx >= config.num_dense_layers
+        self.attention: Any
+        self.ffn: Any
+        if self.is_latent:
             from hyptree.lm.latent.attention import LatentAttention
 
             self.attention = LatentAttention(config, layer_idx)
         else:
             self.attention = HelmAttention(config, layer_idx)
-        if config.variant == "mice" and layer_idx >= config.num_dense_layers:
+        if self.is_mixture:
             from hyptree.lm.experts.mixture import Mice
 
             self.ffn = Mice(config)
@@ -79,9 +81,11 @@ class HelmBlock(GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The stream (B, N, n) after the layer, the experts' balance loss, the attention weights if asked for."""
-        x, rows = norm_linear(x, self.attention_norm, self.attention.entry, eps=self.eps, c=self.c)
+        first = self.attention.down if self.is_latent else self.attention.qkv_proj
+        x, rows = norm_linear(x, self.attention_norm, first, eps=self.eps, c=self.c)
         y, weights = self.attention(rows, position_embeddings, attention_mask, past_key_values, output_attentions)
         branch = (y, self.attention_weight, self.gain)
-        x, rows = norm_linear(x, self.ffn_norm, self.ffn.entry, residual=branch, eps=self.eps, c=self.c)
+        first = None if self.is_mixture else self.ffn.gate_up_proj
+        x, rows = norm_linear(x, self.ffn_norm, first, residual=branch, eps=self.eps, c=self.c)
         y, aux_loss = self.ffn(rows)
         return join(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights

@@ -20,7 +20,7 @@ class DenseFFN(nn.Module):
         config: ``hidden_size`` n, ``intermediate_size``, ``curvature``, ``ffn_bias``.
 
     Shape:
-        both (B, N, 2 hidden), what :attr:`entry` makes of the normed stream, padded columns or none -> (B, N, n),
+        both (B, N, 2 hidden), what :attr:`gate_up_proj` makes of the stream, padded columns or none -> (B, N, n), and
         no loss of its own.
     """
 
@@ -30,11 +30,6 @@ class DenseFFN(nn.Module):
         groups = (2, self.hidden, padded_width(self.hidden, bias))  # rows as wide as what the second product reads
         self.gate_up_proj = AmbientLinear(n, 2 * self.hidden, bias, float(self.c), row_groups=groups, fused=2)
         self.down_proj = AmbientLinear(self.hidden, n, bias, float(self.c))
-
-    @property
-    def entry(self) -> nn.Module:
-        """The linear map of the stream's normed points that comes first."""
-        return self.gate_up_proj
 
     def forward(self, both: Tensor) -> tuple[Tensor, None]:
         return swiglu_linear(both, self.down_proj, self.hidden, float(self.c)), None

@@ -34,12 +34,6 @@ def log_size_mask(size: Tensor, dtype: torch.dtype) -> Tensor:
     return log_size[:, :num_tokens].view(num_images, 1, 1, num_tokens)
 
 
-def query_dtype(x: Tensor) -> torch.dtype:
-    """The type of the queries that a projection makes of ``x`` here: that of ``x``, or of autocast."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
 def proportional_attention(
     q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float | None = None, way: str = "mask", dropout: float = 0.0
 ) -> Tensor:

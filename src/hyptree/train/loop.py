@@ -8,6 +8,7 @@ optimiser's moments and a few counters, and a run that was killed at any moment 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from hyptree.train.model import checkpoint_activations, load_weights
 from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.parallel.batchnorm import sync_batch_norms
 from hyptree.train.parallel.determinism import deterministic, seed_all
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.log import Reporter
@@ -145,6 +147,7 @@ class Trainer:
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
+        self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
         self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
         if self.compiled.note is not None:
             self.notes.append(self.compiled.note)
@@ -206,8 +209,8 @@ class Trainer:
         seed_all(recipe.run.seed, step, self.processes.rank)
         set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
         totals: dict[str, Tensor] = {}
-        for part in range(parts):
-            batch = self.task.to_device(next(batches), self.processes.device)
+        for part, batch in enumerate(self._parts(batches)):
+            batch = self.task.to_device(batch, self.processes.device)
             batch = self.task.prepare_batch(batch, step * parts + part)
             self.compiled.begin_pass()
             with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
@@ -343,6 +346,20 @@ class Trainer:
             for batch, _ in zip(self.train_loader, range((self.steps_per_epoch - done) * parts), strict=False):
                 yield batch
             epoch, done = epoch + 1, 0
+
+    def _parts(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The parts of this process's share of the next batch, which know over how much their loss is to be a mean."""
+        num_parts = self.recipe.run.accumulate
+        parts = itertools.islice(batches, num_parts)
+        if num_parts * self.processes.size == 1:
+            return parts
+        first = next(parts)
+        if self.task.count(first) is None:
+            return itertools.chain([first], parts)
+        whole = [first, *parts]
+        counts = [count for part in whole if (count := self.task.count(part)) is not None]
+        count = self.processes.mean(torch.stack(counts).float().mean())
+        return (part | {"count": count} for part in whole)
 
     @property
     def _units(self) -> int:

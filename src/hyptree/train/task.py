@@ -115,6 +115,14 @@ class Task(ABC):
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
 
+    def count(self, batch: Any) -> Tensor | None:
+        """Over how many pixels or tokens of a training batch the loss is a mean; None where all batches have as many.
+
+        A batch that processes share, or that goes through the model in parts, has one mean over all of it, not one of
+        means: ``training_loss`` then finds the number to divide its sum by under ``count`` in the batch.
+        """
+        return None
+
     def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
         """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
 

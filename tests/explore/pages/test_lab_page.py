@@ -41,12 +41,12 @@ class Cells(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self.is_cell = tag in ("td", "th")
-        if self.is_cell:
+        if tag in ("td", "th"):
+            self.is_cell = True
             self.rows[-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
-        self.is_cell = False
+        self.is_cell = self.is_cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         if self.is_cell:

@@ -18,10 +18,10 @@ from hyptree.explore.draw.curves import (
     Line,
     _short,
     _spread,
-    _ticks,
     line_chart,
     run_curves,
     svg_confusion,
+    ticks,
 )
 from hyptree.explore.draw.scenes import Answer, Scene, class_path, disk_points, explorer_html
 from hyptree.explore.explanation import block_tree
@@ -245,9 +245,9 @@ def test_chart_draws_points_where_their_values_are() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.013, 0.87), (-3, 410), (2, 2), (0, 1e-3)])
 def test_ticks_enclose_the_values(low: float, high: float) -> None:
-    ticks = _ticks(low, high)
-    assert ticks[0] <= low and ticks[-1] >= high * (1 - 1e-9) and 2 <= len(ticks) <= 7
-    assert np.allclose(np.diff(ticks), ticks[1] - ticks[0])
+    marks = ticks(low, high)
+    assert marks[0] <= low and marks[-1] >= high * (1 - 1e-9) and 2 <= len(marks) <= 7
+    assert np.allclose(np.diff(marks), marks[1] - marks[0])
 
 
 def test_ticks_are_short() -> None:

@@ -13,8 +13,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
-from hyptree.lm.experts.routing import Gate, balance_loss, balance_step, gates_of, sort_by_expert, update_biases
+from hyptree.lm.experts.routing import Gate, balance_loss, balance_step, gates_of, update_biases
+from hyptree.ops.experts.grouped import dispatch, grouped_linear, sort_by_expert, unpermute
 
 SIZES = ((5, 0, 9, 2), (0, 0, 0, 16), (1, 1, 1, 1), (7, 3, 0, 0))
 

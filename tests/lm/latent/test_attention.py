@@ -68,7 +68,7 @@ def run(
     """The layer on points s (B, N, n), by default at positions 0..N-1."""
     if positions is None:
         positions = torch.arange(s.shape[1]).expand(s.shape[:2])
-    out: Tensor = layer(layer.entry(s), tables(layer, positions, s.dtype), mask, cache)[0]
+    out: Tensor = layer(layer.down(s), tables(layer, positions, s.dtype), mask, cache)[0]
     return out
 
 
@@ -230,14 +230,14 @@ def test_weights_come_with_the_eager_implementation() -> None:
     layer.config._attn_implementation = "eager"
     s = torch.randn(2, 5, 20, dtype=torch.float64)
     positions = tables(layer, torch.arange(5).expand(2, -1))
-    out, weights = layer(layer.entry(s), positions, output_attentions=True)
+    out, weights = layer(layer.down(s), positions, output_attentions=True)
     assert torch.equal(out, run(layer, s))
     assert weights.shape == (2, 3, 5, 5)
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
     assert (weights.triu(1) == 0).all()
     cache = DynamicCache()
     run(layer, s[:, :4], None, None, cache)
-    _, last = layer(layer.entry(s[:, 4:]), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
+    _, last = layer(layer.down(s[:, 4:]), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
     assert torch.allclose(last, weights[:, :, 4:], rtol=1e-12, atol=1e-12)  # absorbed
 
 

@@ -133,7 +133,7 @@ def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
     cache, place = DynamicCache(), torch.full((2, 1), LENGTH - 1)
     feed(layer, s, cache, [LENGTH - 1, 1])
     state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
-    queries, _, _ = layer._project(layer.entry(s[:, -1:]), tables(layer, place))
+    queries, _, _ = layer._project(layer.down(s[:, -1:]), tables(layer, place))
     inputs, weights = attend_absorbed(
         queries, state, *layer._up(layer.kv_up.matrix(torch.float64)), 4, layer.value_scale, None, LENGTH - 1
     )
@@ -224,7 +224,7 @@ def test_a_step_compiles_whole_with_a_static_cache(mode: str) -> None:
 
     @torch.compile(backend=counter, fullgraph=True)
     def step(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        out: Tensor = layer(layer.entry(s), (cos, sin), None, cache)[0]
+        out: Tensor = layer(layer.down(s), (cos, sin), None, cache)[0]
         return out
 
     outputs = []
@@ -255,7 +255,7 @@ def test_bfloat16_steps_on_a_gpu(mode: str, no_waiting) -> None:
         inputs.append([x.cuda() for x in (s[:, start:stop].bfloat16(), cos, sin, mask.expand(2, 1, -1, -1))])
 
     def run_step(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        out: Tensor = layer(layer.entry(x), (cos, sin), mask, cache)[0]
+        out: Tensor = layer(layer.down(x), (cos, sin), mask, cache)[0]
         return out
 
     step = torch.compile(run_step, fullgraph=True)

@@ -52,7 +52,7 @@ def step(layer: Any, s: Tensor, start: int, stop: int, cache: Any, mask: Tensor 
     rows = None
     if mask is not None:
         rows = mask[:, :, start:stop, : stop if isinstance(cache, DynamicCache) else None]
-    out, weights = layer(layer.entry(s[:, start:stop]), tables(layer, place, torch.float32), rows, cache, **options)
+    out, weights = layer(layer.down(s[:, start:stop]), tables(layer, place, torch.float32), rows, cache, **options)
     return (out, weights) if options else out
 
 
@@ -138,7 +138,7 @@ def test_a_step_is_one_graph_with_a_static_cache(
     other, counter = copy.deepcopy(cache), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda s, cos, sin, seen: layer(layer.entry(s), (cos, sin), seen, other)[0], backend=counter, fullgraph=True
+        lambda s, cos, sin, seen: layer(layer.down(s), (cos, sin), seen, other)[0], backend=counter, fullgraph=True
     )
     for place in (7, 8, 9):
         expected = step(layer, s, place, place + 1, cache, rows)

@@ -15,7 +15,7 @@ from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.messages import print_fits, show_on
+from hyptree.lab.sweeps.messages import print_fits
 from hyptree.progress import progress_bar, say
 
 
@@ -188,7 +188,7 @@ def sweep(config: SweepConfig) -> None:
             overwrite=config.overwrite,
             checkpoint_seconds=config.checkpoint_seconds,
             keep_weights=config.keep_weights,
-            show=None if config.quiet else show_on(bar),
+            bar=None if config.quiet else bar,
             say=say,
         )
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks

@@ -22,7 +22,7 @@ from hyptree.explore.draw.radial import radial_picture, same_levels
 from hyptree.explore.draw.radial_layout import svg_radial
 from hyptree.explore.pages import encoder_parts as parts
 from hyptree.explore.pages.encoder_parts import STYLE, EncodedPicture
-from hyptree.explore.pages.page import Section, page
+from hyptree.explore.pages.page import Section, explorer_page
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
@@ -87,14 +87,8 @@ def write(
         f"{name}: embeddings of {texts.root.shape[0]} numbers. General texts should lie near the root, the embedding "
         f"of the empty text, and specific ones straight behind them. {says}"
     )
-    here, path = Path(__file__).parent, Path(out)
-    return page(
-        *(path, "The hierarchy in an encoder", lead.strip(), page_sections),
-        script=(here / "explorer.js").read_text(encoding="utf-8"),
-        style=(here / "explorer.css").read_text(encoding="utf-8") + STYLE,
-        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
-        footer=f"hyptree {__version__}. Written by hyptree explain.",
-    )
+    footer = f"hyptree {__version__}. Written by hyptree explain."
+    return explorer_page(out, "The hierarchy in an encoder", lead.strip(), page_sections, style=STYLE, footer=footer)
 
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyptree.errors import require
 from hyptree.explore.draw.curves import Line
-from hyptree.explore.draw.disk import INK, PALETTE
+from hyptree.explore.draw.style import INK, PALETTE, SOFT
 from hyptree.files import read_log
 from hyptree.runs import RunFolder
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_tree_stats", "stat_curves"]
 
-SOFT = "#5a6172"
 STATS = (
     ("contrastive", "Contrastive loss", "both signs of this loss can fall: look at the distances", ".2f"),
     ("kl", "KL of the top level", "mean over nodes and dimensions", ".3g"),

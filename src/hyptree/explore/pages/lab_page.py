@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
-from hyptree.explore.pages.page import STYLE, Section, image, page, table
+from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.run_table import read_runs
@@ -72,7 +72,7 @@ main { max-width: 76rem; }
 .tall th, .tall td { padding: .3rem; }
 .tall th { position: sticky; top: 0; background: var(--ground); font-size: inherit; vertical-align: bottom; }
 details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
-td.yes { color: var(--good); } td.no { color: var(--bad); }
+.yes { color: var(--good); } .no { color: var(--bad); }
 figure img { border: 1px solid var(--line); border-radius: 6px; }
 @media (max-width: 40rem) { figure { overflow-x: auto; } figure img { max-width: none; width: 46rem; } }
 """
@@ -180,8 +180,7 @@ def _fit_table(fits: Sequence[Row]) -> str:
         line += [_number(fit["change"], fit["change_error"]), _number(fit["loss_ratio"])] if is_curved else []
         line += [str(fit["num_models"]), str(fit["num_diverged"])]
         lines.append(line)
-    html = table(head, lines)
-    return html.replace("<td>yes</td>", '<td class="yes">yes</td>').replace("<td>no</td>", '<td class="no">no</td>')
+    return table(head, lines)
 
 
 _EXTRA = {"part": "part", "density": "E", "curvature": "c"}
@@ -201,7 +200,7 @@ def _between(low: float, high: float, form: str = ".2f") -> str:
 def _inside(value: float, low: float, high: float) -> str:
     if not all(map(math.isfinite, (value, low, high))):
         return "–"
-    return "yes" if low <= value <= high else "no"
+    return Html('<span class="yes">yes</span>' if low <= value <= high else '<span class="no">no</span>')
 
 
 def _diverged(rows: Sequence[Row]) -> str:

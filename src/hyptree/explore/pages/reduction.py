@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hyptree import tables
 from hyptree.errors import require
@@ -86,11 +87,12 @@ def write_plot(results: Results, path: Path) -> Path:
     names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
     groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
     best = pareto_front(results.rows)
-    panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "times as fast", _gflops, _speedup)]
+    panels = [("GFLOPs per picture", "times as fast")]
     if best:
-        panels = [("images/s", "top-1", _speed, _top1), ("GFLOPs per picture", "top-1", _gflops, _top1)]
+        panels = [("images/s", "top-1"), ("GFLOPs per picture", "top-1")]
     figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained", facecolor="white")
-    for at, (x_name, y_name, x_of, y_of) in enumerate(panels):
+    for at, (x_name, y_name) in enumerate(panels):
+        x_of, y_of = AXES[x_name], AXES[y_name]
         axes = figure.add_subplot(1, len(panels), at + 1)
         if at == 0 and len(best) > 1:
             axes.plot([x_of(r) for r in best], [y_of(r) for r in best], color="#d5dae5", linewidth=9, zorder=1,
@@ -116,20 +118,12 @@ def write_plot(results: Results, path: Path) -> Path:
     return path
 
 
-def _speed(row: Row) -> float:
-    return row.images_per_second
-
-
-def _speedup(row: Row) -> float:
-    return row.speedup
-
-
-def _gflops(row: Row) -> float:
-    return row.gflops
-
-
-def _top1(row: Row) -> float:
-    return float("nan") if row.top1 is None else row.top1
+AXES: dict[str, Callable[[Row], float]] = {
+    "images/s": lambda row: row.images_per_second,
+    "times as fast": lambda row: row.speedup,
+    "GFLOPs per picture": lambda row: row.gflops,
+    "top-1": lambda row: math.nan if row.top1 is None else row.top1,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -156,12 +150,9 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
     lines = [*about["notes"], NOTE]
     if best is not None:
         lines.append("In bold: the most accurate row that is at least 1.5 times as fast as the plain model.")
-    sections = [
-        Section(
-            "Numbers",
-            table(head, cells, best=best) + "".join(f'<p class="note">{escape(s)}</p>' for s in lines),
-        )
-    ]
+    kinds = {} if best is None else {best: "best"}
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
+    sections = [Section("Numbers", table(head, cells, kinds) + notes)]
     if plot is not None:
         alt = "accuracy against speed" if any(row.top1 is not None for row in results.rows) else "speed against FLOPs"
         sections.append(Section("Trade-off", f"<figure>{image(plot, alt)}</figure>"))

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from hyptree.lab.figures.curved_figures import curvature
-from hyptree.lab.figures.panels import Panel, Row, Series, data_name, group_by, means, part_of
+from hyptree.lab.figures.panels import (
+    Panel,
+    Row,
+    Series,
+    data_name,
+    density_name,
+    group_by,
+    joined,
+    means,
+    part_of,
+)
 from hyptree.lab.figures.published_figures import published, published_series
 from hyptree.lab.theory import strong_exponent, weak_exponent, welch_bound
 
@@ -36,8 +46,7 @@ def losses(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         panel = Panel(f"loss against width, {title}", "m", "loss", log="xy")
         for (part, *_), some in group_by(chosen, "part", "dist", "alpha", "density").items():
             regime = regimes[part, data_name(some[0]), some[0]["density"], some[0]["gamma"]]
-            extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            name = data_name(some[0], part_of(some[0], chosen), extra, regime)
+            name = data_name(some[0], part_of(some[0], chosen), density_name(some[0]), regime)
             panel.series.append(Series(name, *means(some, "m", "loss_eval"), "line"))
         panels.append(panel)
     return panels
@@ -113,10 +122,9 @@ def _exponent_panel(
     if not chosen:
         return []
     panel = Panel(title, "α", "exponent")
-    for (_, gamma, density), some in group_by(chosen, "part", "gamma", "density").items():
+    for (_, gamma, _), some in group_by(chosen, "part", "gamma", "density").items():
         x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
-        extra = "" if density == 1 else f"E = {density:.3g}"
-        name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
+        name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", density_name(some[0]))
         panel.series.append(Series(name, x, y, "points", error))
     panel.series += published_series(chosen)
     if regime == "weak":
@@ -168,7 +176,7 @@ def _left_out(empty: int, why: str, groups: Iterable[Sequence[Row]]) -> str:
     pooled = {"γ": "gamma", "E": "density"}
     over = [sign for sign, name in pooled.items() if any(len({row[name] for row in some}) > 1 for some in groups)]
     missing = f"{empty} point{'s' if empty > 1 else ''} with {why} above one not drawn" if empty else ""
-    return "; ".join(filter(None, (f"means over {' and '.join(over)}" if over else "", missing)))
+    return joined(f"means over {' and '.join(over)}" if over else "", missing, by="; ")
 
 
 def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -311,8 +310,3 @@ def compare(overlaps: Sequence[LMHeadOverlap], centred: bool = False) -> PowerFi
     """
     name = "mso_centred" if centred else "mso"
     return fit_power([one.m for one in overlaps], [getattr(one, name) for one in overlaps])
-
-
-def to_dict(overlap: LMHeadOverlap) -> dict[str, Any]:
-    """In JSON's types; what was not asked for is None."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(overlap).items()}

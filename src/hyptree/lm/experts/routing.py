@@ -30,31 +30,6 @@ class Route(NamedTuple):
     """(), what an uneven load costs; None in evaluation or if it costs nothing."""
 
 
-class Order(NamedTuple):
-    """The S = T k choices of T tokens, sorted by expert."""
-
-    order: Tensor
-    """(S,) int64: the choice, ``token * k + rank``, at each place."""
-    inverse: Tensor
-    """(S,) int64: the place of each choice."""
-    ends: Tensor
-    """(E,) int32: where the places of an expert end."""
-
-
-def sort_by_expert(chosen: Tensor, counts: Tensor) -> Order:
-    """The places of choices, equal experts together, tokens of one expert in their order; the host waits for nothing.
-
-    Args:
-        chosen: (T, k) experts. counts: (E,) how often each occurs.
-    """
-    # Small keys: a radix sort passes over them once per 8 bits.
-    experts = chosen.flatten().to(torch.int16 if counts.shape[0] <= 2**15 else torch.int64)
-    order = torch.argsort(experts, stable=True)
-    places = torch.arange(order.shape[0], device=order.device)
-    inverse = torch.empty_like(order).scatter_(0, order, places)
-    return Order(order, inverse, counts.cumsum(0).to(torch.int32))
-
-
 def balance_loss(log_scores: Tensor, counts: Tensor, top_k: int) -> Tensor:
     """``sum_i f_i P_i``, the mean over sequences; 1 where all experts have the same load and the same scores.
 

@@ -139,7 +139,7 @@ class LatentAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        rows (B, N, m), what :attr:`entry` makes of the stream's normed points -> (B, N, n), space components of the
+        rows (B, N, m), what :attr:`down` makes of the stream's normed points -> (B, N, n), space components of the
         points that go into the residual, and the weights (B, H, N, M), or None where they are not built.
     """
 
@@ -185,11 +185,6 @@ class LatentAttention(nn.Module):
         nn.init.ones_(self.kv_gain)
         if self.query_rank:
             nn.init.ones_(self.q_gain)
-
-    @property
-    def entry(self) -> nn.Module:
-        """The linear map of the stream's normed points that comes first."""
-        return self.down
 
     def forward(
         self,

@@ -153,7 +153,7 @@ class Processes:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over processes."""
         if self.size > 1:
-            tensor = tensor.clone()
+            tensor = tensor.to(self.device, copy=True)
             dist.all_reduce(tensor)
             tensor /= self.size
         return tensor
