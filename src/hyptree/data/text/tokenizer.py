@@ -10,7 +10,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, name: str = "the 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    some = _NotEmpty(documents)
-    tokenizer.train_from_iterator(some, trainer)
-    if not some.seen:
+    documents = iter(documents)
+    first = list(islice(documents, 1))
+    if not first:
         raise UserError(f"{name}: there is no text to train a tokenizer on")
+    tokenizer.train_from_iterator(chain(first, documents), trainer)
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise UserError(
@@ -224,18 +226,6 @@ class Encoder:
             options = {"add_special_tokens": False, "split_special_tokens": True, "truncation": False}
             encoded = self._slow(documents, **options)["input_ids"]
         return [np.asarray(self.before + ids + self.after, self.dtype) for ids in encoded]
-
-
-class _NotEmpty:
-    """Passes documents on and remembers whether there was one."""
-
-    def __init__(self, documents: Iterable[str]):
-        self._documents, self.seen = documents, False
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._documents:
-            self.seen = True
-            yield text
 
 
 def _wrap(tokenizer: Any) -> Any:
