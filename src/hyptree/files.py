@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hyptree.errors import UserError
 
@@ -187,6 +187,17 @@ def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def open_log(path: Path) -> IO[str]:
+    """A text file of a run to append to.
+
+    Raises:
+        UserError: it is a link. What is renamed into place replaces one; what is appended would follow it.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {path.readlink()}; remove it: a run writes inside its own folder")
+    return path.open("a", encoding="utf-8")
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:
