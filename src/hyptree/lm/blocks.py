@@ -1,4 +1,4 @@
-"""What a HELM is stacked from: the table of tokens as points, and one layer of the stack."""
+"""What a HELM is stacked from: the table of tokens as points, a feed-forward part, and one layer of the stack."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hyptree.geometry import Lorentz, PointModule, lorentz
-from hyptree.lm.ambient import UNIT_WEIGHT
+from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, padded_width
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.ffn import DenseFFN
 from hyptree.ops.residual_norm import join, norm_linear
+from hyptree.ops.swiglu import swiglu_linear
 
 
 class PointEmbedding(nn.Embedding, PointModule):
@@ -35,6 +35,28 @@ class PointEmbedding(nn.Embedding, PointModule):
         nn.init.normal_(self.weight)
         with torch.no_grad():
             self.weight.copy_(lorentz.expmap0(F.normalize(self.weight, dim=-1), self.c))
+
+
+class DenseFFN(nn.Module):
+    """``W_2 (silu(W_1 x) * (W_3 x))`` of points, two matrix products and one pass in between.
+
+    Args:
+        config: ``hidden_size`` n, ``intermediate_size``, ``curvature``, ``ffn_bias``.
+
+    Shape:
+        both (B, N, 2 hidden), what :attr:`gate_up_proj` makes of the stream, padded columns or none -> (B, N, n), and
+        no loss of its own.
+    """
+
+    def __init__(self, config: HelmConfig):
+        super().__init__()
+        n, self.hidden, bias, self.c = config.hidden_size, config.intermediate_size, config.ffn_bias, config.curvature
+        groups = (2, self.hidden, padded_width(self.hidden, bias))  # rows as wide as what the second product reads
+        self.gate_up_proj = AmbientLinear(n, 2 * self.hidden, bias, float(self.c), row_groups=groups, fused=2)
+        self.down_proj = AmbientLinear(self.hidden, n, bias, float(self.c))
+
+    def forward(self, both: Tensor) -> tuple[Tensor, None]:
+        return swiglu_linear(both, self.down_proj, self.hidden, float(self.c)), None
 
 
 class HelmBlock(GradientCheckpointingLayer):

@@ -15,9 +15,9 @@ from torch.autograd import gradcheck
 from hyptree.geometry import lorentz
 from hyptree.lm import plain
 from hyptree.lm.ambient import constant_weights
+from hyptree.lm.blocks import DenseFFN
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.experts.mixture import CURVATURE_BOUNDS, ExpertStack, Mice
-from hyptree.lm.ffn import DenseFFN
 from hyptree.ops.merge_points.reference import merge
 from hyptree.ops.residual_norm.reference import rms_norm
 from hyptree.train.optimizer.build import param_groups

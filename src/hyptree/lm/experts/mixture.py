@@ -134,7 +134,8 @@ class ExpertStack(nn.Module):
             return full.unflatten(0, (num, -1))
 
         def make() -> tuple[Tensor, Tensor]:
-            bias, n = self.bias_in, self.features
+            bias: Tensor | None = self.bias_in
+            n = self.features
             if divide and bias is not None and a is not None:
                 bias = bias / a[:, None, None]
             first = pack(self.weight_in, self.time_in, bias, (2 * num, self.hidden, inner), width)

@@ -32,7 +32,7 @@ def sync_batch_norms(model: nn.Module, num_processes: int, num_parts: int = 1) -
     if num_processes > 1:
         for norm in norms:
             if not isinstance(norm, nn.SyncBatchNorm):
-                norm.__class__ = _synced(type(norm))
+                norm.__class__ = _synced(type(norm))  # type: ignore[arg-type]
         if norms:
             notes.append(f"{len(norms)} batch norms take their statistics over all {num_processes} processes")
         for name in sorted(others):
