@@ -55,6 +55,27 @@ def require_path(path: Path | str, kind: str = "file or folder", then: str = "")
         raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
 
 
+def read_json(path: Path | str, *keys: str) -> dict[str, Any]:
+    """What a JSON file of keys and values says.
+
+    Args:
+        keys: what it must have.
+
+    Raises:
+        UserError: it cannot be read, or is not such a file.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    missing = [key for key in keys if not isinstance(values, dict) or key not in values]
+    if missing or not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it has no {missing[0] if missing else 'keys and values'}")
+    return values
+
+
 @contextmanager
 def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[Any]:
     """A file to read, plain or compressed (.gz, .xz): bytes (``rb``), or text in UTF-8 with the ends of lines it has.
@@ -186,7 +207,11 @@ def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def open_log(path: Path) -> IO[str]:
@@ -302,14 +327,11 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: no such index, or one that names a file outside its folder.
     """
-    try:
-        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        for file in set(names.values()):
-            path_inside(index.parent, file, str(index))
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is damaged: it has no weight_map") from error
+    names: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+    if not isinstance(names, dict):
+        raise UserError(f"{index} is damaged: its weight_map names no files")
+    for file in {str(name) for name in names.values()}:
+        path_inside(index.parent, file, str(index))
     return names
 
 

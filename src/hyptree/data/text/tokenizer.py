@@ -6,8 +6,8 @@ encoded, to the last character. ``tokenizer(text)`` begins with ``<bos>``, as th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ import numpy as np
 from hyptree.data.text.settings import SPECIAL_TOKENS, check_vocab_size
 from hyptree.data.text.sources import TextSource
 from hyptree.errors import UserError, require
-from hyptree.files import new_folder, path_inside
+from hyptree.files import new_folder, path_inside, read_json
 
 _PADDING_ROWS = 1024
 """Rows that a model's vocabulary may have beyond the tokenizer's: many are padded to a round number."""
@@ -97,11 +97,9 @@ def load_tokenizer(folder: Path | str) -> Any:
 
 def _model_type(folder: Path) -> str | None:
     """What the model beside a tokenizer says it is; None where there is none, or nothing that can be read."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None
+    with contextlib.suppress(UserError):
+        return read_json(folder / "config.json").get("model_type")
+    return None
 
 
 def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
