@@ -127,6 +127,6 @@ def test_a_packed_text_is_read_or_one_line(tmp_path: Path, suffix: str) -> None:
     if suffix:
         for damaged in (b"plain", path.read_bytes()[:-5]):
             path.write_bytes(damaged)
-            with pytest.raises(UserError, match=rf"x\.txt\{suffix} is not a whole \{suffix} file: \S"):
-                with open_packed(path) as file:
-                    file.read()
+            why = rf"x\.txt\{suffix} is not a whole \{suffix} file: \S"
+            with pytest.raises(UserError, match=why), open_packed(path) as file:
+                file.read()
