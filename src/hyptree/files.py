@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hyptree.errors import UserError
 
@@ -53,6 +53,27 @@ def require_path(path: Path | str, kind: str = "file or folder", then: str = "")
     """
     if not Path(path).exists():
         raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
+
+
+def read_json(path: Path | str, *keys: str) -> dict[str, Any]:
+    """What a JSON file of keys and values says.
+
+    Args:
+        keys: what it must have.
+
+    Raises:
+        UserError: it cannot be read, or is not such a file.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    missing = [key for key in keys if not isinstance(values, dict) or key not in values]
+    if missing or not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it has no {missing[0] if missing else 'keys and values'}")
+    return values
 
 
 @contextmanager
@@ -186,7 +207,22 @@ def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically, UTF-8."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def open_log(path: Path) -> IO[str]:
+    """A text file of a run to append to.
+
+    Raises:
+        UserError: it is a link. What is renamed into place replaces one; what is appended would follow it.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {path.readlink()}; remove it: a run writes inside its own folder")
+    return path.open("a", encoding="utf-8")
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:
@@ -291,14 +327,11 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: no such index, or one that names a file outside its folder.
     """
-    try:
-        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        for file in set(names.values()):
-            path_inside(index.parent, file, str(index))
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is damaged: it has no weight_map") from error
+    names: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+    if not isinstance(names, dict):
+        raise UserError(f"{index} is damaged: its weight_map names no files")
+    for file in {str(name) for name in names.values()}:
+        path_inside(index.parent, file, str(index))
     return names
 
 

@@ -243,6 +243,25 @@ def test_a_run_of_others_cannot_write_elsewhere(copy: Path, tmp_path: Path, name
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_a_run_of_others_makes_no_file_elsewhere(copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / name).unlink()
+    (copy / name).symlink_to(tmp_path / "new")
+    with pytest.raises(UserError, match=r"is a link to .*new; remove it"):
+        fit(tiny.recipe("run.save_steps=4"), copy, resume=True, quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_embedding_of_others_makes_no_file_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points, _ = _embedding(tmp_path)
+    out = points.parent
+    (out / "metrics.jsonl").unlink()
+    (out / "metrics.jsonl").symlink_to(tmp_path / "new")
+    assert main(["tree", "embed", "--config", str(out / "config.yaml"), "--resume"]) == 2
+    assert "is a link to" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("outside", ["../outside.safetensors", "/outside.safetensors", "a/../../b.safetensors"])
 def test_an_index_cannot_name_a_file_outside_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, outside: str

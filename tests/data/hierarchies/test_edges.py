@@ -164,7 +164,7 @@ def test_bad_text_is_one_clear_line(tmp_path, name, text, message):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"edges": np.zeros((2, 2), int)}, "expected an array 'pairs'"),
+        ({"edges": np.zeros((2, 2), int)}, "no array 'pairs' in it, found edges"),
         ({"pairs": np.zeros(4, int)}, r"shape \(E, 2\), got \(4,\)"),
         ({"pairs": np.array([[0.0, 1.0], [2.0, np.nan]])}, "row 1 of 'pairs' is .* expected whole numbers"),
         ({"pairs": np.array([["a", "b"]])}, "must hold whole numbers"),

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, require_path, write_text
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line, read_json, require_path, write_text
 from hyptree.progress import progress_bar, say
 from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
@@ -268,8 +268,7 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
     path = config.out / "report.json"
     if not path.is_file():
         return {}
-    with as_user_error(str(path)):
-        earlier: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path)
     wanted = {"encoder": config.model, **about}
     if config.geometry is not None:
         wanted["geometry"] = config.geometry

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from hyptree.data.npz import open_npz, take
 from hyptree.errors import UserError
 from hyptree.files import open_packed
 
@@ -195,17 +194,9 @@ def _offsets(pairs: np.ndarray, n: int) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if "pairs" not in archive:
-                there = ", ".join(archive.files) or "nothing"
-                raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {there}")
-            pairs = archive["pairs"]
-            names = archive.get("names")
-    except UserError:
-        raise
-    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:  # pickled objects, a cut archive
-        raise UserError(f"cannot read {path}: {error}") from error
+    with open_npz(path) as archive:
+        pairs = take(archive, "pairs", path)
+        names = take(archive, "names", path) if "names" in archive else None
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise UserError(f"{path}: 'pairs' must have the shape (E, 2), got {pairs.shape}")
     if pairs.dtype.kind == "f":

@@ -129,7 +129,7 @@ def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | by
     Raises:
         UserError: some picture is not there.
     """
-    from hyptree.data.pictures.decoding import open_npz, take, take_packed
+    from hyptree.data.npz import open_npz, take, take_packed
 
     path = Path(path)
     sources: dict[str, Path | bytes] = {}

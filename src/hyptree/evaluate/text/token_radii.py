@@ -9,6 +9,7 @@ learning. Euclidean models are measured alike, by norms.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from hyptree.data.hierarchies.wordnet import HYPERNYMS, SYNSETS, find_table, read_table
 from hyptree.errors import UserError
+from hyptree.evaluate.text.residual_stream import hidden_state, reading
 from hyptree.tree.measure import gromov_delta
 from hyptree.vlm.radial.order import spearman
 
@@ -65,14 +67,9 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
     seen = torch.zeros(size, dtype=torch.float64, device=device)
     points: dict[int, Tensor] = {}
 
-    def keep(place: int) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            points[place] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    handles = [layer.register_forward_hook(keep(k)) for k, layer in enumerate(layers)]
-    try:
+    with contextlib.ExitStack() as stack:
+        for k, layer in enumerate(layers):
+            stack.enter_context(reading(layer, points, k, hidden_state))
         for batch in batches:
             inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
             model.base_model(**inputs, use_cache=False)
@@ -84,9 +81,6 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
             for k in range(len(layers)):
                 radius = space.dist0(points[k].double()).reshape(-1)
                 sums[k].index_add_(0, ids, radius * weight)
-    finally:
-        for handle in handles:
-            handle.remove()
     means = torch.where(seen > 0, sums / seen.clamp_min(1), math.nan)
     return means.cpu().numpy(), seen.cpu().numpy().astype(np.int64)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
+from hyptree.files import read_json
 
 __all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
 
@@ -180,8 +180,7 @@ def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> L
     results = Path(path).parent.parent / "results.json"
     template = FewShotSettings.template
     if results.is_file():
-        with as_user_error(str(results)):
-            template = json.loads(results.read_text(encoding="utf-8"))["settings"].get("template", template)
+        template = read_json(results, "settings")["settings"].get("template", template)
     says = f"The head of {Path(path).name}, {about.get('shots', '?')} shots per class."
     pictures, names = [one.picture for one in looked], [one.name for one in looked]
     return _latent(encoder, head, Host(encoder.encode_text, template), classes, pictures, names, (), says)

@@ -5,7 +5,7 @@ One HTML file that needs nothing else. :func:`lab_sections` gives its parts, for
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
+from hyptree.errors import UserError
 from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
+from hyptree.files import read_json
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.run_table import read_runs
@@ -231,8 +233,6 @@ def _format(value: Any) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     """What the sweep was asked for; empty where only its table is there."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config
+    with contextlib.suppress(UserError):
+        return read_json(folder / "config.json")
+    return {}

@@ -6,7 +6,6 @@ Only headers and the wanted rows are read: no model is built, and a head of any 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
-from hyptree.files import weight_map
+from hyptree.files import read_json, weight_map
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
 from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
@@ -249,9 +248,8 @@ def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """What the model's own configuration says; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return settings if isinstance(settings, dict) else {}
+    with contextlib.suppress(UserError):
+        return read_json(folder / "config.json")
     return {}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyptree.errors import UserError, as_called
-from hyptree.files import full_disk_is_one_line, load_tensors, write_text
+from hyptree.files import full_disk_is_one_line, load_tensors, read_json, write_text
 from hyptree.lab.sweeps.grid import Grid
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ def _read_config(out: Path) -> dict[str, Any]:
     written = out / "config.json"
     if not written.is_file():
         raise UserError(f"nothing to resume in {out}: it has no config.json; start without --resume")
-    try:
-        config: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{written} is damaged: {error}") from error
-    return config
+    return read_json(written, "parts")
 
 
 def _difference(before: Any, now: Any, key: str = "") -> str:

@@ -15,7 +15,7 @@ import torch
 
 from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
-from hyptree.files import cut_log, save_tensors, write_text
+from hyptree.files import cut_log, open_log, save_tensors, write_text
 from hyptree.signals import Stopped, stop_signals
 from hyptree.train.embedding.embedder import Batches, Embedder
 from hyptree.train.run.settings import EmbedSettings
@@ -88,7 +88,7 @@ def embed(
     with (
         stop_signals() as stopped,
         _threads(settings),
-        (out / "metrics.jsonl").open("a") as log,
+        open_log(out / "metrics.jsonl") as log,
     ):
         while not embedder.is_done:
             epoch, step, lr = embedder.epoch, embedder.step, embedder.lr()

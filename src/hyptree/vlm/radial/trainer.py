@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
+from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, open_log, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.signals import Stopped, stop_signals
 from hyptree.vlm.encoders.texts import TextTable
@@ -275,7 +275,7 @@ def _loop(
     saved_at = clock
     lately: list[dict[str, float]] = []
     last: dict[str, float] = {}
-    with stop_signals() as stopped, (out / METRICS).open("a", encoding="utf-8") as log:
+    with stop_signals() as stopped, open_log(out / METRICS) as log:
         while not trainer.is_done:
             lately.append(trainer.advance())
             now = time.perf_counter()
