@@ -13,6 +13,7 @@ import tyro
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.progress import progress_bar, say
+from hyptree.tables import without_nan
 from hyptree.train.run.settings import EmbedSettings
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def embed(config: EmbedConfig) -> None:
             show=show,
         )
     metrics = measure_run(embedder, config.eval_samples)
-    write_text(out / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+    write_text(out / "metrics.json", json.dumps(without_nan(metrics), indent=2) + "\n")
     if config.draw:
         _draw(embedder.embedding(), out / "disk.png", 24, required=False)
     _report(metrics, config.json)
@@ -220,7 +221,7 @@ def _dropped(count: int) -> str:
 
 def _report(metrics: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(metrics))
+        print(json.dumps(without_nan(metrics)))
         return
     width = max(map(len, metrics))
     for name, value in metrics.items():
