@@ -33,7 +33,7 @@ from hyptree.train.parallel.batchnorm import sync_batch_norms
 from hyptree.train.parallel.determinism import deterministic, seed_all
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.log import Reporter
-from hyptree.train.run.progress import NotFinite, Progress
+from hyptree.train.run.progress import NotFinite, RunState
 from hyptree.train.run.recipe import Recipe, check_resumable, require_read
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from hyptree.train.tasks import build_task
@@ -131,7 +131,7 @@ class Trainer:
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
         self.model = self._build_model()
-        self.progress = Progress()
+        self.progress = RunState()
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
@@ -313,7 +313,7 @@ class Trainer:
         else:
             checkpoint = self.processes.together(lambda: folder.load(name))
             where = str(folder.checkpoints / name)
-            self.progress = Progress(**checkpoint.progress)
+            self.progress = RunState(**checkpoint.progress)
             fill_tensors(self.model.state_dict(), checkpoint.model, where)
             fill_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             if self.ema is not None and checkpoint.ema is not None:
