@@ -194,8 +194,8 @@ class Trainer:
                 if saves:
                     self.save()
                 if stops:
-                    message = f"stopped at step {progress.step} of {schedule.num_steps}"
-                    self._stop(f"{message}; {self._go_on()}")
+                    self.reporter.say(f"stopped at step {progress.step} of {schedule.num_steps}; {self._go_on()}")
+                    self._leave(KeyboardInterrupt(), 130)
             return self._result()
         finally:
             self.train_loader.close()
@@ -214,7 +214,7 @@ class Trainer:
             batch = self.task.prepare_batch(batch, step * parts + part)
             self.compiled.begin_pass()
             with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
-                with self._autocast():
+                with self.task.autocast(self.processes.device):
                     loss, numbers = self.task.training_loss(self.wrapped, batch)
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
@@ -261,13 +261,10 @@ class Trainer:
         weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
         with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
-            scores = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
+            scores = self.task.score(self.model, self.val_loader, self.processes.device, self.processes.gather)
         self._numbers = scores
         line = self._line("val") | scores
-        num_skipped = round(
-            self.processes.mean(torch.tensor(float(len(self.skipped)), device=self.processes.device)).item()
-            * self.processes.size
-        )
+        num_skipped = int(self.processes.gather(torch.tensor([len(self.skipped)])).sum())
         if num_skipped:
             line["skipped"] = num_skipped
             if num_skipped > self._num_skipped and self.skipped:
@@ -371,13 +368,15 @@ class Trainer:
         self.model.eval()
         try:
             eager = torch.compiler.set_stance("force_eager")
-            with torch.no_grad(), self._autocast(), eager, self.processes.evaluating(self.model):
+            with (
+                torch.no_grad(),
+                self.task.autocast(self.processes.device),
+                eager,
+                self.processes.evaluating(self.model),
+            ):
                 return self.task.probe(self.model, self._last_batch)
         finally:
             self.model.train()
-
-    def _autocast(self) -> Any:
-        return autocast(self.recipe, self.processes.device)
 
     def _read_losses(self) -> None:
         """Move the numbers of recent steps into the progress, and stop at the first that is not finite."""
@@ -394,7 +393,7 @@ class Trainer:
                 count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
             self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
         except NotFinite as error:
-            self._fail(str(error))
+            self._leave(UserError(str(error)), 2)
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step
@@ -416,16 +415,9 @@ class Trainer:
 
         self.processes.together(guarded)
 
-    def _fail(self, message: str) -> None:
-        if self.processes.is_main:
-            raise UserError(message)
-        raise SystemExit(2)
-
-    def _stop(self, message: str) -> None:
-        self.reporter.say(message)
-        if self.processes.is_main:
-            raise KeyboardInterrupt
-        raise SystemExit(130)
+    def _leave(self, error: BaseException, code: int) -> None:
+        """All processes end, the first one with words."""
+        raise error if self.processes.is_main else SystemExit(code)
 
     def _go_on(self) -> str:
         return f"go on with: {as_called('train', self.folder.path, '--resume')}"
@@ -445,22 +437,3 @@ class Trainer:
             numbers = {k: v for k, v in (lines or [{}])[-1].items() if k not in ("step", "epoch", "split", "time")}
         progress = self.progress
         return Result(self.folder.path, progress.step, numbers, progress.best, progress.best_step)
-
-
-def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, recipe: Recipe) -> dict[str, float]:
-    """The task's numbers over a loader, without gradients, the model left in the mode it was in."""
-    was_training = model.training
-    model.eval()
-    loader.set_epoch(0)
-    batches = (task.to_device(batch, processes.device) for batch in loader)
-    try:
-        with torch.no_grad(), autocast(recipe, processes.device):
-            scores = task.evaluate(model, batches, processes.gather)
-    finally:
-        model.train(was_training)
-    return {name: float(value) for name, value in scores.items()}
-
-
-def autocast(recipe: Recipe, device: torch.device) -> Any:
-    """The recipe's precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.run.precision == "bf16")
