@@ -401,9 +401,9 @@ class Trainer:
         return by_epoch or (steps is not None and step % steps == 0)
 
     def _wants_to_stop(self, stopped: Any) -> bool:
-        if self.processes.size == 1:
-            return bool(stopped())
-        return self.progress.step % _ASK_EVERY == 0 and self.processes.any(stopped())
+        return self.progress.step % (_ASK_EVERY if self.processes.size > 1 else 1) == 0 and self.processes.any(
+            stopped()
+        )
 
     def _on_main(self, work: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""
