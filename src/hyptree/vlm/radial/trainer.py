@@ -16,7 +16,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +45,6 @@ CHECKPOINT, FIRST, METRICS, TRAINED = (
     "metrics.jsonl",
     "trained.safetensors",
 )
-
-
-@dataclass
-class Progress:
-    """Where a run is, for those who show it."""
-
-    step: int
-    num_steps: int
-    terms: dict[str, float]
-    texts_per_second: float
 
 
 def trainable_text(encoder: Encoder) -> dict[str, nn.Parameter]:
@@ -239,7 +229,7 @@ def train(
     resume: bool = False,
     checkpoint_seconds: float = 60.0,
     log_every: int = 10,
-    show: Callable[[Progress], None] | None = None,
+    show: Callable[[int, str], None] | None = None,
 ) -> dict[str, float]:
     """Train to the end and keep the run in a folder; gives the mean terms of the last lines of metrics.
 
@@ -250,7 +240,7 @@ def train(
         resume: go on from the checkpoint in ``out``. The encoder must be as it was before training: the first
             embeddings may have to be made again.
         log_every: steps per line of metrics.
-        show: called after every step.
+        show: called after every step as ``show(steps done, note)``, e.g. ``ProgressBar.reach``.
     """
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -269,7 +259,7 @@ def _loop(
     out: Path,
     checkpoint_seconds: float,
     log_every: int,
-    show: Callable[[Progress], None] | None,
+    show: Callable[[int, str], None] | None,
 ) -> dict[str, float]:
     clock, before, began = time.perf_counter(), trainer.seconds, trainer.step
     saved_at = clock
@@ -288,7 +278,8 @@ def _loop(
             if show is not None:
                 rate = (trainer.step - began) / (now - clock)
                 per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                show(Progress(trainer.step, trainer.num_steps, last, rate * per_step))
+                terms = "  ".join(f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last)
+                show(trainer.step, f"{terms}  {rate * per_step:,.0f} texts/s".strip())
             if stopped() or now - saved_at >= checkpoint_seconds:
                 trainer.save(out / CHECKPOINT)
                 saved_at = time.perf_counter()
