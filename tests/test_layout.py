@@ -78,6 +78,15 @@ def test_a_wrong_arrow_is_seen(path: str, code: str, room: str):
     assert wrong_arrows(path, code) == [f"{path} imports from {room}"]
 
 
+def test_curvatures_are_learned_in_one_way():
+    """One class; and one function for modules whose state dict has its own name for the logarithm of a curvature."""
+    classes = {path for path, code in files().items() if re.search(r"class \w*Curvature\w*\(.*Module", code)}
+    assert classes == {"geometry/core/curvature.py"}
+    own = re.compile(r"self\.(log_c|log_k|curv|log_curvature|kappa)\w* = nn\.Parameter")
+    learning = [code for code in files().values() if own.search(code)]
+    assert len(learning) == 2 and all("bounded_curvature(" in code for code in learning)
+
+
 def test_no_room_is_too_full():
     rooms = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
     full = {str(room.relative_to(PACKAGE)): len([*room.glob("*.py")]) for room in rooms}

@@ -401,13 +401,13 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
     if draw.generator is not None:
         distance = cosine.cosine_distance(draw.normal(B, N, 16), backend="torch")
 
-    def definition(distance: Tensor) -> Outputs:
-        return (agglomerate.labels(distance.float(), k, linkage, backend="torch"),)
+    def labels(distance: Tensor, backend: str) -> Any:
+        return (agglomerate.agglomerate(distance, k, linkage=linkage, backend=backend, check=False),)
 
     return Work(
         (distance,),
-        definition,
-        lambda distance: (agglomerate.labels(distance, k, linkage, backend="triton"),),
+        lambda distance: labels(distance.float(), "torch"),
+        lambda distance: labels(distance, "triton"),
         compiles=False,
     )
 

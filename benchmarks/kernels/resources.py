@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.kernels.cases import Job, Work
 from hyptree.errors import UserError
 from hyptree.ops import launch as launching
-from hyptree.ops.backend import HOPPER_SHARED, has_triton, interpreted
+from hyptree.ops.backend import HAS_TRITON, HOPPER_SHARED, interpreted
 
 CAPABILITY = 90
 REGISTERS, SHARED = 65536, HOPPER_SHARED
@@ -138,7 +138,7 @@ def of_job(job: Job) -> list[Resources]:
     Raises:
         UserError: Triton is not there, or its interpreter is in its place.
     """
-    if not has_triton():
+    if not HAS_TRITON:
         raise UserError("--resources needs Triton, which is not installed")
     if interpreted():
         raise UserError("--resources compiles kernels, but TRITON_INTERPRET=1 has Triton interpret them; unset it")

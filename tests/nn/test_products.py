@@ -108,7 +108,7 @@ def test_the_norm_inside_a_product(seed: int) -> None:
 @pytest.fixture
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass of MLPs as on a GPU, by Triton's interpreter."""
-    if not (backends.has_triton() and backends.interpreted()):
+    if not (backends.HAS_TRITON and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
 
@@ -325,7 +325,7 @@ def test_a_factor_of_the_mixer(
     backend: str, window_centres: int, norm: bool, size: int, seed: int, monkeypatch
 ) -> None:  # type: ignore[no-untyped-def]
 
-    if backend == "triton" and not (backends.has_triton() and backends.interpreted()):
+    if backend == "triton" and not (backends.HAS_TRITON and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
     monkeypatch.setenv("HYPTREE_BACKEND", backend)
     mixer = ClusterMixer(6, 2, 8, (size, size), 2, 2, window_centres, norm=norm)

@@ -18,7 +18,7 @@ ON_GPU: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
-    monkeypatch.setattr(backend, "_HAS_TRITON", True)
+    monkeypatch.setattr(backend, "HAS_TRITON", True)
 
 
 def test_a_kernel_runs_on_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

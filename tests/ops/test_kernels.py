@@ -228,7 +228,7 @@ def test_auto_takes_the_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
         D = SimpleNamespace(is_cuda=True, device=device, dtype=dtype, shape=(1, num_tokens, num_tokens))
         assert _choose(D, linkage, "auto", False, False) == chosen, (num_tokens, dtype, linkage)  # type: ignore[arg-type]
     assert backends.choose("auto", torch.empty(1), None) == "torch"
-    monkeypatch.setattr(backends, "_HAS_TRITON", False)
+    monkeypatch.setattr(backends, "HAS_TRITON", False)
     assert backends.choose("auto", on_gpu, None) == "torch"  # type: ignore[arg-type]
 
 

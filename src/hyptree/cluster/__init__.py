@@ -10,9 +10,10 @@ from hyptree.cluster.bipartite import bipartite_match
 from hyptree.cluster.centres import kmeans, kmedoids
 from hyptree.cluster.dendrogram import Dendrogram, dendrogram
 from hyptree.cluster.density import density_peaks
-from hyptree.cluster.distance import check_finite, cosine_distance, manifold_distance, pairwise_distance
+from hyptree.cluster.distance import check_finite, manifold_distance, pairwise_distance
 from hyptree.cluster.select import random_tokens, top_k
 from hyptree.ops.agglomerate import agglomerate
+from hyptree.ops.cosine import cosine_distance
 
 __all__ = [
     "Dendrogram",

@@ -12,10 +12,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hyptree.cluster.distance import wide_features
 from hyptree.cluster.labels import clip_k
 from hyptree.geometry.core.numerics import strict_matmul
-from hyptree.ops.cosine.reference import unit_features
+from hyptree.ops.cosine.reference import unit_features, wide_features
 from hyptree.ops.merge import merge_mean
 
 

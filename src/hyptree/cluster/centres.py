@@ -11,11 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyptree.cluster.distance import wide_features
 from hyptree.cluster.labels import best_member, clip_k, number_by_first_member
 from hyptree.cluster.select import top_k
 from hyptree.geometry.core.numerics import strict_matmul
-from hyptree.ops.cosine.reference import unit_features
+from hyptree.ops.cosine.reference import unit_features, wide_features
 from hyptree.ops.merge import merge_mean
 
 

@@ -14,24 +14,14 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.geometry import Manifold
-from hyptree.ops import cosine as ops
+from hyptree.ops.cosine import cosine_distance
+from hyptree.ops.cosine.reference import wide_features
 
 Metric = Literal["cosine"] | Manifold
 """How far apart two features are: the angle between them, or the distance on a manifold they are lifted to."""
 
 GRID = 2.0**24
 """Distances in float32 are whole multiples of ``1 / GRID``: their sums in float64 are exact, in any order."""
-
-
-def cosine_distance(features: Tensor, backend: str = "auto") -> Tensor:
-    """``1 - cos`` of the angle between any two tokens of an image: (..., N, D) -> (..., N, N) in [0, 2].
-
-    float32 for every input but float64. In float32 each value is a whole multiple of 2^-24, so that float64 sums of
-    them (average linkage) are exact. A zero feature has distance 1 to all others. ``backend`` as in
-    ``hyptree.ops.cosine``.
-    """
-    _require_features(features, "cosine_distance")
-    return ops.cosine_distance(features, backend)
 
 
 @torch.no_grad()
@@ -58,7 +48,9 @@ def manifold_distance(
         (..., N, N), symmetric, zero on the diagonal; float32 values are rounded to multiples of 2^-24, as cosine
         distances are, so that average linkage is exact here too.
     """
-    _require_features(features, "manifold_distance")
+    if features.dim() < 2 or not features.is_floating_point():
+        kind = f"{str(features.dtype).removeprefix('torch.')} of shape {tuple(features.shape)}"
+        raise ValueError(f"manifold_distance: expected floating-point features (..., N, D), got {kind}")
     if scale is None:
         scale = features.shape[-1] ** -0.5
     if not 0 < scale < float("inf"):
@@ -69,7 +61,9 @@ def manifold_distance(
         D = manifold.pairwise_dist(points, points, mode=mode).clamp_min(0)
     if D.dtype == torch.float32:
         D = (D * GRID).round_() / GRID
-    return _zero_diagonal(torch.minimum(D, D.mT))
+    D = torch.minimum(D, D.mT)
+    D.diagonal(dim1=-2, dim2=-1).zero_()
+    return D
 
 
 def pairwise_distance(features: Tensor, metric: Metric = "cosine", scale: float | None = None) -> Tensor:
@@ -104,21 +98,3 @@ def check_finite(features: Tensor, where: str) -> None:
         f"{where}: {what} in the features{of}{more}, shape {tuple(features.shape)}; tokens cannot be compared: "
         "look for it in the input and the weights before this place"
     )
-
-
-def wide_features(features: Tensor) -> Tensor:
-    """Features in float32, or float64 if they are."""
-    return features if features.dtype == torch.float64 else features.float()
-
-
-def _zero_diagonal(D: Tensor) -> Tensor:
-    D.diagonal(dim1=-2, dim2=-1).zero_()
-    return D
-
-
-def _require_features(features: Tensor, where: str) -> None:
-    if features.dim() < 2 or not features.is_floating_point():
-        kind = str(features.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"{where}: expected floating-point features (..., N, D), got {kind} of shape {tuple(features.shape)}"
-        )

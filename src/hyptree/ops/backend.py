@@ -19,12 +19,7 @@ from hyptree.geometry.core.numerics import constant_when_compiled
 BACKENDS = ("auto", "torch", "triton")
 
 
-_HAS_TRITON = find_spec("triton") is not None  # it comes with torch on Linux, not everywhere
-
-
-def has_triton() -> bool:
-    """Whether Triton can be imported."""
-    return _HAS_TRITON
+HAS_TRITON = find_spec("triton") is not None  # it comes with torch on Linux, not everywhere
 
 
 def interpreted() -> bool:
@@ -52,7 +47,7 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
             raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return "torch"
-    if unsupported is None and not has_triton():
+    if unsupported is None and not HAS_TRITON:
         unsupported = "Triton is not installed"
     if unsupported is None and not x.is_cuda and not (backend == "triton" and interpreted()):
         unsupported = f"the input is on {x.device.type}, the kernel needs CUDA"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ class Record(NamedTuple):
     features: Tensor | None
 
 
+@dataclass(eq=False)
 class Flow:
     """The state of a forward pass between two blocks. It is replaced, never changed.
 
@@ -41,44 +43,32 @@ class Flow:
         records: the layers so far; shared by all flows of a pass.
         length: tokens, prefix included.
         size: (B, length) patches per token, 1 for prefix tokens, 0 for padding; None while all are 1.
-        source: (B, num_patches) token of each input patch; None while nothing was reduced, or if nobody asked.
+        source: (B, num_patches) token of each input patch; None if nobody asked when the pass began.
         num: (B,) tokens of each image where some are padded, else None.
     """
 
-    def __init__(
-        self,
-        num_patches: int,
-        step: int,
-        records: dict[int, Record],
-        length: int,
-        size: Tensor | None = None,
-        source: Tensor | None = None,
-        num: Tensor | None = None,
-    ):
-        self.num_patches = num_patches
-        self.step = step
-        self.records = records
-        self.length = length
-        self.size = size
-        self.source = source
-        self.num = num
-        self._mask: Tensor | SizeMask | None = None
+    num_patches: int
+    step: int
+    records: dict[int, Record]
+    length: int
+    size: Tensor | None = None
+    source: Tensor | None = None
+    num: Tensor | None = None
+    _mask: Tensor | SizeMask | None = field(default=None, init=False)
 
-    def after(self, length: int, size: Tensor | None, source: Tensor | None, num: Tensor | None) -> Flow:
-        """The flow behind a layer that reduced the tokens."""
-        return Flow(self.num_patches, self.step, self.records, length, size, source, num)
-
-    def mask(self, way: str | None, dtype: torch.dtype) -> Tensor | SizeMask | None:
+    def mask(self, way: str | None, x: Tensor) -> Tensor | SizeMask | None:
         """What attention adds to its logits, by key; None while there is nothing to add.
 
         Computed once for all blocks up to the next reduction. Padding is hidden in every case.
 
         Args:
             way: "mask" or "channel" for proportional attention, None without it.
-            dtype: of the queries.
+            x: the tokens; the mask is of the type of the queries made of them here, that of ``x`` or of autocast.
         """
         if self.size is None or (way is None and self.num is None):
             return None
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         if self._mask is None or self._mask.dtype != dtype:
             if way == "channel" and self.num is None:
                 self._mask = SizeMask(self.size, dtype)

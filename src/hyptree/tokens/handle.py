@@ -230,51 +230,52 @@ class Handle:
         Args:
             is_first: no block before it reduces. Others begin a pass only if they are called by themselves.
         """
-        is_compiling = torch.compiler.is_compiling()
-        if not is_first:
-            flow = self.flow_of(x)
-        else:  # known if the block is computed again for its gradient
-            flow = None if is_compiling else self._noted(x)
+        flow = self.flow_of(x, is_own=is_first)  # of a first block, known if it is computed again for its gradient
         if flow is None:
-            if not is_compiling:
+            step, num_patches = 0, x.shape[1] - self.adapter.num_prefix
+            if not torch.compiler.is_compiling():  # a graph that reads a counter would be compiled for each number
                 if not is_first and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
                     raise UserError(
                         "a block with fewer tokens is computed again for its gradient from a copy of its tokens, whose "
                         "sizes are not known: checkpoint without moving what is saved elsewhere (save_on_cpu)"
                     )
-                self.finite_check.report(wait=False)
+                if x.is_cuda:
+                    self.finite_check.report(wait=False)
                 self._step += 1
-            step = 0 if is_compiling else self._step  # a graph that reads a counter would be compiled for each number
-            flow = Flow(x.shape[1] - self.adapter.num_prefix, step, {}, x.shape[1])
+                step = self._step
+            source = None
+            if self.options.trace or self._dense:
+                source = torch.arange(num_patches, device=x.device).repeat(len(x), 1)
+            flow = Flow(num_patches, step, {}, x.shape[1], source=source)
             self._records = flow.records
         self.pass_on(x, flow)
         return flow
 
-    def flow_of(self, x: Tensor, num_cut: int = 0) -> Flow | None:
+    def flow_of(self, x: Tensor, num_cut: int = 0, is_own: bool = False) -> Flow | None:
         """What is known about these tokens: by the tensor itself, else by the last block that ran.
 
         Args:
             x: (B, L, C) tokens.
             num_cut: prefix tokens that were cut off before.
+            is_own: ask the tensor alone.
         """
         if not self.enabled:
             return None
+        flow = None
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling:
+            flow = self._flows.get(x)
+            if flow is None and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
+                # Reentrant checkpointing detaches tokens, so the same memory counts as well.
+                same = (known for y, known in self._flows.items() if y.device == x.device and y.is_set_to(x))
+                flow = next(same, None)
+        if flow is not None or is_own:
+            return flow
         flow = self._compiled
-        if not torch.compiler.is_compiling():
-            own = self._noted(x)
-            if own is not None:
-                return own
-            flow = flow or self._running.get(x.device)
+        if flow is None and not is_compiling:
+            flow = self._running.get(x.device)
         if flow is None or flow.length != x.shape[1] + num_cut or (flow.size is not None and len(flow.size) != len(x)):
             return None
-        return flow
-
-    def _noted(self, x: Tensor) -> Flow | None:
-        """What was noted for these tokens. Reentrant checkpointing detaches them, so the same memory counts as well."""
-        flow = self._flows.get(x)
-        if flow is None and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
-            same = (known for y, known in self._flows.items() if y.device == x.device and y.is_set_to(x))
-            flow = next(same, None)
         return flow
 
     def pass_on(self, x: Tensor, flow: Flow) -> None:
@@ -306,15 +307,6 @@ class Handle:
         if self.options.pool == "weighted":
             return flow.size
         return None if flow.num is None else (flow.size > 0).to(flow.size.dtype)
-
-    def seed(self, step: int, layer: int) -> int:
-        """A seed for one layer of one forward pass."""
-        return (self.options.seed * 1_000_003 + step) * 1009 + layer
-
-    @property
-    def keeps_sources(self) -> bool:
-        """Whether somebody wants to know where every patch went."""
-        return self.options.trace or self._dense > 0
 
     def source_after(self, layer: int) -> Tensor | None:
         """(B, P) token of every patch after this block, any block; None where nothing was reduced."""

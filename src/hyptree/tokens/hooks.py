@@ -7,6 +7,7 @@ the second sum use the reduced tokens as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.ops.backend import exporting
 from hyptree.ops.merge import merge_mean
-from hyptree.tokens.attention import query_dtype
 from hyptree.tokens.flow import Flow, Record
 from hyptree.tokens.methods import Reduction, Site, merge_below
 from hyptree.tokens.schedule import Threshold
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 _FLOW = "hyptree_flow"  # the keyword argument by which a checkpointed block tells its attention where it is
 
 
+@dataclass(eq=False)
 class Work:
     """What the hooks of a block hand to each other during one call."""
 
-    def __init__(self, hooks: BlockHooks, flow: Flow, kwargs: dict[str, Any]):
-        self.hooks = hooks
-        self.flow = flow
-        self.kwargs = kwargs  # of the block
-        self.query: Tensor | None = None
-        self.key: Tensor | None = None
-        self.reduced: Any = None  # tokens, once there are fewer
-        self.branch: Tensor | None = None  # output of the MLP branch, while compiling
+    hooks: BlockHooks
+    flow: Flow
+    kwargs: dict[str, Any]  # of the block
+    query: Tensor | None = None
+    key: Tensor | None = None
+    reduced: Any = None  # tokens, once there are fewer
+    branch: Tensor | None = None  # output of the MLP branch, while compiling
 
 
+@dataclass(eq=False)
 class _Sum:
     """Stands for the output of the MLP branch: whatever the block adds it to, the sum is that of the reduced tokens."""
 
-    def __init__(self, reduced: Tensor, branch: Tensor):
-        self.reduced = reduced
-        self.branch = branch
+    reduced: Tensor
+    branch: Tensor
 
     def __radd__(self, longer: Tensor) -> Tensor:
         return self.reduced + self.branch
@@ -86,7 +86,7 @@ class BlockHooks:
 
     # ------------------------------------------------------------------ in the order in which they run
     def _enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = _tokens(args, kwargs)
+        x = (*args, *kwargs.values())[0]
         if not self.handle.enabled:
             self.handle.work.pop(x.device, None)
             return None
@@ -98,13 +98,13 @@ class BlockHooks:
         return None
 
     def _bias(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = _tokens(args, kwargs)
+        x = (*args, *kwargs.values())[0]
         if _FLOW in kwargs:
             self.handle.work[x.device] = Work(self, *kwargs.pop(_FLOW))
         work = self.handle.work.get(x.device)
         if work is None or work.hooks is not self or work.flow.size is None:
             return None
-        mask = work.flow.mask(self.handle.attention_way, query_dtype(x))
+        mask = work.flow.mask(self.handle.attention_way, x)
         return None if mask is None else self.handle.adapter.with_bias(self.index, args, kwargs, mask)
 
     def _see_query(self, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -122,29 +122,35 @@ class BlockHooks:
         work = self.handle.work.get(x.device)
         if work is None or work.hooks is not self:
             return None
-        flow = work.flow
-        num_prefix = self.handle.adapter.num_prefix
-        num_now = x.shape[1] - num_prefix
-        schedule = self.handle.schedule
-        if isinstance(schedule, Threshold):
-            self.handle.adapter.check_call(self.index, work.kwargs)
-            site = self._site(work, num_now, x)
-            is_token = None if flow.num is None or flow.size is None else flow.size[:, num_prefix:] > 0
+        handle, flow, features = self.handle, work.flow, None
+        num_prefix = handle.adapter.num_prefix
+        k = num_now = x.shape[1] - num_prefix
+        threshold = handle.schedule if isinstance(handle.schedule, Threshold) else None
+        if threshold is None:
+            k = handle.schedule.count(self.index, flow.num_patches, num_now)
+        if threshold is not None or k < num_now:
+            handle.adapter.check_call(self.index, work.kwargs)
             with torch.no_grad():
-                reduction, k = merge_below(site, schedule, flow.num_patches, is_token)
-        else:
-            k = schedule.count(self.index, flow.num_patches, num_now)
-            if k >= num_now:
-                self._record(flow, num_now, x, None)
-                return None
-            self.handle.adapter.check_call(self.index, work.kwargs)
-            site = self._site(work, k, x)
-            with torch.no_grad():
-                reduction = self.handle.method.reduce(site)
-        work.query = work.key = None
-        work.reduced, work.flow = self._apply(reduction, k, x, flow)
-        self._record(work.flow, k, x, site.features)
-        return (work.reduced,)
+                site = self._site(work, k, x)
+                if threshold is not None:
+                    is_token = None if flow.num is None or flow.size is None else flow.size[:, num_prefix:] > 0
+                    reduction, k = merge_below(site, threshold, flow.num_patches, is_token)
+                else:
+                    reduction = handle.method.reduce(site)
+            work.query = work.key = None
+            work.reduced, flow = self._apply(reduction, k, x, flow)
+            work.flow, features = flow, site.features
+        if not exporting():  # the tensors of an export mean nothing outside of it
+            flow.records[self.index] = Record(
+                self.index,
+                k if flow.num is None else flow.num,
+                (x.shape[0], k),
+                x.device,
+                flow.size,
+                flow.source,
+                features if handle.options.trace else None,
+            )
+        return None if work.reduced is None else (work.reduced,)
 
     def _end(self, module: nn.Module, args: Any, output: Tensor) -> Any:
         work = self.handle.work.get(output.device)
@@ -165,7 +171,7 @@ class BlockHooks:
         if work.branch is not None:
             x = work.reduced + work.branch
         self.handle.pass_on(x, work.flow)
-        if not torch.compiler.is_compiling() and self.index == self.handle.layers[-1]:
+        if x.is_cuda and not torch.compiler.is_compiling() and self.index == self.handle.schedule.layers[-1]:
             self.handle.finite_check.submit(x.device)
         if work.branch is None:
             return None
@@ -176,28 +182,22 @@ class BlockHooks:
         handle, adapter = self.handle, self.handle.adapter
         assert work.key is not None
         options = handle.options
-        with torch.no_grad():
-            keys = adapter.heads(self.index, work.key)  # (B, H, L, d)
-            wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
-            if options.features == "keys":
-                features = keys[:, :, adapter.num_prefix :].mean(1, dtype=wide)  # (B, N, d)
-            else:
-                features = x[:, adapter.num_prefix :].detach().to(wide)  # (B, N, C)
-            if options.check:
-                handle.finite_check.record(features, x, self.index, adapter.blocks[self.index].name)
-            scores = None
-            if work.query is not None:
-                scores = self._scores(adapter.heads(self.index, work.query), keys, work.flow.size)
-        return Site(
-            features,
-            k,
-            scores,
-            options.linkage,
-            options.metric,
-            options.backend,
-            handle.seed(work.flow.step, self.index),
-            adapter.num_prefix,
-        )
+        keys, queries = work.key, work.query
+        if self.parts.num_heads is not None:
+            split = (self.parts.num_heads, -1)
+            keys = keys.unflatten(-1, split).transpose(1, 2)  # (B, H, L, d)
+            queries = None if queries is None else queries.unflatten(-1, split).transpose(1, 2)
+        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        if options.features == "keys":
+            features = keys[:, :, adapter.num_prefix :].mean(1, dtype=wide)  # (B, N, d)
+        else:
+            features = x[:, adapter.num_prefix :].detach().to(wide)  # (B, N, C)
+        if options.check:
+            handle.finite_check.record(features, x, self.index, self.parts.name)
+        scores = None if queries is None else self._scores(queries, keys, work.flow.size)
+        # A seed for each layer of each forward pass.
+        seed = (options.seed * 1_000_003 + work.flow.step) * 1009 + self.index
+        return Site(features, k, scores, options.linkage, options.metric, options.backend, seed, adapter.num_prefix)
 
     def _scores(self, queries: Tensor, keys: Tensor, size: Tensor | None) -> Tensor:
         """(B, N) attention that patch tokens receive from the class token, or from all tokens if there is none."""
@@ -205,7 +205,7 @@ class BlockHooks:
         if adapter.has_class_token:
             queries = queries[:, :, :1]
         with torch.autocast(keys.device.type, enabled=False):
-            logits = (queries.float() @ keys.float().mT) * adapter.blocks[self.index].scale  # (B, H, Q, L)
+            logits = (queries.float() @ keys.float().mT) * self.parts.scale  # (B, H, Q, L)
             if size is not None and self.handle.attention_way is not None:
                 logits = logits + size.log()[:, None, None]
             return logits.softmax(-1).mean((1, 2))[:, adapter.num_prefix :]
@@ -230,35 +230,10 @@ class BlockHooks:
             reduced, size = merge_mean(x, weight, labels, k, num_prefix=num_prefix, backend=self.handle.merge_backend)
             if reduction.weight is not None:
                 size = None
-        source = None
-        if self.handle.keeps_sources:
-            source = labels if flow.source is None else follow(flow.source, labels)
-        return reduced, flow.after(num_prefix + k, size, source, reduction.num)
-
-    def _record(self, flow: Flow, k: int, x: Tensor, features: Tensor | None) -> None:
-        if exporting():
-            return  # the tensors of an export mean nothing outside of it
         source = flow.source
-        if source is None and self.handle.keeps_sources:
-            source = torch.arange(k, device=x.device).repeat(len(x), 1)
-        flow.records[self.index] = Record(
-            self.index,
-            k if flow.num is None else flow.num,
-            (x.shape[0], k),
-            x.device,
-            flow.size,
-            source,
-            features if self.handle.options.trace else None,
-        )
-
-
-def follow(source: Tensor, labels: Tensor) -> Tensor:
-    """Where input patches are after one more reduction; -1 stays, and is what dropped tokens lead to."""
-    return torch.where(source < 0, source, labels.gather(1, source.clamp_min(0)))
-
-
-def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else next(iter(kwargs.values()))
+        if source is not None:  # -1 stays, and is what dropped tokens lead to
+            source = torch.where(source < 0, source, labels.gather(1, source.clamp_min(0)))
+        return reduced, Flow(flow.num_patches, flow.step, flow.records, num_prefix + k, size, source, reduction.num)
 
 
 def _behind(num_prefix: int, index: Tensor) -> Tensor:

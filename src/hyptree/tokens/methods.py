@@ -55,10 +55,6 @@ class Site:
     seed: int = 0
     num_before: int = 0
 
-    def distance(self) -> Tensor:
-        """(B, N, N) distances between the features."""
-        return pairwise_distance(self.features, self.metric)
-
     def required_scores(self) -> Tensor:
         """The scores, for methods that declare that they need them."""
         assert self.scores is not None
@@ -84,7 +80,9 @@ class Reduction:
 
 def _atc(site: Site) -> Reduction:
     # Our own distances are symmetric, and the features were looked at already.
-    labels = agglomerate(site.distance(), site.k, linkage=site.linkage, backend=site.backend, check=False)
+    labels = agglomerate(
+        pairwise_distance(site.features, site.metric), site.k, linkage=site.linkage, backend=site.backend, check=False
+    )
     # NaN that nobody looked for may leave more clusters than wanted; no label may point outside.
     return Reduction(cast(Tensor, labels).clamp_max(site.k - 1))
 
@@ -99,11 +97,11 @@ def _kmeans(site: Site) -> Reduction:
 
 
 def _kmedoids(site: Site) -> Reduction:
-    return Reduction(kmedoids(site.distance(), site.k, start=site.scores))
+    return Reduction(kmedoids(pairwise_distance(site.features, site.metric), site.k, start=site.scores))
 
 
 def _dpcknn(site: Site) -> Reduction:
-    return Reduction(density_peaks(site.distance(), site.k))
+    return Reduction(density_peaks(pairwise_distance(site.features, site.metric), site.k))
 
 
 def _topk(site: Site) -> Reduction:
@@ -172,7 +170,7 @@ def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Ten
     Returns:
         The reduction, and the number of tokens to pad to. Padding keeps a label below that number and has no size.
     """
-    distance = site.distance()
+    distance = pairwise_distance(site.features, site.metric)
     threshold = as_threshold(schedule.distance, distance.dtype)
     num_tokens = distance.shape[-1]
     num_real = torch.full((len(distance),), num_tokens, device=distance.device)

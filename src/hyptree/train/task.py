@@ -115,6 +115,14 @@ class Task(ABC):
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
 
+    def count(self, batch: Any) -> Tensor | None:
+        """Over how many pixels or tokens of a training batch the loss is a mean; None where all batches have as many.
+
+        A batch that processes share, or that goes through the model in parts, has one mean over all of it, not one of
+        means: ``training_loss`` then finds the number to divide its sum by under ``count`` in the batch.
+        """
+        return None
+
     def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
         """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
 
@@ -135,6 +143,25 @@ class Task(ABC):
         Args:
             gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
         """
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The recipe's precision."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
+
+    def score(
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+    ) -> dict[str, float]:
+        """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
+        was_training = model.training
+        model.eval()
+        loader.set_epoch(0)
+        batches = (self.to_device(batch, device) for batch in loader)
+        try:
+            with torch.no_grad(), self.autocast(device):
+                scores = self.evaluate(model, batches, gather)
+        finally:
+            model.train(was_training)
+        return {name: float(value) for name, value in scores.items()}
 
 
 def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:

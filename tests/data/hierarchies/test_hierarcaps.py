@@ -101,7 +101,7 @@ def test_arrow_without_spaces():
         ("x.csv", "", "expected HierarCaps.*found 'nothing'"),
         ("x.csv", HEADER, "no chains in it"),
         ("x.csv", b"\xff\xfe\x00\x01", "not a text file in UTF-8"),
-        ("x.csv.gz", b"no gzip", "cannot read .*x.csv.gz: BadGzipFile"),
+        ("x.csv.gz", b"no gzip", r"x\.csv\.gz is not a whole \.gz file: "),
         ("x.json", '{"a": 1}', "expected HierarCaps"),
         ("x.json", "{", "not JSON"),
         ("x.json", '{"positive": {"0": "a"}, "negative": {"1": "a"}}', "the same rows"),

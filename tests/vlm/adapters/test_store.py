@@ -151,7 +151,7 @@ def test_another_model_is_refused(tmp_path: Path):
     [
         (lambda folder: (folder / "adapter.json").unlink(), "it has no adapter.json"),
         (lambda folder: (folder / "adapter.json").write_text("{"), "is damaged"),
-        (lambda folder: (folder / "adapter.json").write_text("[]"), "does not describe an adapter"),
+        (lambda folder: (folder / "adapter.json").write_text("[]"), "is damaged: it has no name"),
         (lambda folder: (folder / "adapter.safetensors").unlink(), "no such file"),
         (lambda folder: (folder / "adapter.safetensors").write_bytes(b"abc"), "is damaged"),
         (lambda folder: attach(HF_CLIP(), DiagonalConfig()).save(folder / "other"), "belong to different adapters"),

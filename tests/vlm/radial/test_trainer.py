@@ -152,8 +152,8 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    def interrupt(progress):
-        if progress.step == 3:
+    def interrupt(step, note):
+        if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -196,9 +196,10 @@ def test_another_encoder_does_not_go_on_with_a_run(tmp_path):
 
 def test_progress_is_told(tmp_path):
     seen = []
-    last = train(make(TinyTower(), steps=4), tmp_path, log_every=2, show=seen.append)
-    assert [p.step for p in seen] == [1, 2, 3, 4] and seen[-1].num_steps == 4
-    assert seen[-1].terms == last and set(last) >= {"total", "entail", "hard", "keep"}
+    last = train(make(TinyTower(), steps=4), tmp_path, log_every=2, show=lambda *told: seen.append(told))
+    assert [step for step, _ in seen] == [1, 2, 3, 4] and set(last) >= {"total", "entail", "hard", "keep"}
+    assert seen[-1][1].startswith(f"total {last['total']:.4f}  entail {last['entail']:.4f}")
+    assert seen[-1][1].endswith(" texts/s")
 
 
 def test_frozen_parts_stay(seed):

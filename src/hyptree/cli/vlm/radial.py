@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, require_path, write_text
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line, read_json, require_path, write_text
 from hyptree.progress import progress_bar, say
 from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
@@ -17,7 +17,6 @@ from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hierarcaps import Chain
     from hyptree.vlm.encoders.encoder import Encoder
-    from hyptree.vlm.radial.trainer import Progress
 
 AdapterName = Literal["none", "scale", "lora", "diagonal", "orthogonal", "full"]
 
@@ -143,7 +142,7 @@ def train_radial(config: TrainRadialConfig) -> None:
                 out,
                 resume=config.resume,
                 checkpoint_seconds=config.checkpoint_seconds,
-                show=lambda p: shown.reach(p.step, _figures(p)),
+                show=shown.reach,
             )
         if handle is not None:
             handle.save(out / "adapter")
@@ -268,8 +267,7 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
     path = config.out / "report.json"
     if not path.is_file():
         return {}
-    with as_user_error(str(path)):
-        earlier: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path)
     wanted = {"encoder": config.model, **about}
     if config.geometry is not None:
         wanted["geometry"] = config.geometry
@@ -279,8 +277,3 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
         if earlier.get(key) != value:
             raise UserError(f"cannot resume {path}: it was made with {key} = {earlier.get(key)}, now it is {value}")
     return earlier
-
-
-def _figures(p: Progress) -> str:
-    numbers = "  ".join(f"{name} {p.terms[name]:.4f}" for name in ("total", "entail", "keep") if name in p.terms)
-    return f"{numbers}  {p.texts_per_second:,.0f} texts/s".strip()

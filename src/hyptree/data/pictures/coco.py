@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, name_some
+from hyptree.data.npz import name_some
+from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
 from hyptree.files import path_inside

@@ -10,22 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures.decoding import (
-    Packed,
-    Pictures,
-    check_equal,
-    check_labels,
-    class_tree,
-    decode_image,
-    decode_labels,
-    find_npz,
-    find_split,
-    list_pictures,
-    name_some,
-    open_npz,
-    take,
-    take_packed,
-)
+from hyptree.data.npz import Packed, check_equal, check_labels, find_npz, name_some, open_npz, take, take_packed
+from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, decode_labels, find_split, list_pictures
 from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.errors import UserError
 from hyptree.files import path_inside

@@ -138,7 +138,7 @@ def _open(folder: Path, fingerprint: str) -> Tokens:
         raise ValueError(f"{folder} holds another text")
     arrays = {}
     for name, dtype, count in (
-        ("tokens", about["dtype"], about["num_tokens"]),
+        ("tokens", {"uint16": "uint16", "uint32": "uint32"}[about["dtype"]], about["num_tokens"]),
         ("starts", "int64", about["num_documents"]),
     ):
         file = folder / f"{name}.bin"

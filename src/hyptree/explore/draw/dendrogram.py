@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
+from hyptree.explore.draw.style import hex_colour
 from hyptree.tokens.draw import cluster_colours
 
 __all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
@@ -112,7 +113,7 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
         first[node], last[node] = min(first[left], first[right]), max(last[left], last[right])
         some[node] = some[left]
-        stroke = "#{:02x}{:02x}{:02x}".format(*colours[some[node]]) if k < num_merges else "#b9bfcc"
+        stroke = hex_colour(colours[some[node]]) if k < num_merges else "#b9bfcc"
         way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
         parts.append(
             f'<g data-from="{first[node]}" data-to="{last[node]}"><path d="{way}" stroke="{stroke}"/>'
@@ -122,10 +123,9 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         at = y_of(float(links[num_merges - 1, 2] + links[num_merges, 2]) / 2)
         parts.append(f'<line class="cut" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
     for leaf in range(num):
-        fill = "#{:02x}{:02x}{:02x}".format(*colours[leaf])
         parts.append(
             f'<rect x="{LEFT + place[leaf] * step:.1f}" y="{HEIGHT - BOTTOM + 4}" width="{step:.2f}" height="8" '
-            f'fill="{fill}"/>'
+            f'fill="{hex_colour(colours[leaf])}"/>'
         )
     return "".join(parts) + "</svg>"
 

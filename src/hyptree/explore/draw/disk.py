@@ -1,7 +1,6 @@
 """Pictures of a tree on the Poincaré disk, made for reading: one colour per branch, every name where it can be read.
 
-What goes where is decided once, in :func:`_labels`; the SVG and the PNG show the same thing. ``move.js`` decides it
-again in the browser, where the disk can be moved.
+Where names go is decided in :func:`_labels`, and again by ``move.js`` in the browser, where the disk can be moved.
 """
 
 from __future__ import annotations
@@ -16,15 +15,10 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import require
+from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM
 from hyptree.tree import Tree
-from hyptree.tree.layout import geodesic
 
 __all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
-
-# Distinct hues of similar weight on white, also for most readers who see red and green alike.
-PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
-NEUTRAL = "#4a5160"
-INK, RIM, INSIDE = "#1c2030", "#c3c8d4", "#f7f8fb"
 
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
@@ -151,8 +145,7 @@ def svg_disk(
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
-        + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+        f"{FONT}" + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
     ]
     if not flat:
         middle = SIZE / 2
@@ -200,8 +193,7 @@ def _svg_names(labels: list[_Label]) -> str:
             f'text-anchor="{label.anchor}" dy="{_down(label)}" '
             f'font-size="{label.size:.1f}"{weight}{hidden}>{escape(label.text)}</text>'
         )
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
-    return f'<g class="names" fill="{INK}" {halo} pointer-events="none">{"".join(rows)}</g>'
+    return f'<g class="names" fill="{INK}" {HALO} pointer-events="none">{"".join(rows)}</g>'
 
 
 def move_script() -> str:
@@ -233,7 +225,7 @@ def draw_disk(
     title: str | None = None,
     dpi: int = 140,
 ) -> None:
-    """Writes the picture as a file (.png, .pdf), the same as :func:`svg_disk` shows.
+    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
 
     Args:
         points: (n, 2) points of the unit disk (curvature -1).
@@ -241,48 +233,12 @@ def draw_disk(
         dpi: dots per inch of a square of 8 inches.
     """
     require("matplotlib", "plot")
-    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
-    from matplotlib.patheffects import withStroke
 
     points = _checked(tree, points, flat=False)
-    colors = branch_colors(tree) if colors is None else colors
-    inches, points_per_pixel = 8.0, 8.0 * 72 / SIZE
-    figure = Figure(figsize=(inches, inches), facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))
-    extent = SIZE / 2 / RADIUS
-    ax.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal")
-    ax.set_axis_off()
-    ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.5 * points_per_pixel))
-    child = np.flatnonzero(tree.parent >= 0)
-    share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
-    if len(child):
-        arcs = geodesic(points[tree.parent[child]], points[child], 32)
-        width = (1.4 + 4.2 * share[child]) * points_per_pixel
-        edge_colors = [colors[node] for node in child]
-        ax.add_collection(LineCollection(list(arcs), colors=edge_colors, linewidths=width, capstyle="round", zorder=2))
-    area = [(2 * _dot(tree, node) * points_per_pixel) ** 2 for node in range(tree.num_nodes)]
-    ax.scatter(
-        points[:, 0], points[:, 1], s=area, c=colors, edgecolors="white", linewidths=1.2 * points_per_pixel, zorder=3
-    )
-    for label in _labels(tree, points, flat=False):
-        if label.size < SMALLEST:
-            continue
-        ax.text(
-            label.x,
-            label.y,
-            label.text,
-            rotation=label.turn,
-            rotation_mode="anchor",
-            ha={"start": "left", "end": "right", "middle": "center"}[label.anchor],
-            va="center_baseline" if label.anchor != "middle" else "top" if label.below else "baseline",
-            fontsize=label.size * points_per_pixel,
-            fontweight="bold" if label.bold else "normal",
-            color=INK,
-            zorder=4,
-            path_effects=[withStroke(linewidth=3.5 * points_per_pixel, foreground="white")],
-        )
-    if title:
-        figure.text(0.5, 0.975, title, ha="center", va="top", fontsize=11, color=INK)
-    figure.savefig(path, dpi=dpi, metadata={"Software": None} if str(path).endswith(".png") else None)
+    figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
+    ax = figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
+    rgb = np.array([to_rgb(color) for color in (branch_colors(tree) if colors is None else colors)])
+    tree.draw(ax=ax, layout=points, color=rgb, names=True, title=title)
+    figure.savefig(path, metadata={"Software": None} if str(path).endswith(".png") else None)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url, fit
-from hyptree.explore.draw.disk import INK, PALETTE, RADIUS, SIZE, svg_disk
+from hyptree.explore.draw.disk import RADIUS, SIZE, svg_disk
 from hyptree.explore.draw.scenes import disk_points
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, PALETTE, RIM, SOFT, overlap, shortened
 from hyptree.tree import Tree
 
 __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
@@ -19,7 +20,7 @@ __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg
 WIDTH, THUMB, GAP = 1000, 46, 4
 CLASS_END, ATTRIBUTE_END = 170, 320
 """Where names of classes and of attributes end, in pixels of the SVG; pictures follow."""
-SOFT, GOOD, PLAIN = "#5a6172", "#18794e", "#c3c8d4"
+GOOD = "#18794e"
 ROOT = "all classes"
 
 
@@ -135,8 +136,7 @@ def disk_of(latent: LatentTree) -> tuple[Tree, np.ndarray, float]:
 def svg_tree_disk(latent: LatentTree) -> tuple[str, str]:
     """The disk as an ``<svg>``, and what is true in it in words."""
     tree, points, zoom = disk_of(latent)
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke" pointer-events="none"'
-    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {halo}>']
+    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {HALO} pointer-events="none">']
     for node, x, y, size in names_on(tree, points):
         bold = ' font-weight="600"' if tree.height[node] == 2 else ""
         place = f'x="{SIZE / 2 + RADIUS * x:.1f}" y="{SIZE / 2 - RADIUS * y:.1f}"'
@@ -165,7 +165,7 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
         x, y = float(points[node, 0]), float(points[node, 1]) + 12 / RADIUS
         for base in (y, y - high - 24 / RADIUS):  # above the dot, else below
             box = (x - width / 2, base, x + width / 2, base + high)
-            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            if not any(overlap(box, other) for other in taken):
                 taken.append(box)
                 placed.append((node, x, base, size))
                 break
@@ -213,7 +213,7 @@ def svg_dendrogram(latent: LatentTree) -> str:
     parts = [
         f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {bottom:.0f}" role="img" aria-label="{len(latent.classes)} '
         f'classes, {len(latent.attributes)} attributes, {len(latent.pictures)} pictures" font-size="14" '
-        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
+        f"{FONT}>"
     ]
     for node, colour in colours.items():
         own = [(branch, top + height / 2) for branch, top, height in rows if branch.node == node]
@@ -242,7 +242,7 @@ def svg_dendrogram(latent: LatentTree) -> str:
             text = escape(names[latent.pictures[picture]])
             shown = thumbnail(latent, picture)
             inside = (
-                f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
+                f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="{FLOOR}"/>'
                 if shown is None
                 else f'<image x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" href="{data_url(shown, 82)}"/>'
             )
@@ -262,7 +262,7 @@ def place_of(k: int, top: float) -> tuple[float, float]:
 
 def frame_colour(latent: LatentTree, picture: int) -> str:
     """Green for a picture under its own class, grey for all others."""
-    return GOOD if latent.is_right(picture) else PLAIN
+    return GOOD if latent.is_right(picture) else RIM
 
 
 def dendrogram_caption(latent: LatentTree) -> str:
@@ -289,8 +289,3 @@ def dendrogram_caption(latent: LatentTree) -> str:
         rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
         parts.append(f"Nothing hangs under {', '.join(names[:8])}{rest}.")
     return " ".join(parts)
-
-
-def shortened(text: str, longest: int) -> str:
-    """The text, cut where it is too long."""
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from hyptree.files import full_disk_is_one_line, write_text
 
-__all__ = ["Section", "image", "page", "table"]
+__all__ = ["Html", "Section", "cards", "chart", "explorer_page", "explorer_style", "image", "page", "table"]
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --panel: #f3f5fa; --ink: #1c2030; --soft: #5b6274; --line: #dfe3ec;
@@ -103,16 +103,59 @@ def page(
     return path
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, best: int | None = None) -> str:
-    """An HTML table of plain texts, the first column on the left, numbers on the right; row ``best`` stands out."""
+def explorer_style() -> str:
+    """The CSS of pages that one can explore, in light and in dark."""
+    return Path(__file__).with_name("explorer.css").read_text(encoding="utf-8")
+
+
+def explorer_page(
+    path: Path | str, title: str, lead: str, sections: Iterable[Section], *, style: str = "", footer: str = ""
+) -> Path:
+    """A :func:`page` that one can explore; ``style`` is put behind its own."""
+    return page(
+        *(path, title, lead, sections),
+        script=Path(__file__).with_name("explorer.js").read_text(encoding="utf-8"),
+        style=explorer_style() + style,
+        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
+        footer=footer,
+    )
+
+
+class Html(str):
+    """A text that is HTML already, trusted as it is."""
+
+
+def _html(text: str) -> str:
+    return text if isinstance(text, Html) else escape(text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Mapping[int, str] | None = None) -> str:
+    """An HTML table, the first column on the left, numbers on the right.
+
+    Args:
+        kinds: which rows are ``best`` (they stand out) or ``rival`` (they stand back).
+    """
     cells = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = [
-        f"<tr{' class=' + chr(34) + 'best' + chr(34) if k == best else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        (f'<tr class="{kinds[k]}">' if kinds and k in kinds else "<tr>")
+        + "".join(f"<td>{_html(cell)}</td>" for cell in row)
         + "</tr>"
         for k, row in enumerate(rows)
     ]
     return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def cards(numbers: Mapping[str, str]) -> str:
+    """Numbers shown large, under their names; nothing where there are none."""
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{_html(value)}</dd></div>" for name, value in numbers.items())
+    return f'<dl class="numbers">{shown}</dl>' if shown else ""
+
+
+def chart(title: str, drawn: str, *, note: str = "", caption: str = "", kind: str = "card") -> str:
+    """A drawing under its title; below them what there is to say about it, HTML as the drawing is."""
+    above = f'<p class="note">{escape(note)}</p>' if note else ""
+    below = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f'<figure class="{kind}"><h3>{escape(title)}</h3>{above}{drawn}{below}</figure>'
 
 
 def image(path: Path | str, alt: str) -> str:

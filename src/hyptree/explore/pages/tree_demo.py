@@ -263,7 +263,7 @@ def _write_page(path: Path, tree: Tree, disk: np.ndarray, flat: np.ndarray, scor
         "short. Each line is the shortest way between its ends, also where it looks bent.</p>"
     )
     numbers = (
-        table(HEAD, _rows(scores), best=1) + "<ul>"
+        table(HEAD, _rows(scores), {1: "best"}) + "<ul>"
         "<li><b>Average distortion</b>: by how much the distance of two points misses the length of the path between "
         "their nodes, on average over all pairs and after the best common scaling. 0% is a perfect copy.</li>"
         "<li><b>Worst</b>: the most stretched pair against the most shrunk one. 1 is perfect.</li>"

@@ -264,13 +264,9 @@ def strict_matmul(a: Tensor, b: Tensor, allow_low_precision: bool = False) -> Te
     if allow_low_precision:
         return a @ b
     kind = a.device.type
-    if a.is_meta or not torch.is_autocast_enabled(kind):  # shapes alone know no autocast
-        return _strict_matmul(a, b)
-    with torch.autocast(kind, enabled=False):
-        return _strict_matmul(a, b)
-
-
-def _strict_matmul(a: Tensor, b: Tensor) -> Tensor:
+    if not a.is_meta and torch.is_autocast_enabled(kind):  # shapes alone know no autocast
+        with torch.autocast(kind, enabled=False):
+            return strict_matmul(a, b)
     # Autocast and TF32 leave float64 alone.
     if a.dtype == torch.float64 or (_products_are_exact() and not torch.is_grad_enabled()):
         return a @ b
@@ -311,7 +307,7 @@ class _StrictMatmul(torch.autograd.Function):
         a, b = (x[None] if dim is None else x.movedim(dim, 0) for x, dim in zip((a, b), in_dims, strict=True))
         rank = max(a.dim(), b.dim())
         a, b = (x.reshape(x.shape[:1] + (1,) * (rank - x.dim()) + x.shape[1:]) for x in (a, b))
-        return _strict_matmul(a, b), 0
+        return strict_matmul(a, b), 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -325,11 +321,11 @@ class _StrictMatmul(torch.autograd.Function):
         # places it where it may be on.
         with torch.autocast("cpu" if a.is_meta else a.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                grad_a = _strict_matmul(grad, b.mT).sum_to_size(a.shape)
+                grad_a = strict_matmul(grad, b.mT).sum_to_size(a.shape)
             if ctx.needs_input_grad[1] and b.dim() == 2:  # one product over all rows instead of a sum of many
-                grad_b = _strict_matmul(a.flatten(0, -2).mT, grad.flatten(0, -2))
+                grad_b = strict_matmul(a.flatten(0, -2).mT, grad.flatten(0, -2))
             elif ctx.needs_input_grad[1]:
-                grad_b = _strict_matmul(a.mT, grad).sum_to_size(b.shape)
+                grad_b = strict_matmul(a.mT, grad).sum_to_size(b.shape)
         return grad_a, grad_b
 
 

@@ -59,11 +59,10 @@ class Links:
         if high is not None:
             self.edge[at] = high
 
-    def forest(self, in_order: bool = False) -> Forest:
+    def in_order(self) -> Forest:
+        """The edges that were added, in ascending order."""
         n = self.num_tokens
         up, height, edge = self.up[:, :n], self.height[:, :n], self.edge[:, :n]
-        if not in_order:
-            return Forest(up, height)
         order = (up * n + edge).argsort(1)
         order = order.gather(1, height.gather(1, order).argsort(dim=1, stable=True))
         up, height, edge = (values.gather(1, order) for values in (up, height, edge))

@@ -68,7 +68,8 @@ def build_forest(D: Tensor, linkage: str, num_merges: int | None = None, thresho
     height_type = torch.float64 if linkage in ("average", "ward") else D.dtype
     wanted = num_tokens - 1 if num_merges is None else min(num_merges, num_tokens - 1)
     if wanted <= 0 or len(D) == 0:
-        return Links(D, height_type).forest(in_order=linkage == "single")
+        nothing = Links(D, height_type).in_order()
+        return nothing if linkage == "single" else nothing._replace(edge=None)
     limit = _SLICE_BYTES if D.device.type == "cpu" else _DEVICE_SLICE_BYTES
     num_slices = math.ceil(len(D) / max(1, limit // (num_tokens**2 * height_type.itemsize)))
     forests = []
@@ -155,7 +156,7 @@ def _reciprocal_rounds(W: Tensor, links: Links, linkage: str, wanted: int, thres
         own = count.gather(1, a)
         count = torch.where(is_leader, own + count.gather(1, b), own)
         rep = rep.gather(1, a)
-    return links.forest()
+    return Forest(links.up[:, :num_tokens], links.height[:, :num_tokens])
 
 
 def _absorbed(linkage: str, W: Tensor, count: Tensor, within: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,4 +279,4 @@ def _boruvka(W: Tensor, links: Links, wanted: int, threshold: float | None) -> F
         target = torch.where(is_root, token, target)
         links.add(image, torch.where(target != token, token, num_tokens), low, lowest, high)
         component = follow(target).gather(1, component)
-    return links.forest(in_order=True)
+    return links.in_order()

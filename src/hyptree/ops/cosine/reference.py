@@ -10,6 +10,11 @@ from hyptree.geometry.core.numerics import strict_matmul
 SMALLEST_NORM = 1e-12
 
 
+def wide_features(features: Tensor) -> Tensor:
+    """Features in float32, or float64 if they are."""
+    return features if features.dtype == torch.float64 else features.float()
+
+
 @torch.no_grad()
 def unit_features(features: Tensor) -> Tensor:
     """Features divided by their length, in float32 (float64 stays): (..., D) -> (..., D); zero features stay zero."""

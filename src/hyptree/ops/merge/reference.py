@@ -26,8 +26,8 @@ def segment_sum(x: Tensor, labels: Tensor, k: int) -> Tensor:
     """
     batch, _, channels = x.shape
     if x.device.type in _ORDERED:
-        table = x.new_zeros(batch * k, channels)
-        return table.index_add(0, _rows(labels, k), x.flatten(0, 1)).view(batch, k, channels)
+        row = (labels + k * torch.arange(batch, device=x.device).unsqueeze(-1)).flatten()  # (B * N,)
+        return x.new_zeros(batch * k, channels).index_add(0, row, x.flatten(0, 1)).view(batch, k, channels)
     member = labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(-1)  # (B, K, N)
     return strict_matmul(member.to(x.dtype), x)
 
@@ -55,17 +55,10 @@ def merge_mean(x: Tensor, size: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
     return mean.to(x.dtype), total.squeeze(-1).to(size.dtype)
 
 
-def _rows(labels: Tensor, k: int) -> Tensor:
-    """Row of each token's group in a (B * K, C) table: (B, N) -> (B * N,)."""
-    first = torch.arange(labels.shape[0], device=labels.device).unsqueeze(-1) * k
-    return (labels + first).flatten()
-
-
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(y: Tensor, labels: Tensor) -> Tensor:
-        batch, k, channels = y.shape
-        return y.flatten(0, 1).index_select(0, _rows(labels, k)).view(batch, labels.shape[1], channels)
+        return y.gather(1, labels.unsqueeze(-1).expand(-1, -1, y.shape[2]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

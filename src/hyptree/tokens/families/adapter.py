@@ -34,13 +34,13 @@ class BlockParts:
         name: where the block is in the model, for messages, e.g. ``"blocks.3"``.
         block: the whole block; its first argument and its output are the tokens (B, N, C).
         attention: receives the log sizes, see ``FamilyAdapter.with_bias``.
-        query, key: their outputs are the queries and keys that attention uses; ``FamilyAdapter.heads`` brings them
-            into the shape (B, H, N, d).
+        query, key: their outputs are the queries and keys that attention uses.
         norm: the first module of the MLP branch; its input is the residual stream after attention. Tokens are merged
             there.
         branch_end: the last module of the MLP branch; the block adds its output to the residual stream. It may also be
             used earlier in the block (a dropout that both branches share): calls before ``norm`` are left alone.
         scale: what attention multiplies ``q k^T`` by.
+        num_heads: where queries and keys come as (B, N, H d); None where they come as (B, H, N, d).
         hands_on: the block hands keyword arguments that it does not know on to its attention.
     """
 
@@ -52,6 +52,7 @@ class BlockParts:
     norm: nn.Module
     branch_end: nn.Module
     scale: float
+    num_heads: int | None = None
     hands_on: bool = False
 
 
@@ -82,10 +83,6 @@ class FamilyAdapter:
         self.blocks = tuple(blocks)
         self.num_prefix = num_prefix
         self.has_class_token = has_class_token
-
-    def heads(self, index: int, projected: Tensor) -> Tensor:
-        """The output of a block's ``query`` or ``key`` module as (B, H, N, d). As it comes, unless overridden."""
-        return projected
 
     def with_bias(
         self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], bias: Any

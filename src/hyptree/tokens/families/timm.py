@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError
-from hyptree.tokens.attention import query_dtype
 from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class TimmAdapter(FamilyAdapter):
         model: Any = self.model
         first = 0 if getattr(model, "pool_include_prefix", False) else self.num_prefix
         flow = self.handle.flow_of(x, num_cut=first)
-        mask: Any = None if flow is None else flow.mask("mask" if self.handle.attention_way else None, query_dtype(x))
+        mask: Any = None if flow is None else flow.mask("mask" if self.handle.attention_way else None, x)
         if flow is None or mask is None:
             return None
         if "attn_mask" not in inspect.signature(type(pooling).forward).parameters:

@@ -121,11 +121,6 @@ class TransformersAdapter(FamilyAdapter):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": {}, "_dense": ExitStack(), "_needs_grid": False}
 
-    def heads(self, index: int, projected: Tensor) -> Tensor:
-        """(B, N, H d) -> (B, H, N, d)."""
-        config: Any = self.blocks[index].attention.config
-        return projected.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)
-
     def with_bias(
         self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], bias: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -252,7 +247,9 @@ def _parts(name: str, block: nn.Module) -> BlockParts:
             attention, query, key, norm, branch_end = parts
             takes = inspect.signature(block.forward).parameters.values()
             hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
-            return BlockParts(name, block, attention, query, key, norm, branch_end, _scale(attention), hands_on)
+            config: Any = attention.config
+            scale, num_heads = _scale(attention), config.num_attention_heads
+            return BlockParts(name, block, attention, query, key, norm, branch_end, scale, num_heads, hands_on)
     raise UnsupportedModel(
         f"{name} ({type(block).__name__}) has no known layout in the installed transformers; "
         "this was written for the versions 5.10 to 5.23"

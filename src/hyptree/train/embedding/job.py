@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,36 +11,15 @@ from typing import Any
 import torch
 
 from hyptree.data.hierarchies.edges import Hierarchy
+from hyptree.devices import cpu_threads
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
-from hyptree.files import cut_log, save_tensors, write_text
+from hyptree.files import cut_log, open_log, save_tensors, write_text
 from hyptree.steps import CHECKPOINT, run_steps
 from hyptree.train.embedding.embedder import Batches, Embedder
+from hyptree.train.parallel.determinism import deterministic
 from hyptree.train.run.settings import EmbedSettings
 
-__all__ = [
-    "CHECKPOINT",
-    "Batches",
-    "Embedder",
-    "Progress",
-    "embed",
-    "measure_quickly",
-    "measure_run",
-    "sample_size",
-    "save_points",
-]
-
-
-@dataclass
-class Progress:
-    """Where a run is, for those who show it."""
-
-    epoch: int
-    num_epochs: int
-    step: int
-    num_steps: int
-    loss: float
-    lr: float
-    pairs_per_second: float
+__all__ = ["CHECKPOINT", "Batches", "Embedder", "embed", "measure_quickly", "measure_run", "sample_size", "save_points"]
 
 
 def embed(
@@ -55,7 +31,7 @@ def embed(
     eval_every: int = 0,
     checkpoint_seconds: float = 60.0,
     max_seconds: float | None = None,
-    show: Callable[[Progress], None] | None = None,
+    show: Callable[..., None] | None = None,
 ) -> Embedder:
     """Embed a hierarchy and keep the run in a folder that can be resumed after any interruption.
 
@@ -67,7 +43,7 @@ def embed(
         eval_every: measure MAP each so many epochs; 0 for never.
         checkpoint_seconds: time between checkpoints.
         max_seconds: stop after this time of training, as if interrupted but without the exception.
-        show: called after every step.
+        show: called after every step as ``show(steps done, note, total=steps)``, e.g. ``ProgressBar.reach``.
     """
     embedder = Embedder(hierarchy, settings)
     if resume:
@@ -81,19 +57,22 @@ def embed(
             (out / stale).unlink(missing_ok=True)
 
     before, pairs_done = embedder.seconds, 0
-    around = partial(_deterministic, embedder.device)
-    with _threads(settings), (out / "metrics.jsonl").open("a") as log:
+    # Small steps on one thread: waking others costs more than they give, and far more on a busy machine.
+    is_small = settings.batch_size * settings.negatives < 1 << 20
+    threads = settings.threads or (1 if is_small else torch.get_num_threads())
+    around = partial(deterministic, True, strict=True)
+    with cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
         for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
             pairs_done += num_pairs
-            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            loss, pace = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
             ends_epoch = embedder.step == 0
             if show is not None:
-                epoch = embedder.epoch + (not ends_epoch)
-                step = embedder.step or embedder.num_steps
-                show(Progress(epoch, settings.epochs, step, embedder.num_steps, loss, lr, rate))
+                epoch = f"epoch {embedder.epoch + (not ends_epoch)}/{settings.epochs}"
+                done = embedder.epoch * embedder.num_steps + embedder.step
+                show(done, f"{epoch}  loss {loss:.4f}  {pace:,.0f} pairs/s", total=settings.epochs * embedder.num_steps)
             if ends_epoch:
                 record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
-                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(pace, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
                     record |= measure_quickly(embedder.embedding())
                 log.write(json.dumps(record) + "\n")
@@ -128,35 +107,3 @@ def measure_run(embedder: Embedder, num_samples: int | None = None) -> dict[str,
     """The numbers that go into metrics.json."""
     scores = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
     return scores | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
-
-
-@contextmanager
-def _threads(settings: EmbedSettings) -> Iterator[None]:
-    """Small steps on one thread: waking others costs more than they give, and far more on a busy machine."""
-    before = torch.get_num_threads()
-    small = settings.batch_size * settings.negatives < 1 << 20
-    torch.set_num_threads(settings.threads or (1 if small else before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Sums in a fixed order: the same run gives the same bits."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    options: Any = torch.utils.deterministic
-    fill = options.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        options.fill_uninitialized_memory = fill

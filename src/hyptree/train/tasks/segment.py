@@ -52,9 +52,13 @@ class Segment(Task):
             "extent": [sample.extent for sample in scored],
         }
 
+    def count(self, batch: dict[str, Any]) -> Tensor:
+        return (batch["semantic"] != IGNORE).sum()
+
     def training_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         logits, truth = model(batch["image"]).float(), batch["semantic"].long()
-        count = (truth != IGNORE).sum().clamp_min(1)  # a batch in which nothing counts has loss 0, not NaN
+        count = batch["count"] if "count" in batch else self.count(batch)
+        count = count + (count == 0)  # a batch in which nothing counts has loss 0, not NaN
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing) / count
         right = (logits.detach().argmax(1) == truth).sum()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hyptree.errors import UserError
-from hyptree.files import load_tensors, save_tensors, write_text
+from hyptree.files import load_tensors, read_json, save_tensors, write_text
 from hyptree.vlm.adapters import adapter_config
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.attachment import attach, bare_model
@@ -76,13 +76,7 @@ def read_about(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / ABOUT
     if not path.is_file():
         raise UserError(f"no adapter in {folder}: it has no {ABOUT}; expected a folder that handle.save() wrote")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    needed = {"name", "method", "config", "fingerprint", "adapted"}
-    if not isinstance(about, dict) or not needed <= about.keys():
-        raise UserError(f"{path} does not describe an adapter of hyptree")
+    about = read_json(path, "name", "method", "config", "fingerprint", "adapted")
     if about.get("version", 0) > VERSION:
         raise UserError(f"{path} has version {about['version']}, this hyptree reads up to {VERSION}; upgrade hyptree")
     return about

@@ -14,7 +14,7 @@ from hyptree.data import DataSettings, build_dataset
 from hyptree.data.sample import PictureDataset
 from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.files import full_disk_is_one_line, read_json, write_text
 from hyptree.progress import progress_bar
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import SHIFTS, PixelSet, encoder_fingerprint, labels_of, picture_features
@@ -299,8 +299,7 @@ def _kept_rows(job: FewShotJob) -> tuple[dict[tuple[str, int, int], dict[str, An
         return {}, None
     if not job.resume:
         raise UserError(f"{job.out} holds results already; go on with --resume, or replace them with --overwrite")
-    with as_user_error(str(path)):
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path, "settings", "rows")
     for name, value in _plain(asdict(job)).items():
         if name not in _NOT_OF_THE_RESULT and earlier["settings"].get(name) != value:
             raise UserError(

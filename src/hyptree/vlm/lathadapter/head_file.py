@@ -31,8 +31,13 @@ def save_head(
     """
     tensors = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
     tensors |= {f"host.{name}": tensor for name, tensor in (host or {}).items()}
-    state = {"head": head.settings(), "attribute_names": list(head.attribute_names), "about": dict(about or {})}
-    state |= {} if encoder is None else {"base": encoder.name, "base_weights": samples(encoder.model)}
+    state: dict[str, Any] = {
+        "head": head.settings(),
+        "attribute_names": list(head.attribute_names),
+        "about": dict(about or {}),
+    }
+    if encoder is not None:
+        state |= {"base": encoder.name, "base_weights": samples(encoder.model)}
     save_tensors(path, tensors, state)
 
 

@@ -6,7 +6,6 @@ the two most general levels, where length says little; every angle beside the pl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from hyptree.data.hierarchies.hierarcaps import (
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
 from hyptree.errors import UserError, as_user_error, require_one_of
+from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
 from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
@@ -90,7 +90,7 @@ def hierarchy_report(
     for name in suite:
         if say is not None:
             say(f"measuring {name}")
-        report["suites"][name] = _without_nan(_MEASURES[name](texts, encoder, data, images, limit))
+        report["suites"][name] = without_nan(_MEASURES[name](texts, encoder, data, images, limit))
     return report
 
 
@@ -131,15 +131,6 @@ def check_request(
     if "cifar10" in suite:
         _cifar10_pictures(data)
     return suite
-
-
-def _without_nan(part: Any) -> Any:
-    """The same with None for NaN, which JSON does not know."""
-    if isinstance(part, dict):
-        return {name: _without_nan(value) for name, value in part.items()}
-    if isinstance(part, list):
-        return [_without_nan(value) for value in part]
-    return None if isinstance(part, float) and math.isnan(part) else part
 
 
 # ------------------------------------------------------------------------------------------------------------- suites

@@ -15,7 +15,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
+from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, open_log, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.steps import CHECKPOINT, load_steps, run_steps, save_steps
 from hyptree.vlm.encoders.texts import TextTable
@@ -39,16 +39,6 @@ Encode = Callable[[list[str]], Tensor]
 """(n, d) embeddings of n texts, with gradients."""
 
 FIRST, METRICS, TRAINED = "first.safetensors", "metrics.jsonl", "trained.safetensors"
-
-
-@dataclass
-class Progress:
-    """Where a run is, for those who show it."""
-
-    step: int
-    num_steps: int
-    terms: dict[str, float]
-    texts_per_second: float
 
 
 def trainable_text(encoder: Encoder) -> dict[str, nn.Parameter]:
@@ -213,7 +203,7 @@ def train(
     resume: bool = False,
     checkpoint_seconds: float = 60.0,
     log_every: int = 10,
-    show: Callable[[Progress], None] | None = None,
+    show: Callable[[int, str], None] | None = None,
 ) -> dict[str, float]:
     """Train to the end and keep the run in a folder; gives the mean terms of the last lines of metrics.
 
@@ -224,7 +214,7 @@ def train(
         resume: go on from the checkpoint in ``out``. The encoder must be as it was before training: the first
             embeddings may have to be made again.
         log_every: steps per line of metrics.
-        show: called after every step.
+        show: called after every step as ``show(steps done, note)``, e.g. ``ProgressBar.reach``.
     """
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -238,7 +228,7 @@ def train(
         before, began = trainer.seconds, trainer.step
         lately: list[dict[str, float]] = []
         last: dict[str, float] = {}
-        with (out / METRICS).open("a", encoding="utf-8") as log:
+        with open_log(out / METRICS) as log:
             for numbers in run_steps(trainer, out, checkpoint_seconds):
                 lately.append(numbers)
                 if trainer.step % log_every == 0 or trainer.is_done:
@@ -249,7 +239,8 @@ def train(
                 if show is not None:
                     rate = (trainer.step - began) / (trainer.seconds - before)
                     per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                    show(Progress(trainer.step, trainer.num_steps, last, rate * per_step))
+                    terms = [f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last]
+                    show(trainer.step, "  ".join([*terms, f"{rate * per_step:,.0f} texts/s"]))
         save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
         return last
 
