@@ -51,6 +51,8 @@ def _class_with(original: Any, names: tuple[str, ...]) -> Any:
         return original
     weights = [name for name in names if name not in METHODS]
     members: dict[str, Any] = {name: property(_getter(name)) for name in weights}
+    # A class that no module holds is made again by whoever copies or unpickles.
+    members["__reduce_ex__"] = lambda self, protocol: (_instance, (original, names), self.__getstate__())
     if weights:
         members["register_parameter"] = _register_parameter(original, weights)
     if "forward" in names:
@@ -58,6 +60,12 @@ def _class_with(original: Any, names: tuple[str, ...]) -> Any:
     if "encode_text" in names:
         members["encode_text"] = _encode_text(original)
     return type(original.__name__, (original,), {**members, "_hyptree_original": original, "__module__": __name__})
+
+
+def _instance(original: Any, names: tuple[str, ...]) -> nn.Module:
+    cls = _class_with(original, names)
+    module: nn.Module = cls.__new__(cls)
+    return module
 
 
 def _getter(name: str) -> Any:
