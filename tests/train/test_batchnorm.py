@@ -32,23 +32,23 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def _both(name: str, seed: int, share: slice) -> list[tuple[str, Tensor, Tensor]]:
+def _both(name: str, seed: int, share: slice, device: str) -> list[tuple[str, Tensor, Tensor]]:
     """What a norm gives of all samples at once and, with statistics over all processes, of a share of them."""
     make, shape = NORMS[name]
     torch.manual_seed(seed)
     whole, synced = make(), make()
     for p in whole.parameters():
         nn.init.uniform_(p, 0.5, 2)
-    synced.load_state_dict(whole.state_dict())
+    synced.to(device).load_state_dict(whole.state_dict())
     notes = sync_batch_norms(nn.Sequential(synced), 2)
     assert notes == ["1 batch norms take their statistics over all 2 processes"] and isinstance(synced, type(whole))
     found = []
     for _ in range(2):
         x, grad = torch.randn(shape) * 3 + 10, torch.randn(shape)
-        mine, all_x = x[share].clone().requires_grad_(), x.clone().requires_grad_()
+        mine, all_x = x[share].to(device, copy=True).requires_grad_(), x.clone().requires_grad_()
         expected, actual = whole(all_x), synced(mine)
         expected.backward(grad)
-        actual.backward(grad[share])
+        actual.backward(grad[share].to(device))
         found += [("values", expected[share], actual), ("gradient", all_x.grad[share], mine.grad)]
     for p, q in zip(whole.parameters(), synced.parameters(), strict=True):
         dist.all_reduce(q.grad)
@@ -59,7 +59,7 @@ def _both(name: str, seed: int, share: slice) -> list[tuple[str, Tensor, Tensor]
     return found
 
 
-def _compares(rank: int, port: int, log: str, seed: int) -> None:
+def _compares(rank: int, port: int, log: str, seed: int, device: str) -> None:
     from tests.train.test_distributed import _be_rank
 
     _be_rank(rank, port)
@@ -67,8 +67,9 @@ def _compares(rank: int, port: int, log: str, seed: int) -> None:
     found: Any = {}
     for name in NORMS:
         try:
-            for what, expected, actual in _both(name, seed, slice(0, 5) if rank == 0 else slice(5, 7)):
-                torch.testing.assert_close(actual, expected, rtol=1e-5, atol=3e-5, msg=lambda m, w=what: f"{w}: {m}")
+            for what, expected, actual in _both(name, seed, slice(0, 5) if rank == 0 else slice(5, 7), device):
+                message = f"{what}: {{}}".format
+                torch.testing.assert_close(actual.cpu(), expected, rtol=1e-5, atol=3e-5, msg=message)
             found[name] = "equal"
         except AssertionError as error:
             found[name] = str(error)
@@ -76,8 +77,9 @@ def _compares(rank: int, port: int, log: str, seed: int) -> None:
     Path(f"{log}.{rank}").write_text(json.dumps(found))
 
 
-def test_every_kind_of_batch_norm_is_that_of_all_samples(tmp_path: Path, seed: int) -> None:
-    assert in_two(tmp_path, _compares, seed) == [dict.fromkeys(NORMS, "equal")] * 2
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_kind_of_batch_norm_is_that_of_all_samples(tmp_path: Path, seed: int, device: str) -> None:
+    assert in_two(tmp_path, _compares, seed, device) == [dict.fromkeys(NORMS, "equal")] * 2
 
 
 BATCH_NORM = ("model.args.dropout=0.0", "model.args.norm=batch", "schedule.epochs=1.5", "run.save_steps=4")

@@ -19,6 +19,9 @@ import numpy as np
 from hyptree.errors import UserError
 from hyptree.lab.fits import bootstrap
 
+GRID = np.linspace(0.02, 4, 200)
+"""Exponents that are tried."""
+
 
 @dataclass(frozen=True)
 class SharedFit:
@@ -51,7 +54,8 @@ def fit_shared(
         draws: rounds of the bootstrap.
 
     Raises:
-        ValueError: fewer points than unknowns, or no two widths within any group.
+        ValueError: fewer points than unknowns, no two widths within any group, or losses that do not fall with the
+            width.
     """
     width, y = np.asarray(m, float), np.asarray(loss, float)
     names = list(dict.fromkeys(group))
@@ -60,7 +64,14 @@ def fit_shared(
         raise ValueError(f"{len(names)} offsets and an exponent need more than {len(names) + 2} points, got {len(y)}")
     if all(len(np.unique(width[place == k])) < 2 for k in range(len(names))):
         raise ValueError("no group has two widths, so nothing tells the exponent from the offsets")
+    if draws < 0:
+        raise ValueError(f"draws must be 0 or more, got {draws}")
     alpha, scale, offsets, rest = _solve(width, y, place, len(names))
+    if not (scale > 0 and GRID[0] + 1e-6 < alpha < GRID[-1] - 1e-6):
+        raise ValueError(
+            f"no power of the width describes these losses: best is {scale:.3g} m^-{alpha:.3g}, expected a loss that "
+            f"falls, with an exponent between {GRID[0]:g} and {GRID[-1]:g}"
+        )
     power = width**-alpha
     J = np.column_stack([power, -scale * np.log(width) * power, np.eye(len(names))[place]])
     variance = rest / (len(y) - J.shape[1]) * np.linalg.pinv(J.T @ J)[1, 1]
@@ -141,9 +152,8 @@ def _solve(width: np.ndarray, y: np.ndarray, place: np.ndarray, groups: int) -> 
         return float(rest @ rest), scale, y_mean - scale * power_mean
 
     # A coarse look finds the valley, halving by the golden ratio its bottom.
-    grid = np.linspace(0.02, 4, 200)
-    best = int(np.argmin([at(alpha)[0] for alpha in grid]))
-    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    best = int(np.argmin([at(alpha)[0] for alpha in GRID]))
+    low, high = GRID[max(0, best - 1)], GRID[min(len(GRID) - 1, best + 1)]
     ratio = (math.sqrt(5) - 1) / 2
     while high - low > 1e-9:
         left, right = high - ratio * (high - low), low + ratio * (high - low)

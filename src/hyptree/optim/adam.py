@@ -1,6 +1,6 @@
 """Adam for models that have points among their parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm
-from hyptree.optim.optimizer import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
-from hyptree.optim.rows import Part, decay_rows, limit_step, move_rows, row_gradient
+from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options
+from hyptree.optim.rows import Part, move_rows, row_gradient
 
 
 class RiemannianAdam(RiemannianOptimizer):
@@ -60,24 +60,7 @@ class RiemannianAdam(RiemannianOptimizer):
         capturable: bool = False,
         compile: bool = False,
     ):
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "retraction": retraction,
-            "max_step": max_step,
-            "master_weights": master_weights,
-            "rescale_points": rescale_points,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
-            "compile": compile,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, options(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -169,33 +152,9 @@ class RiemannianAdam(RiemannianOptimizer):
             rate = rate.to(work.x.dtype)
         if isinstance(correction, Tensor):
             correction = correction.to(work.x.dtype)
-        decay = decay_factor(group)
-        cs: Sequence[Scalar] = work.cs
-        function: Callable[..., None] = adam_rows
-        if group["compile"]:
-            function = compiled(adam_rows)
-            # What changes from step to step goes in as tensors, otherwise each step would be compiled anew.
-            rate, correction = as_tensor(rate, work.x), as_tensor(correction, work.x)
-            decay = None if decay is None else as_tensor(decay, work.x)
-            cs = [as_tensor(c, work.x) for c in cs]
-        function(
-            work.x,
-            work.grad,
-            work.state["exp_avg"],
-            work.state["exp_avg_sq"],
-            work.state.get("max_exp_avg_sq"),
-            rate,
-            correction,
-            decay,
-            cs,
-            parts=work.parts,
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            max_step=group["max_step"],
-            first_order=group["retraction"] == "first_order",
-            maximize=group["maximize"],
-        )
+        tensors = [work.state.get(name) for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")]
+        numbers = rate, correction, decay_factor(group)
+        self._update_rows(adam_rows, group, work, tensors, numbers, beta1=beta1, beta2=beta2, eps=group["eps"])
 
 
 class RiemannianAdamW(RiemannianAdam):
@@ -246,8 +205,4 @@ def adam_rows(
     exp_avg_sq.mul_(beta2).add_(square, alpha=1 - beta2)
     second = exp_avg_sq if max_exp_avg_sq is None else max_exp_avg_sq.copy_(torch.maximum(max_exp_avg_sq, exp_avg_sq))
     step = rate / (second.sqrt() * correction + eps)
-    if max_step is not None:
-        step = limit_step(step, exp_avg, max_step)
-    if decay is not None:
-        decay_rows(x, [exp_avg], decay, parts, cs)
-    move_rows(x, exp_avg, step, exp_avg, parts, cs, first_order)
+    move_rows(x, exp_avg, step, exp_avg, parts, cs, first_order, max_step, decay)

@@ -3,7 +3,7 @@
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,11 @@ class Rows:
     index: Tensor | None = None
 
     def finish(self) -> None:
-        """Write copied rows back to where they came from."""
-        for target, work in self.write_back:
+        """Write copied rows back to where they came from, and points that are half precision rounded with care."""
+        pairs = list(self.write_back)
+        if self.param.dtype in _HALF:
+            pairs.append((local(self.param), round_points(self.x, self.param.dtype, self.parts, self.cs)))
+        for target, work in pairs:
             if self.index is not None:
                 target.view(-1, target.shape[-1]).index_copy_(0, self.index, work)
             else:
@@ -201,7 +204,7 @@ class RiemannianOptimizer(Optimizer, ABC):
             rows.write_back.append((target, copy))
             return copy
 
-        if master.dtype in _HALF:  # written by `_publish`, which rounds with care
+        if master.dtype in _HALF:  # written by `finish`, which rounds with care
             chosen = master.reshape(-1, n)
             rows.x = (chosen if rows.index is None else chosen.index_select(0, rows.index)).to(compute)
         else:
@@ -209,18 +212,6 @@ class RiemannianOptimizer(Optimizer, ABC):
         rows.state = {name: work(t, t.dtype) for name, t in stored.items()}
         rows.cs = [row_curvature(c, master.shape, rows.index) for c in cs]
         return rows
-
-    def _publish(self, rows: Rows, group: dict[str, Any]) -> None:
-        """After a step: write copies back, and round the points into a half-precision parameter."""
-        rows.finish()
-        p = rows.param
-        if p.dtype in _HALF:
-            target = local(p).view(-1, p.shape[-1])
-            rounded = round_points(rows.x, p.dtype, rows.parts, rows.cs)
-            if rows.index is None:
-                target.copy_(rounded)
-            else:
-                target.index_copy_(0, rows.index, rounded)
 
     def _run(
         self,
@@ -255,11 +246,39 @@ class RiemannianOptimizer(Optimizer, ABC):
                 works = [joined.x, *(joined.state[name] for name in names)]
                 torch._foreach_copy_(targets, [part for w in works for part in w.split(sizes)])
             for r in batch:
-                if r.write_back or r.param.dtype in _HALF:
-                    self._publish(r, group)
+                r.finish()
         if debug_is_enabled():
             for r in rows:
                 require_finite(type(self).__name__, f"a point parameter of shape {tuple(r.param.shape)}", r.x)
+
+    def _update_rows(
+        self,
+        function: Callable[..., None],
+        group: dict[str, Any],
+        work: Rows,
+        tensors: Sequence[Tensor | None],
+        numbers: Sequence[Scalar | None],
+        **constants: Any,
+    ) -> None:
+        """Call ``function(x, grad, *tensors, *numbers, cs, parts=..., **constants)``, compiled if the group says so."""
+        cs: Sequence[Scalar] = work.cs
+        if group["compile"]:
+            function = _compiled(function)
+            # What changes from step to step goes in as tensors, otherwise each step would be compiled anew.
+            numbers = [None if number is None else _as_tensor(number, work.x) for number in numbers]
+            cs = [_as_tensor(c, work.x) for c in cs]
+        function(
+            work.x,
+            work.grad,
+            *tensors,
+            *numbers,
+            cs,
+            parts=work.parts,
+            max_step=group["max_step"],
+            first_order=group["retraction"] == "first_order",
+            maximize=group["maximize"],
+            **constants,
+        )
 
     # ---------------------------------------------------------------------------------------- curvature, state, plain
 
@@ -326,15 +345,17 @@ def decay_factor(group: dict[str, Any]) -> Scalar | None:
     return shrink.clamp_min(0.0) if isinstance(shrink, Tensor) else max(0.0, shrink)
 
 
-@functools.cache
-def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """The update of rows ``function``, compiled once for all shapes.
+def options(given: dict[str, Any]) -> dict[str, Any]:
+    """What an optimiser's ``__init__`` was given besides parameters, from its ``locals()``: the defaults of groups."""
+    return {name: value for name, value in given.items() if name not in ("self", "params", "__class__")}
 
-    What changes from step to step goes in by :func:`as_tensor`: a new number would compile it anew.
-    """
+
+@functools.cache
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """The update of rows ``function``, compiled once for all shapes."""
     return torch.compile(function, fullgraph=True, dynamic=True)
 
 
-def as_tensor(value: Scalar, like: Tensor) -> Tensor:
+def _as_tensor(value: Scalar, like: Tensor) -> Tensor:
     """``value`` as a tensor of the dtype and on the device of ``like``."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)

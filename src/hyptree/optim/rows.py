@@ -78,7 +78,7 @@ def decay_rows(
             xi.mul_(torch.where(z > 0, new / torch.where(z > 0, z, 1.0), 1.0))
 
 
-def limit_step(step: Tensor, direction: Tensor, max_step: float) -> Tensor:
+def limit_step(step: Scalar, direction: Tensor, max_step: float) -> Tensor:
     """``step`` shortened where ``step * |direction|`` is longer than ``max_step``."""
     length = step * torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
     over = length > max_step
@@ -93,6 +93,8 @@ def move_rows(
     parts: Sequence[Part],
     cs: Sequence[Scalar],
     first_order: bool,
+    max_step: float | None = None,
+    decay: Scalar | None = None,
 ) -> None:
     """Move ``x`` to ``expmap(x, -step * direction)`` and transport ``carried`` along, both in place.
 
@@ -101,7 +103,15 @@ def move_rows(
         step: not negative, a number or (R, 1).
         carried: (R, n) tangent vectors in the radial frame, often ``direction`` itself; None if nothing is carried.
         first_order: add the step to the coordinates instead of following the geodesic.
+        max_step: shortens longer steps to this length.
+        decay: pulls the points to the origin before, see ``decay_rows``; changes ``direction`` in place too.
     """
+    if max_step is not None:
+        step = limit_step(step, direction, max_step)
+    if decay is not None:
+        decay_rows(
+            x, [direction] if carried is None or carried is direction else [direction, carried], decay, parts, cs
+        )
     if len(parts) == 1:
         return _move_part(x, direction, step, carried, parts[0][0], cs[0], first_order)
     sizes = [size for _, size in parts]

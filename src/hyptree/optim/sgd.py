@@ -1,6 +1,6 @@
 """Stochastic gradient descent for models that have points among their parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hyptree.geometry.core.numerics import Scalar
-from hyptree.optim.optimizer import RiemannianOptimizer, Rows, as_tensor, check_number, compiled, decay_factor
-from hyptree.optim.rows import Part, decay_rows, limit_step, move_rows, row_gradient
+from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options
+from hyptree.optim.rows import Part, move_rows, row_gradient
 
 
 class RiemannianSGD(RiemannianOptimizer):
@@ -41,22 +41,7 @@ class RiemannianSGD(RiemannianOptimizer):
         fused: bool | None = None,
         compile: bool = False,
     ):
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "retraction": retraction,
-            "max_step": max_step,
-            "master_weights": master_weights,
-            "rescale_points": rescale_points,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "compile": compile,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, options(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -104,33 +89,18 @@ class RiemannianSGD(RiemannianOptimizer):
         rows = self._rows_of(params, group, ["momentum_buffer"] if has_momentum else [])
 
         def update(work: Rows, batch: list[Rows]) -> None:
-            self._update(group, work, first=batch[0].param in fresh)
+            self._update_rows(
+                sgd_rows,
+                group,
+                work,
+                [work.state.get("momentum_buffer")],
+                (group["lr"], decay_factor(group)),
+                momentum=group["momentum"],
+                dampening=0.0 if batch[0].param in fresh else group["dampening"],
+                nesterov=group["nesterov"],
+            )
 
         self._run(group, rows, lambda r: r.param in fresh, update)
-
-    def _update(self, group: dict[str, Any], work: Rows, first: bool) -> None:
-        lr, decay = group["lr"], decay_factor(group)
-        cs: Sequence[Scalar] = work.cs
-        function: Callable[..., None] = sgd_rows
-        if group["compile"]:
-            function = compiled(sgd_rows)
-            lr, cs = as_tensor(lr, work.x), [as_tensor(c, work.x) for c in cs]
-            decay = None if decay is None else as_tensor(decay, work.x)
-        function(
-            work.x,
-            work.grad,
-            work.state.get("momentum_buffer"),
-            lr,
-            decay,
-            cs,
-            parts=work.parts,
-            momentum=group["momentum"],
-            dampening=0.0 if first else group["dampening"],
-            nesterov=group["nesterov"],
-            max_step=group["max_step"],
-            first_order=group["retraction"] == "first_order",
-            maximize=group["maximize"],
-        )
 
 
 def sgd_rows(
@@ -160,11 +130,6 @@ def sgd_rows(
     if buffer is not None:
         buffer.mul_(momentum).add_(h, alpha=1 - dampening)
         direction = torch.add(h, buffer, alpha=momentum) if nesterov else buffer
-    step = lr
-    if max_step is not None:
-        step = limit_step(lr * torch.ones_like(x[:, :1]), direction, max_step)
-    if decay is not None:
-        if direction is grad:
-            direction = direction.clone()  # decay transports it in place, and gradients stay as they are
-        decay_rows(x, [direction] if buffer is None or buffer is direction else [direction, buffer], decay, parts, cs)
-    move_rows(x, direction, step, buffer, parts, cs, first_order)
+    if decay is not None and direction is grad:
+        direction = direction.clone()  # decay transports it in place, and gradients stay as they are
+    move_rows(x, direction, lr, buffer, parts, cs, first_order, max_step, decay)

@@ -1,8 +1,8 @@
 """Proportional attention, ``softmax(scale q k^T + log s)``: a token that stands for ``s`` patches counts ``s`` times.
 
-Three ways to the same numbers. *mask*: ``log s`` as an additive mask (B, 1, 1, N), for any attention that takes one.
-*channel*: one channel more, ``q' = [q, 1]`` and ``k' = [k, log(s) / scale]``, for kernels that take no mask.
-*explicit*: the formula, which the tests hold the other two to.
+``proportional_attention`` is the definition. Models come to the same numbers in one of two ways: ``log_size_mask`` is
+``log s`` as an additive mask (B, 1, 1, N), for any attention that takes one; ``SizeMask`` makes it two channels more of
+every key, for kernels that take no mask.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.errors import UserError
-
-WAYS = ("mask", "channel", "explicit")
 
 # Mask rows of the fused CUDA kernels start at multiples of this many entries; others are copied on every call.
 _ALIGN = 16
@@ -34,39 +32,32 @@ def log_size_mask(size: Tensor, dtype: torch.dtype) -> Tensor:
     return log_size[:, :num_tokens].view(num_images, 1, 1, num_tokens)
 
 
-def proportional_attention(
-    q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float | None = None, way: str = "mask", dropout: float = 0.0
-) -> Tensor:
-    """Attention in which every key counts as often as its size says.
+def proportional_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float | None = None) -> Tensor:
+    """Attention in which every key counts as often as its size says, by the formula.
 
     Args:
         q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d).
-        size: (B, N) patches that each key stands for; 0 hides a key (not with "channel").
+        size: (B, N) patches that each key stands for; 0 hides a key.
         scale: factor on ``q k^T``; ``d**-0.5`` unless given.
-        way: "mask", "channel" or "explicit".
-        dropout: probability to drop an attention weight (not with "explicit").
 
     Returns:
         (B, H, M, d).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if way == "mask":
-        mask = log_size_mask(size, q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    if way == "channel":
-        return _channel_attention(q, k, v, size, scale, dropout)
-    if way == "explicit":
-        logits = scale * (q @ k.mT) + size.log().to(q.dtype)[:, None, None]  # (B, H, M, N)
-        return logits.softmax(-1) @ v
-    raise UserError(f"unknown way {way!r} to proportional attention; use one of {', '.join(WAYS)}")
+    logits = scale * (q @ k.mT) + size.log().to(q.dtype)[:, None, None]  # (B, H, M, N)
+    return logits.softmax(-1) @ v
 
 
-def _channel_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float, dropout: float) -> Tensor:
-    """Log sizes as further channels, filled up with zeros to a multiple of 8.
+def channel_attention(
+    q: Tensor, k: Tensor, v: Tensor, size: Tensor, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """The same without a mask, for sizes from 1 on: ``q' = [q, 1]`` and ``k' = [k, log(s) / scale]``.
 
-    Two channels hold them, the rounded value and the rest, because one number of a half-precision key would cost
-    ``log s`` most of its digits. Values get as many zero channels, since flash kernels want the three alike.
+    Two channels hold the log sizes, the rounded value and the rest, because one number of a half-precision key would
+    cost ``log s`` most of its digits. Zeros fill up to a multiple of 8, and values get as many, since flash kernels
+    want the three alike.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     num_channels = v.shape[-1]
     extra = 8 + -q.shape[-1] % 8
     log_size = (size.log() / scale)[:, None, :, None]  # (B, 1, N, 1)
@@ -106,7 +97,7 @@ class SizeMask:
             if kwargs.get("is_causal") or kwargs.get("enable_gqa"):
                 raise UserError("proportional attention with channels has no causal or grouped variant; use 'mask'")
             size = kwargs["attn_mask"].size
-            return proportional_attention(q, k, v, size, kwargs.get("scale"), "channel", kwargs.get("dropout_p", 0.0))
+            return channel_attention(q, k, v, size, kwargs.get("scale"), kwargs.get("dropout_p", 0.0))
         return func(*[_as_mask(x) for x in args], **{name: _as_mask(x) for name, x in kwargs.items()})
 
 

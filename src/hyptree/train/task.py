@@ -144,6 +144,25 @@ class Task(ABC):
             gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
         """
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The recipe's precision."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
+
+    def score(
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+    ) -> dict[str, float]:
+        """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
+        was_training = model.training
+        model.eval()
+        loader.set_epoch(0)
+        batches = (self.to_device(batch, device) for batch in loader)
+        try:
+            with torch.no_grad(), self.autocast(device):
+                scores = self.evaluate(model, batches, gather)
+        finally:
+            model.train(was_training)
+        return {name: float(value) for name, value in scores.items()}
+
 
 def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:
     """Tensors in nested dicts, lists and tuples on ``device``; everything else as it is."""

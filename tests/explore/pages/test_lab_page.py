@@ -155,6 +155,15 @@ def test_the_widest_table_fits_a_window_of_1200(tmp_path: Path) -> None:
         assert 0 < table <= room
 
 
+def test_a_damaged_configuration_is_told(tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path, RUNS)
+    (folder / "config.json").write_text('{"parts": ')
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        lab_page(folder, {})
+    (folder / "config.json").unlink()
+    assert "What was trained" not in lab_page(folder, {}).read_text(encoding="utf-8")
+
+
 def test_every_figure_has_a_caption() -> None:
     assert list(ON_PAGE) == list(FIGURES)
     assert "least possible for min(n, m²/2) rows" in ON_PAGE["strong"][1]  # as the figure names its line

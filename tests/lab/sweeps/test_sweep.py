@@ -417,3 +417,21 @@ def test_a_sweep_of_others_cannot_write_elsewhere(tmp_path):
         stored_parts(tmp_path / "sweep")
     assert main(["lab", "sweep", "--resume", "--quiet", "--out", str(tmp_path / "sweep")]) == 2
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_settings_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
+        (["--dist", "linear", "--alpha", "1"], "--alpha is for the shape power, and the data are linear; leave it out"),
+        (["--chunk", "-1"], "chunk must be 0 or more, got -1"),
+        (["--checkpoint-seconds", "-1"], "checkpoint_seconds must be 0 or more, got -1"),
+    ):
+        assert main(["lab", "sweep", "--steps", "2", "--out", str(tmp_path / "s"), *flags]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_weights_that_are_gone_are_told_on_resume(tmp_path: Path) -> None:
+    lines: list[str] = []
+    sweep([OTHER], tmp_path)
+    sweep([OTHER], tmp_path, resume=True, keep_weights=True, say=lines.append)
+    assert lines == ["no weights of part b: it was finished without --keep-weights"]

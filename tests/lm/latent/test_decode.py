@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from hyptree.lm.latent import attention as latent
 from hyptree.ops import backend as backends
+from hyptree.ops import latent_decode
 from tests.lm.latent.test_attention import make, run, tables
 
 pytest.importorskip("triton")
@@ -33,12 +33,12 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sequences each call of the kernels had."""
     calls: list[int] = []
 
-    def counted(queries: Tensor, *args: Any, **settings: Any) -> Tensor:
+    def counted(queries: Tensor, *args: Any) -> Tensor:
         calls.append(queries.shape[0])
-        return decode(queries, *args, **settings)
+        return decode(queries, *args)
 
-    decode = latent.latent_decode
-    monkeypatch.setattr(latent, "latent_decode", counted)
+    decode = latent_decode._forward
+    monkeypatch.setattr(latent_decode, "_forward", counted)
     return calls
 
 

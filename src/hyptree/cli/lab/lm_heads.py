@@ -12,6 +12,7 @@ import tyro
 
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.progress import say
 
 OVERLAP_COLUMNS = {
     "head": "{head}",
@@ -56,8 +57,8 @@ class OverlapConfig:
     """Also the largest overlap of all pairs; the time grows with the square of the rows."""
     block: int = 8192
     """Rows in memory at once."""
-    curvature: float = 1.0
-    """The c of a hyperbolic head whose hyperplanes have offsets; checkpoints do not hold it."""
+    curvature: float | None = None
+    """The c of a hyperbolic head whose hyperplanes have offsets, for its Lorentz numbers: checkpoints lack it."""
     allow_pickle: bool = False
     """Also read torch's older files, which are pickles, by weights_only."""
     seed: int = 0
@@ -103,15 +104,22 @@ def overlap(config: OverlapConfig) -> None:
         require_lm_head(path)
     from hyptree.lab.figures.drawing import figure_files, require_apart
     from hyptree.lab.lm_heads import overlap as head_overlap
+    from hyptree.lab.lm_heads.checkpoint import find_lm_head
     from hyptree.tables import show, to_csv, without_nan
 
     drawn = figure_files(config.plot) if config.plot is not None else []
     tables = [config.csv] if config.csv is not None else []
     require_apart(drawn, {"the file of --csv": config.csv} if config.csv is not None else {})
     require_apart([*drawn, *tables], {f"the checkpoint {path}": Path(path) for path in config.paths})
-    names = ("tensor", "remove_pcs", "pairs_sample", "exact", "block", "seed", "allow_pickle", "curvature")
+    heads = [find_lm_head(path, config.tensor, config.allow_pickle) for path in config.paths]
+    offset = [path for path, head in zip(config.paths, heads, strict=True) if head.time_kind == "offset"]
+    if config.curvature is not None and not offset:
+        raise UserError("--curvature is for heads whose hyperplanes have offsets, and none here has; leave it out")
+    if config.curvature is None and offset:
+        say(f"no Lorentz numbers for {', '.join(offset)}: they hold offsets and no curvature; give it by --curvature")
+    names = ("remove_pcs", "pairs_sample", "exact", "block", "seed", "curvature")
     options = {name: getattr(config, name) for name in names}
-    overlaps = [head_overlap.overlap(path, **options) for path in config.paths]
+    overlaps = [head_overlap.overlap(head, **options) for head in heads]
     lines = [{"head": path, **asdict(one)} for path, one in zip(config.paths, overlaps, strict=True)]
     widths = sorted({one.m for one in overlaps})
     if config.compare and len(widths) < 2:

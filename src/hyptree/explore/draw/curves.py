@@ -37,24 +37,35 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
 
     The loss of training and validation share a chart, and so do all shares of the validation (between 0 and 1).
     """
-    charts = []
-    losses = [_series(rows, split, "loss", name) for split, name in (("train", "training"), ("val", "validation"))]
-    if kept := [line for line in losses if line is not None]:
-        charts.append(("Loss", kept, ".2f"))
-    shares = [
-        line
+    losses = {name: _series(rows, split, "loss") for split, name in (("train", "training"), ("val", "validation"))}
+    shares = {
+        _format(key): points
         for key in _numeric_keys(rows, "val")
         if not key.startswith("loss")
-        and (line := _series(rows, "val", key, _format(key)))
-        and max(line.y) <= 1
-        and min(line.y) >= 0
+        and len(kept := (points := _series(rows, "val", key))[np.isfinite(points[:, 1]), 1])
+        and 0 <= kept.min() <= kept.max() <= 1
+    }
+    charts = [
+        ("Loss", losses, ".2f"),
+        ("Validation accuracy", dict(list(shares.items())[:4]), ".0%"),
+        ("Learning rate", {"learning rate": _series(rows, "train", "lr")}, ".1e"),
     ]
-    if shares:
-        charts.append(("Validation accuracy", shares[:4], ".0%"))
-    rate = _series(rows, "train", "lr", "learning rate")
-    if rate is not None:
-        charts.append(("Learning rate", [rate], ".1e"))
-    return charts
+    drawn = [(*lines_of(title, series), number) for title, series, number in charts]
+    return [(title, lines, number) for title, lines, number in drawn if lines]
+
+
+def lines_of(title: str, series: Mapping[str, np.ndarray]) -> tuple[str, list[Line]]:
+    """Lines through points (n, 2); those that are not finite are left out, and the title says how many they are."""
+    lines, lost = [], 0
+    for name, points in series.items():
+        kept = points[np.isfinite(points).all(1)]
+        lost += len(points) - len(kept)
+        if len(kept) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
+            kept = np.array([group.mean(0) for group in np.array_split(kept, MAX_POINTS)])
+        if len(kept):
+            lines.append(Line(name, kept[:, 0].tolist(), kept[:, 1].tolist()))
+    values = "value is" if lost == 1 else "values are"
+    return f"{title} ({lost} {values} not finite and left out)" if lost else title, lines
 
 
 def _format(key: str) -> str:
@@ -76,18 +87,14 @@ def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
     return list(keys)
 
 
-def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str, name: str) -> Line | None:
+def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str) -> np.ndarray:
+    """(n, 2) epochs (steps, where the log has no epochs) and values."""
     points = [
-        (float(row.get("epoch", row.get("step", 0))), float(row[key]))
+        (row.get("epoch", row.get("step", 0)), row[key])
         for row in rows
-        if row.get("split") == split and isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
+        if row.get("split") == split and isinstance(row.get(key), (int, float))
     ]
-    if not points:
-        return None
-    if len(points) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
-        groups = np.array_split(np.array(points), MAX_POINTS)
-        points = [tuple(group.mean(0)) for group in groups]
-    return Line(name, [p[0] for p in points], [p[1] for p in points])
+    return np.array(points, np.float64).reshape(-1, 2)
 
 
 class Axes:

@@ -274,4 +274,7 @@ def _mostly(tree: Tree, leaf: np.ndarray, regions: np.ndarray) -> list[list[int]
 
 
 def _base64(values: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values).astype(dtype).tobytes()).decode("ascii")
+    packed = np.ascontiguousarray(values).astype(dtype)
+    if not np.array_equal(packed, values):
+        raise ValueError(f"numbers from {values.min()} to {values.max()} do not fit into {dtype} in the page's data")
+    return base64.b64encode(packed.tobytes()).decode("ascii")

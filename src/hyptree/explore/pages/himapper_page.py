@@ -140,7 +140,7 @@ def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
     """One picture, folded but for the first: maps on the forest, patches by node, points on the disk."""
     shown = scene.picture if scene.shown is None else scene.shown
     with warnings.catch_warnings():  # the figure says it, and so does the page
-        warnings.simplefilter("ignore", UserWarning)
+        warnings.filterwarnings("ignore", "the maps of level", UserWarning)
         maps = plot_tree_maps(shown, out, b)
     patches = plot_assignment(shown, out, b=b)
     nodes = read_nodes(out, b)

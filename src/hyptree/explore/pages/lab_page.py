@@ -5,7 +5,6 @@ One HTML file that needs nothing else. :func:`lab_sections` gives its parts, for
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
-from hyptree.errors import UserError
 from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
-from hyptree.files import read_json
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
+from hyptree.lab.sweeps.folder import read_config
 from hyptree.lab.sweeps.run_table import read_runs
 
 __all__ = ["lab_page", "lab_sections"]
@@ -102,7 +100,8 @@ def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | N
     unfinished: list[str] = []  # the page says so itself; it may be read without the line on the terminal
     rows = read_runs(runs, unfinished.append)
     out = Path(path) if path is not None else folder / "index.html"
-    sections = lab_sections(rows, figures, _config(folder))
+    config = read_config(folder) if (folder / "config.json").is_file() else None  # its table may be here alone
+    sections = lab_sections(rows, figures, config)
     footer = f"hyptree {__version__}. The numbers are in runs.csv and fits.csv, those of a figure in the CSV beside it."
     return page(out, "Superposition lab", " ".join([_lead(rows), *unfinished]), sections, style=_STYLE, footer=footer)
 
@@ -229,10 +228,3 @@ def _format(value: Any) -> str:
         texts = [_format(one) for one in value]
         return " ".join(texts) if len(texts) <= 6 else f"{texts[0]} to {texts[-1]} ({len(texts)})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """What the sweep was asked for; empty where only its table is there."""
-    with contextlib.suppress(UserError):
-        return read_json(folder / "config.json")
-    return {}

@@ -103,6 +103,19 @@ def joined(*parts: str, by: str = ", ") -> str:
     return by.join(filter(None, parts))
 
 
+def pooled(groups: Iterable[Sequence[Row]]) -> str:
+    """What differs among rows that one point is the mean of, apart from the start; nothing where nothing does."""
+    columns = {"part": "part", "n": "n", "m": "m", "dist": "data", "alpha": "α", "gamma": "γ", "density": "E"}
+    groups = list(groups)
+
+    def differs(name: str) -> bool:
+        return any(len({str(row[name]) for row in some if name in row}) > 1 for some in groups)
+
+    over = [sign for name, sign in columns.items() if differs(name)]
+    over = [sign for sign in over if sign != "data"] if "α" in over else over  # other shapes have no α
+    return f"means over {' and '.join(over)}" if over else ""
+
+
 def part_of(row: Row, rows: Sequence[Row], same: Sequence[str] = ("dist", "alpha")) -> str:
     """The part of a row, where another part has rows that are the same in all else that is said about it."""
 

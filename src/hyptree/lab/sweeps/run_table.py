@@ -110,7 +110,9 @@ def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
     for name, kind in COLUMNS.items():
         text = row[name]
         try:
-            typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+            typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text or "")
+            if not text:  # of a line that was cut, every column is a text that is not there
+                raise ValueError
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: line {number}: {name} must be a {kind.__name__}, got {text!r}") from error
     return typed

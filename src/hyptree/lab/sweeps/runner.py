@@ -100,6 +100,8 @@ def sweep(
                 name = f"{grid.name}{ranks.suffix}"
                 done = out / "parts" / f"{name}.safetensors"
                 if done.is_file():
+                    if keep_weights and not (out / "weights" / done.name).is_file() and say is not None:
+                        say(f"no weights of part {grid.name}: it was finished without --keep-weights")
                     continue
                 engine = Engine(grid, ranks.device(device), dtype, chunk, pad, ranks.share(grid))
                 run = _Part(name, engine, out, checkpoint_seconds, bar, say)

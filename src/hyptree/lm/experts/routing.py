@@ -114,15 +114,11 @@ class Gate(nn.Module):
     def _no_counts(self) -> Tensor:
         return torch.zeros(self.num_experts, dtype=torch.int64, device=self.balance_bias.device)
 
-    def log_scores(self, space: Tensor) -> Tensor:
-        """``log s``: (..., n) -> (..., E), in float32 at least, inside autocast too."""
+    def forward(self, space: Tensor) -> Route:
         x = wide(space)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x, self.weight.to(x.dtype))
-        return F.logsigmoid(logits) if self.kind == "sigmoid" else logits.log_softmax(-1)
-
-    def forward(self, space: Tensor) -> Route:
-        log_scores = self.log_scores(space)
+        log_scores = F.logsigmoid(logits) if self.kind == "sigmoid" else logits.log_softmax(-1)
         with torch.no_grad():
             index = (log_scores.exp() + self.balance_bias).topk(self.top_k, dim=-1).indices
             experts = torch.arange(self.num_experts, device=index.device)

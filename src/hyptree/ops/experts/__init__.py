@@ -18,7 +18,7 @@ from torch import Tensor
 from hyptree.ops.backend import rows_fit
 from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
-from hyptree.ops.experts.grouped import Order, dispatch, grouped_linear, grouped_outer, unpermute
+from hyptree.ops.experts.grouped import Order, dispatch, grouped_linear, grouped_outer
 from hyptree.ops.merge_points import merge_points, merge_points_grad
 from hyptree.ops.merge_points.reference import merge
 from hyptree.ops.residual_norm.reference import lift, padded_width
@@ -71,11 +71,10 @@ def mix_experts(
         (T, n)
     """
     n = sizes.features
-    inner, width = padded_width(sizes.hidden, sizes.bias), padded_width(n)
-    if not norm and rows_fit("auto", rows, max(inner, width), MAX_WIDTH):
+    if not norm and rows_fit("auto", rows, max(n, sizes.hidden), MAX_WIDTH - 16):  # time, one and padding come behind
         if is_bare(routed) and (shared is None or is_bare(shared)):
             if rows.shape[-1] == n:
-                rows = lift(rows, gemm_dtype(rows), width, sizes.c)
+                rows = lift(rows, gemm_dtype(rows), padded_width(n), sizes.c)
             own = routed.stacked(rows.dtype, rows.shape[-1])
             others = (None, None, None) if shared is None else shared.stacked(rows.dtype, rows.shape[-1], divide=True)
             out: Tensor = _Mice.apply(
@@ -84,8 +83,8 @@ def mix_experts(
             return out
         report_unfused("mix_experts", shared if is_bare(routed) else routed)
     s = rows[..., :n].to(gemm_dtype(rows))
-    own_points = routed(dispatch(s, plan.order, plan.inverse, weight.shape[1]), plan.ends)
-    points = unpermute(own_points, plan.order, plan.inverse).unflatten(0, weight.shape)
+    points = routed(dispatch(s, plan.order, plan.inverse, weight.shape[1]), plan.ends)
+    points = dispatch(points, plan.inverse, plan.order, 1).unflatten(0, weight.shape)  # in their first order again
     return merge([] if shared is None else shared(s).unbind(0), points, weight, sizes.c).to(s.dtype)
 
 

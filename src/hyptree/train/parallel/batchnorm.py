@@ -52,26 +52,17 @@ def batch_norm_over_all(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``torch.nn.functional.batch_norm`` of the samples of all processes together; each has its own (B, C, ...)."""
+    """``torch.nn.functional.batch_norm`` of the samples of all processes together; each has its own (B, C, ...).
+
+    On GPUs by torch's kernels. Elsewhere by the definition: mean and variance are sums over all processes, with
+    gradients into each.
+    """
     if not training:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     if x.is_cuda:
         options = running_mean, running_var, eps, momentum, dist.group.WORLD, dist.get_world_size()
         out: Tensor = SyncBatchNorm.apply(x, weight, bias, *options)
         return out
-    return plain_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps)
-
-
-def plain_batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """The definition, on any device: mean and variance are sums over all processes, with gradients into each."""
     wide = x if x.dtype == torch.float64 else x.float()
     axes, across = [0, *range(2, x.dim())], [-1] + [1] * (x.dim() - 2)
     total = _SumOverAll.apply(torch.cat([wide.sum(axes), wide.new_tensor([x.numel() // x.shape[1]])]))
@@ -84,8 +75,8 @@ def plain_batch_norm(
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * count / (count - 1)).to(running_var.dtype), momentum)
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
-    out = centred * scale.view(across)
-    return (out if bias is None else out + bias.view(across)).to(x.dtype)
+    normed = centred * scale.view(across)
+    return (normed if bias is None else normed + bias.view(across)).to(x.dtype)
 
 
 class _SumOverAll(torch.autograd.Function):

@@ -12,13 +12,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError, suggest
 from hyptree.vlm.adapters.adapter import AdapterConfig
+from hyptree.vlm.adapters.base import CHILD
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
 from hyptree.vlm.adapters.group import AdaptedGroup, one_pass
 from hyptree.vlm.adapters.intercept import intercept, release
 from hyptree.vlm.adapters.structure import Site, attachment_points, enclosing
-
-CHILD = "hyptree_adapters"
-"""Name of the child, and so the first word of adapter keys in the model's state dict."""
 
 
 class AdapterSet(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, require, suggest
 from hyptree.files import check_weights, save_tensors
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
+from hyptree.vlm.encoders.patch_features import in_memory
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 
@@ -67,7 +68,7 @@ class OpenClipEncoder(Encoder):
         output = visual.forward_intermediates(
             pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NLC"
         )
-        return output["image_intermediates"][0] @ projection
+        return output["image_intermediates"][0] @ in_memory(projection)
 
     def _dense_timm(self, visual: Any, pixels: Tensor) -> Tensor:
         trunk = visual.trunk
