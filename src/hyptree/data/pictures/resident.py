@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.array_loader import draw_moves
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
@@ -225,13 +226,6 @@ def draw_windows(augment: AugmentSettings, shape: tuple[int, int], size: int, ch
     ]
     same, zero = np.full(count, size), np.zeros(count)
     return np.stack([start[0], long[0], same, zero, start[1], long[1], same, zero], 1).astype(np.int64)
-
-
-def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(B,) whether each picture is flipped, then (B, 2) pixels down and right; as ``ArrayLoader`` draws them."""
-    reach = augment.translate
-    flip = (chance[:, 0] < augment.flip).astype(np.int64)
-    return flip, np.floor(chance[:, 1:3] * (2 * reach + 1)).astype(np.int64) - reach
 
 
 def centre_window(shape: tuple[int, int], size: int, crop_pct: float) -> list[list[int]]:
