@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM
+from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, read_beside
 from hyptree.tree import Tree
 from hyptree.tree.drawing import children_above
 
@@ -165,7 +165,7 @@ def svg_disk(
 
 def move_script() -> str:
     """The JavaScript that lets readers move the disks of a page."""
-    return (Path(__file__).parent / "move.js").read_text(encoding="utf-8")
+    return read_beside(__file__, "move.js")
 
 
 def _moving_data(tree: Tree, points: np.ndarray) -> str:
