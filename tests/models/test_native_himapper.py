@@ -111,6 +111,20 @@ def test_every_layer_is_called(model: HiMapper, x: Tensor, training: bool) -> No
         close(actual, expected)
 
 
+def test_hooks_around_the_backbone_run(model: HiMapper, x: Tensor) -> None:
+    """It is read by its parts, which a hook on the whole would not see."""
+    seen: list[Tensor] = []
+    expected = outputs(model, 2 * x)
+    before = model.backbone.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    after = model.backbone.register_forward_hook(lambda module, args, output: seen.append(output))
+    close(outputs(model, x), expected)
+    assert len(seen) == 1 and "forward_head" not in model.backbone.__dict__
+    before.remove(), after.remove()
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module)):
+        outputs(model, x)
+    assert any(module is model.backbone for module in seen)
+
+
 @pytest.mark.parametrize("how", ["cpu_offload", "disk_offload", "half on disk", "the rest on disk"])
 def test_weights_that_are_elsewhere(model: HiMapper, x: Tensor, how: str, tmp_path: Path) -> None:
     expected = outputs(model, x)
