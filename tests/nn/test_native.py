@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hyptree import nn as rn
-from hyptree.geometry import Lorentz
+from hyptree.geometry import Lorentz, Poincare, manifold_of
+from hyptree.optim import RiemannianAdam
 from tests.nn.examples import LAYERS
 
 TO_CONTEXT = "LorentzAttention to a context"
@@ -67,6 +68,28 @@ def test_offloaded_weights(name: str) -> None:
     assert all(p.is_meta for p in layer.parameters())
     for _ in range(2):
         torch.testing.assert_close(layer(*inputs), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["moved", "offloaded", "swapped"])
+def test_points_whose_parameter_was_replaced_stay_points(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Riemannian optimiser would move them off their manifold, as plain numbers."""
+    table, index = rn.ManifoldEmbedding(5, 3, Poincare(), std=1.0), torch.arange(5)
+    twin, before = copy.deepcopy(table), table.weight
+    if how == "moved":
+        accelerate.utils.set_module_tensor_to_device(table, "weight", "cpu", value=table.weight.detach().clone())
+    elif how == "offloaded":
+        accelerate.cpu_offload(table, "cpu")
+        accelerate.hooks.remove_hook_from_submodules(table)
+    else:
+        monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+        table.load_state_dict(twin.state_dict())
+        assert manifold_of(table.weight) is not None
+    assert table.weight is not before or how == "swapped"
+    for one in (table, twin):
+        optimizer = RiemannianAdam(one.parameters(), lr=0.1)
+        one(index).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(table.weight, twin.weight)
 
 
 def test_lora_of_peft_takes_linear_layers_alone() -> None:
