@@ -110,7 +110,7 @@ def _choose(batch: Tensor, linkage: str, backend: str, deterministic: bool, need
     if is_free and batch.device.type == "cpu" and not torch.compiler.is_compiling():
         library = libraries.installed()
         if library and (
-            linkage == "single" or (linkage, library) == ("average", "fastcluster") and num_tokens > LIBRARY_FROM
+            linkage == "single" or ((linkage, library) == ("average", "fastcluster") and num_tokens > LIBRARY_FROM)
         ):
             return library
     if needs_forest:
