@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from hyptree.lm.ambient import padded_width
 from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
+from hyptree.ops import bare
 from tests.lm.experts.test_mixture import config, points, stir
 from tests.lm.make import lift
 
@@ -106,3 +108,21 @@ def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.Monk
         expected = mice(space)[0]
     assert (second - first).abs().max() > 1e-3
     torch.testing.assert_close(second, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["routed", "shared"])
+def test_experts_that_are_not_bare_are_called(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    mice, calls = make(device, shared_curvature=True), list[int]()
+    space = points(1.0, 2, 4, dtype=torch.float32).to(device)
+    bare._reported.clear()
+    expected, _ = mice(space)
+    mice.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
+    with caplog.at_level(logging.WARNING):
+        actual = [mice(space)[0] for _ in range(2)]
+    assert len(calls) == 2
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["mix_experts"]
+    for one in actual:
+        torch.testing.assert_close(one, expected, **CLOSE)
