@@ -30,6 +30,16 @@ def suggest(name: str, choices: Iterable[str], part: Callable[[str], str] = str)
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
+def require_one_of(what: str, value: object, choices: Iterable[object]) -> None:
+    """Raise ``what 'value'; did you mean ...`` unless the value is one of the choices, which are named otherwise."""
+    choices = list(choices)
+    if value not in choices:
+        words = [choice for choice in choices if isinstance(choice, str)]
+        raise UserError(
+            f"{what} {value!r}; {suggest(str(value), words) or 'use one of ' + ', '.join(map(str, choices))}"
+        )
+
+
 def require(module: str, extra: str | None = None, asked_by: str = "this") -> ModuleType:
     """The imported module, or a ``UserError`` that says how to install it.
 

@@ -256,7 +256,7 @@ class _Distances(torch.autograd.Function):
         grad = grad.contiguous()
         means = None if p is None else (_means_operator if needs_operator(x) else _means)(p, grad)
         needs_x, needs_y = ctx.needs_input_grad[0], ctx.needs_input_grad[0 if y is None else 1]
-        run = _grad_operator if needs_operator(x) else _grad
+        run: Any = _grad_operator if needs_operator(x) else _grad
         to_x, to_y = run(x, y, *known, grad, log_sums, means, c, exact, temperature or 1.0, needs_x, needs_y)
         if y is None:  # one set that is both
             return to_x + to_y, None, None, None, None, None
