@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry.core.numerics import constant_when_compiled
 
 BACKENDS = ("auto", "torch", "triton")
@@ -46,13 +46,10 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     Raises:
         ValueError: The kernel was asked for and cannot run.
     """
-    if backend not in BACKENDS:
-        hint = suggest(backend, BACKENDS) or f"use one of {', '.join(BACKENDS)}"
-        raise ValueError(f"unknown backend {backend!r}; {hint}")
+    require_one_of("backend", backend, BACKENDS)
     if backend == "auto":
         backend = os.environ.get("HYPTREE_BACKEND", "auto")
-        if backend not in BACKENDS:
-            raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
+        require_one_of("HYPTREE_BACKEND", backend, BACKENDS)
     if backend == "torch":
         return "torch"
     if unsupported is None and not HAS_TRITON:
