@@ -64,16 +64,15 @@ def embed(
     with cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
         for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
             pairs_done += num_pairs
-            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            loss, pace = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
             ends_epoch = embedder.step == 0
             if show is not None:
-                epoch = embedder.epoch + (not ends_epoch)
-                note = f"epoch {epoch}/{settings.epochs}  loss {loss:.4f}  {rate:,.0f} pairs/s"
+                epoch = f"epoch {embedder.epoch + (not ends_epoch)}/{settings.epochs}"
                 done = embedder.epoch * embedder.num_steps + embedder.step
-                show(done, note, total=settings.epochs * embedder.num_steps)
+                show(done, f"{epoch}  loss {loss:.4f}  {pace:,.0f} pairs/s", total=settings.epochs * embedder.num_steps)
             if ends_epoch:
                 record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
-                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(pace, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
                     record |= measure_quickly(embedder.embedding())
                 log.write(json.dumps(record) + "\n")
