@@ -185,7 +185,7 @@ def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys
     ("options", "message"),
     [
         (["--chains", "none.csv"], "cannot read none.csv: no such file"),
-        (["--objective", "cone"], "objective must be radial or cones"),
+        (["--objective", "cone"], "objective must be one of radial, cones"),
         (["--lr", "0"], "lr must be positive"),
         (["--geometry", "flat"], "geometry must be one of"),
         (["--num-chains", "0"], "num_chains must be 1 or more"),

@@ -70,6 +70,10 @@ class DrawConfig:
     names: int = 24
     """How many names to write."""
 
+    def __post_init__(self) -> None:
+        if self.names < 0:
+            raise ValueError(f"--names must be 0 or more, got {self.names}")
+
 
 @dataclass
 class ShowConfig:

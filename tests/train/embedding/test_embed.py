@@ -275,7 +275,7 @@ def test_resume_refuses_other_settings_and_another_hierarchy(tmp_path):
     embed(toy(), changed(TOY, epochs=2), tmp_path)
     with pytest.raises(UserError, match=r"made with lr = 0\.3, now it is 0\.2"):
         embed(toy(), changed(TOY, epochs=2, lr=0.2), tmp_path, resume=True)
-    with pytest.raises(UserError, match="another hierarchy"):
+    with pytest.raises(UserError, match="other edges"):
         embed(toy(2, 4), changed(TOY, epochs=2), tmp_path, resume=True)
 
 

@@ -227,7 +227,7 @@ def test_mistakes_are_one_line(tmp_path):
     for settings, message in (
         ({"lr": 0.0}, "lr must be positive"),
         ({"batch_size": 0}, "must be 1 or more"),
-        ({"objective": "cone"}, "objective must be radial or cones, got 'cone'; did you mean 'cones'"),
+        ({"objective": "cone"}, "objective must be one of radial, cones, got 'cone'; did you mean 'cones'"),
         ({"geometry": "cord"}, "geometry must be one of chord"),
         ({"curvature": -1.0}, "curvature must be positive"),
     ):

@@ -217,7 +217,7 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
                 "title": f"stage {one.stage}, block {one.block}",
                 "heads": one.num_heads,
                 "names": names,
-                "about": about,
+                "about": f"{about} Centres that are no patch's first choice are not shown.",
                 "disk": disk,
             }
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,12 @@ from hyptree.data.hierarchies.edges import Hierarchy
 from hyptree.devices import cpu_threads
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
 from hyptree.files import cut_log, open_log, save_tensors, write_text
-from hyptree.signals import Stopped, stop_signals
+from hyptree.steps import CHECKPOINT, run_steps
 from hyptree.train.embedding.embedder import Batches, Embedder
 from hyptree.train.parallel.determinism import deterministic
 from hyptree.train.run.settings import EmbedSettings
 
 __all__ = ["CHECKPOINT", "Batches", "Embedder", "embed", "measure_quickly", "measure_run", "sample_size", "save_points"]
-
-CHECKPOINT = "checkpoint.safetensors"
 
 
 def embed(
@@ -58,43 +56,28 @@ def embed(
         for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
             (out / stale).unlink(missing_ok=True)
 
-    clock, before = time.perf_counter(), embedder.seconds
-    saved_at = clock
-    pairs_done, eval_seconds = 0, 0.0
+    before, pairs_done = embedder.seconds, 0
     # Small steps on one thread: waking others costs more than they give, and far more on a busy machine.
     is_small = settings.batch_size * settings.negatives < 1 << 20
     threads = settings.threads or (1 if is_small else torch.get_num_threads())
-    with stop_signals() as stopped, cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
-        while not embedder.is_done:
-            epoch, step, lr = embedder.epoch, embedder.step, embedder.lr()
-            pairs_before = embedder.pair_count if step else 0
-            with deterministic(True, strict=True):
-                embedder.advance()
-            now = time.perf_counter()
-            spent = now - clock - eval_seconds
-            embedder.seconds = before + spent
-            pairs_done += embedder.pair_count - pairs_before
-            loss, pace = embedder.loss_sum / embedder.pair_count, pairs_done / spent
+    around = partial(deterministic, True, strict=True)
+    with cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
+        for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
+            pairs_done += num_pairs
+            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            ends_epoch = embedder.step == 0
             if show is not None:
-                note = f"epoch {epoch + 1}/{settings.epochs}  loss {loss:.4f}  {pace:,.0f} pairs/s"
-                show(epoch * embedder.num_steps + step + 1, note, total=settings.epochs * embedder.num_steps)
-            if embedder.epoch > epoch:
-                record = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
-                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(pace, 1)}
+                epoch = embedder.epoch + (not ends_epoch)
+                note = f"epoch {epoch}/{settings.epochs}  loss {loss:.4f}  {rate:,.0f} pairs/s"
+                done = embedder.epoch * embedder.num_steps + embedder.step
+                show(done, note, total=settings.epochs * embedder.num_steps)
+            if ends_epoch:
+                record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
-                    began = time.perf_counter()
                     record |= measure_quickly(embedder.embedding())
-                    eval_seconds += time.perf_counter() - began
                 log.write(json.dumps(record) + "\n")
                 log.flush()
-            out_of_time = max_seconds is not None and embedder.seconds >= max_seconds
-            if stopped() or out_of_time or embedder.is_done or now - saved_at >= checkpoint_seconds:
-                embedder.save(out / CHECKPOINT)
-                saved_at = time.perf_counter()
-            if stopped():
-                raise Stopped
-            if out_of_time:
-                break
     save_points(embedder, out)
     return embedder
 

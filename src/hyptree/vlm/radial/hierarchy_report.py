@@ -22,7 +22,7 @@ from hyptree.data.hierarchies.hierarcaps import (
     without_images_of,
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
-from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.errors import UserError, as_user_error, require_one_of
 from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
@@ -109,9 +109,7 @@ def check_request(
     """
     suite = [suite] if isinstance(suite, str) else list(suite)
     for name in suite:
-        if name not in SUITES:
-            hint = suggest(name, SUITES)
-            raise UserError(f"suite must be some of {', '.join(SUITES)}, got {name!r}; {hint}".rstrip("; "))
+        require_one_of("suite", name, SUITES)
     if limit is not None and limit < 1:
         raise UserError(f"limit must be 1 or more, got {limit}; leave it out to measure everything")
     if curvature is not None and not curvature > 0:

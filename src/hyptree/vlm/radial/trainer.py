@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, open_log, save_tensors
 from hyptree.geometry import lorentz
-from hyptree.signals import Stopped, stop_signals
+from hyptree.steps import CHECKPOINT, load_steps, run_steps, save_steps
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, RadialTerms
 from hyptree.vlm.radial.settings import TOWER_LR, RadialSettings
@@ -39,12 +38,7 @@ if TYPE_CHECKING:
 Encode = Callable[[list[str]], Tensor]
 """(n, d) embeddings of n texts, with gradients."""
 
-CHECKPOINT, FIRST, METRICS, TRAINED = (
-    "checkpoint.safetensors",
-    "first.safetensors",
-    "metrics.jsonl",
-    "trained.safetensors",
-)
+FIRST, METRICS, TRAINED = "first.safetensors", "metrics.jsonl", "trained.safetensors"
 
 
 def trainable_text(encoder: Encoder) -> dict[str, nn.Parameter]:
@@ -184,34 +178,14 @@ class RadialTrainer:
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on from here."""
-        tensors: dict[str, Tensor] = {f"parameter.{name}": value for name, value in self.parameters.items()}
-        for name, value in self.parameters.items():
-            state = self.optimizer.state.get(value, {})
-            tensors |= {f"optimizer.{key}.{name}": part for key, part in state.items() if isinstance(part, Tensor)}
-        save_tensors(path, tensors, self._state())
+        save_steps(path, self.parameters, self.optimizer, self._state())
 
     def load(self, path: Path) -> None:
-        """Go on from what :meth:`save` wrote; other chains or settings are refused."""
-        tensors, state = load_tensors(path)
-        mine = self._state()
-        for key, value in mine["settings"].items():
-            saved = state.get("settings", {}).get(key)
-            if saved != value:
-                raise UserError(f"cannot resume {path}: it was made with {key} = {saved}, now it is {value}")
-        if state.get("digest") != mine["digest"]:
-            raise UserError(f"cannot resume {path}: it was made from other chains; use the same data")
-        if _differ(state.get("base"), self.base):
+        """Go on from what :meth:`save` wrote; other chains, settings or encoders are refused."""
+        before = load_tensors(path)[1].get("base")
+        if _differ(before, self.base):
             raise UserError(f"cannot resume {path}: it was made from an encoder of other weights; use the same model")
-        for name, value in self.parameters.items():
-            if f"parameter.{name}" not in tensors or tensors[f"parameter.{name}"].shape != value.shape:
-                raise UserError(f"cannot resume {path}: it has no {name} of this shape; it was made with another model")
-        with torch.no_grad():
-            for name, value in self.parameters.items():
-                value.copy_(tensors[f"parameter.{name}"])
-                for key in ("step", "exp_avg", "exp_avg_sq"):
-                    part = tensors.get(f"optimizer.{key}.{name}")
-                    if part is not None:
-                        self.optimizer.state[value][key] = part if key == "step" else part.to(value.device)
+        state = load_steps(path, self.parameters, self.optimizer, self._state(), "chains")
         self.step, self.seconds = state["step"], state["seconds"]
 
     def _state(self) -> dict[str, Any]:
@@ -251,43 +225,26 @@ def train(
         else:
             for stale in (CHECKPOINT, METRICS, TRAINED):
                 (out / stale).unlink(missing_ok=True)
-        return _loop(trainer, out, checkpoint_seconds, log_every, show)
-
-
-def _loop(
-    trainer: RadialTrainer,
-    out: Path,
-    checkpoint_seconds: float,
-    log_every: int,
-    show: Callable[[int, str], None] | None,
-) -> dict[str, float]:
-    clock, before, began = time.perf_counter(), trainer.seconds, trainer.step
-    saved_at = clock
-    lately: list[dict[str, float]] = []
-    last: dict[str, float] = {}
-    with stop_signals() as stopped, open_log(out / METRICS) as log:
-        while not trainer.is_done:
-            lately.append(trainer.advance())
-            now = time.perf_counter()
-            trainer.seconds = before + now - clock
-            if trainer.step % log_every == 0 or trainer.is_done:
-                last = {name: sum(line[name] for line in lately) / len(lately) for name in lately[0]}
-                log.write(json.dumps({"step": trainer.step, **last, "seconds": round(trainer.seconds, 3)}) + "\n")
-                log.flush()
-                lately.clear()
-            if show is not None:
-                rate = (trainer.step - began) / (now - clock)
-                per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                terms = "  ".join(f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last)
-                show(trainer.step, f"{terms}  {rate * per_step:,.0f} texts/s".strip())
-            if stopped() or now - saved_at >= checkpoint_seconds:
-                trainer.save(out / CHECKPOINT)
-                saved_at = time.perf_counter()
-            if stopped():
-                raise Stopped
-    trainer.save(out / CHECKPOINT)
-    save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
-    return last
+        before, began = trainer.seconds, trainer.step
+        lately: list[dict[str, float]] = []
+        last: dict[str, float] = {}
+        with open_log(out / METRICS) as log:
+            for numbers in run_steps(trainer, out, checkpoint_seconds):
+                lately.append(numbers)
+                if trainer.step % log_every == 0 or trainer.is_done:
+                    last = {name: sum(line[name] for line in lately) / len(lately) for name in lately[0]}
+                    log.write(json.dumps({"step": trainer.step, **last, "seconds": round(trainer.seconds, 3)}) + "\n")
+                    log.flush()
+                    lately.clear()
+                if show is not None:
+                    rate = (trainer.step - began) / (trainer.seconds - before)
+                    per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
+                    terms = "  ".join(
+                        f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last
+                    )
+                    show(trainer.step, f"{terms}  {rate * per_step:,.0f} texts/s".strip())
+        save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
+        return last
 
 
 def load_trained(encoder: Encoder, path: Path) -> None:
