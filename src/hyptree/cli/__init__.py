@@ -204,7 +204,8 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
     if from_args is None:
         config = configs.parse(command, prog, args, yaml_path)
     elif "-h" in args or "--help" in args:
-        config = configs.show_help(cls.help, prog, command.__doc__)
+        config = None
+        configs.show_help(cls.help, prog, command.__doc__)
     else:
         config = from_args(prog, args, yaml_path)
     if config is None:  # help was printed

@@ -74,7 +74,7 @@ class EvalConfig:
                 raise UserError("--config holds keys of a run's recipe and does not go with --tasks; leave it out")
             return cls(folder, split, "json" in own, chosen)
         RunFolder(folder).require_run()
-        sources = [folder / "recipe.yaml", *([] if yaml_path is None else [yaml_path])]
+        sources: list[Path | str] = [folder / "recipe.yaml", *([] if yaml_path is None else [yaml_path])]
         return cls(folder, split, "json" in own, configs.load(Recipe, sources, overrides))
 
 
