@@ -54,8 +54,7 @@ class AugmentSettings:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be 0 (off) or a positive number, got {value}")
-        if self.translate < 0:
-            raise ValueError(f"translate must be 0 (off) or a number of pixels, got {self.translate}")
+        require_at_least(0, self, "translate")
         for name in ("crop_scale", "crop_ratio", "scale_jitter"):
             value = getattr(self, name)
             if value is not None and not 0 < value[0] <= value[1]:
@@ -119,8 +118,7 @@ class DataSettings:
             raise ValueError(f"size must be from 8 to 8192 pixels, got {self.size}")
         if self.name != "world" and self.root is None:
             raise ValueError(f"name {self.name} needs root, the folder or file of its pictures")
-        if self.workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {self.workers}")
+        require_at_least(0, self, "workers")
         require_seed(self)
         if not 0.5 <= self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be from 0.5 to 1, got {self.crop_pct}")
