@@ -195,5 +195,5 @@ def _enlarge(masks: np.ndarray, height: int, width: int) -> np.ndarray:
     return masks[:, y[:, None], x[None, :]]
 
 
-def _sarkar(tree: Tree, edge: float = 1.0) -> np.ndarray:
-    return tree.sarkar(edge) if tree.num_nodes > 1 else np.zeros((1, 2))
+def _sarkar(tree: Tree) -> np.ndarray:
+    return tree.sarkar(1.0) if tree.num_nodes > 1 else np.zeros((1, 2))
