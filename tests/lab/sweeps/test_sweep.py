@@ -352,7 +352,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["sweep", "--resume"], "nothing to resume in runs/lab: it has no config.json"),
         (["sweep", "--device", "abacus"], "device 'abacus' cannot be used here"),
         (["sweep", "--threads", "-1"], "threads must be 0"),
-        (["fit", "nowhere"], "nowhere: No such file or directory"),
+        (["fit", "nowhere"], "cannot read nowhere: no such file"),
         (["fit", "."], ". holds no runs.parquet or runs.csv"),
         (["theory", "--m", "5"], "an exponent needs two widths below n = 1000, got 5"),
     ],
