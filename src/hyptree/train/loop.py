@@ -427,7 +427,7 @@ class Trainer:
 
     def _line(self, split: str) -> dict[str, Any]:
         step = self.progress.step
-        epoch = round(self.schedule.epoch(step), 4)
+        epoch = round(step / self.steps_per_epoch, 4)
         return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
 
     def _result(self) -> Result:

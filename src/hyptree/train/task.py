@@ -88,13 +88,11 @@ class Task(ABC):
         from hyptree.data.loader import build_loader
 
         data, run = self.recipe.data, self.recipe.run
-        on_gpu = torch.cuda.is_available() and run.device != "cpu"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
+        device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
         return build_loader(
             dataset,
             functools.partial(self.collate, train=train),
-            batch_size=batch_size,
+            batch_size=self.batch_size(train),
             seed=run.seed,
             train=train,
             workers=data.workers,
@@ -104,10 +102,20 @@ class Task(ABC):
             strict=data.strict,
             skipped=skipped,
             pack=self.pack,
-            pin_memory=on_gpu,
+            pin_memory=self.on_gpu,
             resident=device if data.resident else None,
             channels_last=run.channels_last,
         )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether batches go to a GPU."""
+        return torch.cuda.is_available() and self.recipe.run.device != "cpu"
+
+    def batch_size(self, train: bool) -> int:
+        """Samples of a batch of the loader, over all processes; in training those of a part."""
+        data = self.recipe.data
+        return data.batch_size // self.recipe.run.accumulate if train else data.eval_batch_size or data.batch_size
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """The batch on the device of the model."""

@@ -46,6 +46,8 @@ class Processes:
         self.accelerator = Accelerator(cpu=on_cpu)
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
+        self.is_main = self.rank == 0
+        """Whether this process prints and writes."""
         self.size: int = self.accelerator.num_processes
         if self.size != started:
             raise UserError(
@@ -54,11 +56,6 @@ class Processes:
         self.shards = parallel == "fsdp2" and self.size > 1
         self._whole: list[nn.Parameter] = []
         """Parameters of a sharded model that cannot be cut: single numbers."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
 
     def __str__(self) -> str:
         kind = "fsdp2" if self.shards else "ddp"

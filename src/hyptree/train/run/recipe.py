@@ -6,9 +6,8 @@ A YAML file fills it, flags override it (``hyptree train recipe.yaml --optim.lr 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -276,19 +275,8 @@ class Recipe:
 
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
-_PICTURES = (
-    "name",
-    "root",
-    "size",
-    "num_train",
-    "num_val",
-    "num_classes",
-    "seed",
-    "crop_pct",
-    "mean",
-    "std",
-    "augment",
-)
+_OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
+"""What the task language reads of ``data``, or may be left there from a recipe of pictures."""
 _NOT_READ = {
     "classify": ("text", "model.head", "data.augment.scale_jitter"),
     "segment": ("text", "data.crop_pct", *_MIXES),
@@ -296,7 +284,7 @@ _NOT_READ = {
     "openvocab_detect": ("text", "loss", "data.crop_pct", *_MIXES),
     "openvocab": ("text", "loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("text", "loss", "data.augment.scale_jitter", *_MIXES),
-    "language": ("loss", "model.head", *(f"data.{name}" for name in _PICTURES)),
+    "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
 }
 """Keys and sections that mean nothing to a task."""
 
@@ -344,14 +332,9 @@ def check_resumable(saved: Recipe, recipe: Recipe, where: Path) -> None:
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted key to value, for every field of nested dataclasses (dicts count as sections)."""
     items: dict[str, Any] = {}
-    pairs = (
-        [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-        if dataclasses.is_dataclass(config)
-        else list(config.items())
-    )
-    for name, value in pairs:
+    for name, value in (vars(config) if is_dataclass(config) else config).items():
         key = f"{prefix}{name}"
-        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+        if is_dataclass(value) or (isinstance(value, dict) and value):
             items |= flatten(value, f"{key}.")
         else:
             items[key] = list(value) if isinstance(value, tuple) else value
