@@ -184,11 +184,10 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
     from hyptree.cli import config as configs
 
     cls: Any = configs.config_class(command)
-    from_args = getattr(cls, "from_args", None)
+    from_args, config = getattr(cls, "from_args", None), None
     if from_args is None:
         config = configs.parse(command, prog, args, yaml_path)
     elif "-h" in args or "--help" in args:
-        config = None
         configs.show_help(cls.help, prog, command.__doc__)
     else:
         config = from_args(prog, args, yaml_path)

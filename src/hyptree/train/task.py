@@ -47,6 +47,8 @@ class Task(ABC):
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
+        self.on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
+        """Whether batches go to a GPU."""
 
     def build_dataset(self, split: str) -> Any:
         """The dataset of a split: train, val or test (``hyptree.data.sample.PictureDataset`` for pictures)."""
@@ -106,11 +108,6 @@ class Task(ABC):
             resident=device if data.resident else None,
             channels_last=run.channels_last,
         )
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether batches go to a GPU."""
-        return torch.cuda.is_available() and self.recipe.run.device != "cpu"
 
     def batch_size(self, train: bool) -> int:
         """Samples of a batch of the loader, over all processes; in training those of a part."""

@@ -157,13 +157,12 @@ class Processes:
         """Whether the flag is set in any process."""
         return bool(self.mean(torch.tensor(float(flag))) > 0)
 
-    def from_main(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives in the first process, in every process; its error is everybody's error."""
-        if self.size == 1:
-            return make()
-        return self.together(lambda: [make() if self.is_main else None], share=True)[0]  # type: ignore[return-value]
+    def from_main(self, work: Callable[..., T], *args: Any) -> T:
+        """What ``work`` gives in the first process, in every process; its error is everybody's error."""
+        result: Any = self.together(work if self.is_main else _nothing, *args, share=True)
+        return result
 
-    def together(self, work: Callable[[], T], share: bool = False) -> T:
+    def together(self, work: Callable[..., T], *args: Any, share: bool = False) -> T:
         """Do ``work`` in every process, and stop all of them when it is a ``UserError`` in any: no one waits forever.
 
         The first process raises the error (and so prints it); the others leave with the same exit code in silence.
@@ -172,11 +171,11 @@ class Processes:
             share: give every process what the first one got.
         """
         if self.size == 1:
-            return work()
+            return work(*args)
         result: T | None = None
         problem = None
         try:
-            result = work()
+            result = work(*args)
         except UserError as error:
             problem = str(error)
         answers: list[Any] = [None] * self.size
@@ -196,6 +195,10 @@ class Processes:
             dist.destroy_process_group()
             # accelerate keeps what it found in its class, and would go on with the group that is gone.
             type(self.accelerator.state)._reset_state(reset_partial_state=True)
+
+
+def _nothing(*_: Any) -> None:
+    """What a process does while the first one works."""
 
 
 def _join_again(backend: str) -> None:
