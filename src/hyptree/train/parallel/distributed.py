@@ -110,10 +110,12 @@ class Processes:
                 p.grad = grad.clone()
 
     def sync_buffers(self, model: nn.Module) -> None:
-        """Give every process the buffers of the first one."""
+        """Give every process the buffers of the first one, but those that count what each does: no part of a state."""
         if self.size > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
+            kept = model.state_dict()
+            for name, buffer in model.named_buffers():
+                if name in kept:
+                    dist.broadcast(buffer, 0)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
