@@ -116,23 +116,9 @@ class HiMapper(nn.Module):
     # ---------------------------------------------------------------------------------------------------- the tree
 
     @property
-    def num_leaves(self) -> int:
-        """Nodes of level 1."""
-        return self.shape.num_leaves
-
-    @property
-    def depth(self) -> int:
-        """Number of levels."""
-        return self.shape.depth
-
-    @property
     def levels(self) -> tuple[int, ...]:
         """Number of nodes per level, leaves first."""
         return self.shape.sizes
-
-    def parents(self, level: int) -> Tensor:
-        """(N_l,) the parent of each node of ``level`` (from 1) as index in the level above, -1 at the top."""
-        return self.shape.parents(level)
 
     # ----------------------------------------------------------------------------------------------------- forward
 
