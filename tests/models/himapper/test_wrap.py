@@ -375,7 +375,7 @@ def test_other_mistakes() -> None:
         HiMapper(ToyBackbone(), channels=32)(pictures())
     with pytest.raises(ValueError, match=r"expected 24 and \(B, 32\); pass channels=24, pooled_channels=24"):
         HiMapper(ToyBackbone(), pooled_channels=32)(pictures())
-    with pytest.raises(ValueError, match=r"must be lorentz or euclidean, got 'lorenz'; did you mean 'lorentz'"):
+    with pytest.raises(ValueError, match=r"must be one of lorentz, euclidean, got 'lorenz'; did you mean 'lorentz'"):
         HiMapper(ToyBackbone(), geometry="lorenz")
     with pytest.raises(ValueError, match="width must be a multiple of heads, got width=130, heads=4"):
         HiMapper(ToyBackbone(), width=130)
