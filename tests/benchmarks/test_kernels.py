@@ -187,18 +187,18 @@ def test_one_bad_place_among_many_is_seen() -> None:
 def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import hyptree.models  # noqa: F401
-    from hyptree.nn.cluster import mixer as cluster
-    from hyptree.ops.cluster_patch import cluster_patch
+    from hyptree.ops.cluster_map import kernels, reference
 
     seen: list[Any] = []
 
-    def spy(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Any, *, backend: str) -> Any:
+    def spy(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Any) -> Any:
         seen.append(cut)
-        return cluster_patch(both, alpha, bias, cut, backend="torch")
+        return reference.cluster_patch(both, alpha, bias, cut)
 
-    monkeypatch.setattr(cluster, "patch_fits", lambda *x: True)
-    monkeypatch.setattr(cluster, "window_fits", lambda *x: True)
-    monkeypatch.setattr(cluster, "cluster_patch", spy)
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "cluster_patch", spy)
+    monkeypatch.setattr(kernels, "cluster_window", reference.cluster_window)
     for size in ("nano", "medium"):
         seen.clear()
         model = timm.create_model(f"hcformer_{size}").eval()

@@ -27,6 +27,14 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def on_host(x: Tensor) -> bool:
+    """Whether ``x`` is on a CPU, where what saves launches and memory on a GPU only costs time.
+
+    Not where ``HYPTREE_BACKEND=triton`` asks for kernels there: then all is done as on a GPU.
+    """
+    return x.device.type == "cpu" and not (os.environ.get("HYPTREE_BACKEND") == "triton" and interpreted())
+
+
 def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     """Give "torch" or "triton".
 
