@@ -6,7 +6,8 @@ module registers ``hcformer_pico|nano|tiny|small|medium`` with timm. See docs/hc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -68,8 +69,13 @@ class Block(nn.Module):
         self.has_dropout = proj_drop > 0
         self.mlp_checkpointing = False
 
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
-        x = x + self.drop_path(self.mixer(self.norm1(x), record, self.scale1))
+    def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
+        scale = self.scale1
+        if is_bare(scale) and isinstance(scale, LayerScale):
+            mixed = self.mixer(self.norm1(x), record, scale.gamma)
+        else:
+            mixed = scale(self.mixer(self.norm1(x), record))
+        x = x + self.drop_path(mixed)
         if self.mlp_checkpointing and self.training and not torch.jit.is_scripting():
             hidden = checkpoint(self._mlp, x, use_reentrant=False, preserve_rng_state=self.has_dropout)
         else:
@@ -92,7 +98,7 @@ class Stage(nn.Module):
         self.blocks, self.width = nn.ModuleList(blocks), max(block.hidden for block in blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
+    def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
         parts = [self.downsample(x)]
         # How many pictures' widest maps are CACHE bytes, at least one: in evaluation no picture knows of another.
         is_alone = not (self.training or torch.is_grad_enabled() or record is not None)
@@ -263,7 +269,7 @@ class HCFormer(nn.Module):
         Returns:
             One :class:`ClusterAssignment` per block. They are part of the graph: use ``torch.no_grad()`` to look only.
         """
-        record: list[ClusterAssignment] = []
+        record: deque[ClusterAssignment] = deque()  # not a list, of which accelerate's hooks hand on a copy
         features = self.forward_features(x, record)
         counts = [len(stage.blocks) for stage in self.stages]  # type: ignore[arg-type]
         places = [(stage, block) for stage, count in enumerate(counts) for block in range(count)]
@@ -272,7 +278,7 @@ class HCFormer(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------- forward
 
-    def forward_features(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
         """The last stage's map after the final norm, (B, num_features, H / 32, W / 32), in channels-last memory."""
         if x.dim() != 4 or x.shape[1] != self.in_chans:
             raise ValueError(f"HCFormer: expected pictures (B, {self.in_chans}, H, W), got {tuple(x.shape)}")

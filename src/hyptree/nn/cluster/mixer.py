@@ -5,6 +5,7 @@ The arithmetic is in :mod:`hyptree.ops.cluster_map`, the cut into windows in :mo
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -197,17 +198,17 @@ class ClusterMixer(nn.Module):
         return windows, of_patches, ((1, 1), windows.grid, (min(above, ny), min(above, nx)))
 
     def forward(
-        self, x: Tensor, record: list[ClusterAssignment] | None = None, scale: nn.Module | None = None
+        self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None, factor: Tensor | None = None
     ) -> Tensor:
         """The mixed map.
 
         Args:
             record: what was clustered is appended to this list.
-            scale: a layer behind the projection. The factors of a LayerScale go into it: within autocast the result may
-                then be float32, since what it is added to is.
+            factor: (dim,) of the result, inside the projection. Within autocast the result may then be float32, since
+                what it is added to is.
         """
         if x.dim() == 3:
-            return self.forward(x.unsqueeze(0), record, scale).squeeze(0)
+            return self.forward(x.unsqueeze(0), record, factor).squeeze(0)
         if x.dim() != 4 or x.shape[-1] != self.dim:
             raise ValueError(
                 f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
@@ -218,7 +219,7 @@ class ClusterMixer(nn.Module):
         window = None if self.window is None else self.window(of_windows)
         seen: list[Clustered] | None = None if record is None else []
         out = cluster_linear(
-            both, windows, self.num_heads, patch, window, self.norm, self.proj, scale, seen=seen, backend=self.backend
+            both, windows, self.num_heads, patch, window, self.norm, self.proj, factor, seen=seen, backend=self.backend
         )
         if record is not None and seen is not None:
             record.append(_recorded(windows, patch, window, *seen))

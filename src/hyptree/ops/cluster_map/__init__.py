@@ -22,22 +22,22 @@ __all__ = ["Clustered", "Level", "cluster_linear", "kernels", "reference"]
 
 
 def cluster_linear(
-    both: Tensor, windows: Windows, num_heads: int, patch: Level, window: Level | None, norm: Any, proj: nn.Module,
-    scale: nn.Module | None = None, *, seen: list[Clustered] | None = None, backend: str = "auto",
+    both: Tensor, windows: Windows, num_heads: int, patch: Level, window: Level | None, norm: Any, proj: Any,
+    factor: Tensor | None = None, *, seen: list[Clustered] | None = None, backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """``scale(proj(norm([g_window, g_patch])))`` of what the two levels of clustering give.
+    """``factor * proj(norm([g_window, g_patch]))`` of what the two levels of clustering give.
 
     Args:
         both: (B, H, W, 2 heads d), points then values.
         windows: how the map is cut. patch, window: what the levels compare with; no window level is None.
-        norm: a MapNorm, or any other layer, which is called. scale: a LayerScale or any other layer, likewise.
-        proj: a linear layer, whose weight may be read if it is bare.
+        norm: a MapNorm, or any other layer, which is called. proj: a linear layer, whose weight is read if it is bare.
+        factor: (n,), inside the projection.
         seen: what each level clustered is appended here; there are no kernels for that.
         backend: "auto" takes a kernel for each level that has one on this device, "torch" none, "triton" fails where a
             kernel cannot run.
 
     Returns:
-        (B, H, W, n). Within autocast it may be float32 with a ``scale``, since what it is added to is.
+        (B, H, W, n). Within autocast it may be float32 with a factor, since what it is added to is.
     """
     dim, cells = both.shape[-1] // (2 * num_heads), (0, 0) if window is None else window.cells
     sizes = (*windows.size, *windows.grid, *windows.window, *windows.offset)
@@ -65,9 +65,9 @@ def cluster_linear(
             seen.extend(levels)
     if not is_bare(proj) or not (is_bare(norm) or type(norm) is nn.Identity):
         report_unfused("cluster_linear", proj if is_bare(norm) else norm)
-        y = proj(norm(own if shared is None else torch.cat([spread(shared, windows), own], -1)))
-        return y if scale is None else scale(y)
-    return _normed_linear(own, shared, sums, windows, norm, proj, scale)
+        y: Tensor = proj(norm(own if shared is None else torch.cat([spread(shared, windows), own], -1)))
+        return y if factor is None else y * factor
+    return _normed_linear(own, shared, sums, windows, norm, proj, factor)
 
 
 def _curvature(both: Tensor, cut: Cut, level: Level | None, backend: str) -> float | None:
@@ -81,20 +81,19 @@ def _curvature(both: Tensor, cut: Cut, level: Level | None, backend: str) -> flo
 
 
 def _normed_linear(
-    own: Tensor, shared: Tensor | None, sums: Tensor | None, windows: Windows, norm: Any, proj: Any, scale: Any
-) -> Tensor:
-    """``scale(proj(norm([shared, own])))`` with weights of bare layers; what windows share is computed once for each.
+    own: Tensor, shared: Tensor | None, sums: Tensor | None, windows: Windows, norm: Any, proj: Any,
+    factor: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The same by weights of bare layers, with what windows share computed once for each of them.
 
-    The norm is a part of the projection, ``proj(norm(x)) = factor (x @ weight.T) + shift``: the map is read once.
+    The norm is a part of the projection, ``proj(norm(x)) = times (x @ weight.T) + shift``: the map is read once.
     """
-    factor, weight, left = scale.gamma if scale is not None and is_bare(scale) else None, proj.weight, 0
-    if shared is not None:
-        left = shared.shape[-1]
+    weight, left = proj.weight, 0 if shared is None else shared.shape[-1]
     if type(norm) is nn.Identity:
         y = scaled_linear(own, weight[:, left:], proj.bias, factor)
         if shared is not None:
             y = add_to_windows(y, scaled_linear(shared, weight[:, :left], None, factor), windows)
-        return y if scale is None or factor is not None else scale(y)
+        return y
     if sums is None:
         sums = reference.moments(own)
         sums = sums if shared is None else sums + reference.moments(shared, windows)
@@ -118,5 +117,4 @@ def _normed_linear(
         else:
             y = y.unflatten(2, (windows.grid[1], -1)).unflatten(1, (windows.grid[0], -1))
             y = torch.addcmul(of_window[:, :, None, :, None], y, times[..., None, None, :]).flatten(3, 4).flatten(1, 2)
-    y = y.to(dtype)
-    return y if scale is None or factor is not None else scale(y)
+    return y.to(dtype)

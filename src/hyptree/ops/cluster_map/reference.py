@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyptree.geometry.core.numerics import strict_matmul
+from hyptree.geometry.core import numerics
 from hyptree.ops.rounding import wide
 from hyptree.ops.windows import Cut, Size, Windows, count_patches, cover, cut, join, pool, pool_windows, pooling_weights
 
@@ -69,19 +69,24 @@ def distances(centres: Tensor, x: Tensor, c: float | Tensor, clip: float) -> Ten
     """Hyperbolic distances of all pairs of tangent vectors at the origin: (..., M, d), (..., N, d) -> (..., M, N).
 
     Vectors longer than ``clip`` are shortened to it before they are mapped to the hyperboloid. With radii ``r`` and
-    ``e = cosh(r) - 1``, what ``cosh(distance)`` is above 1 is ``e + e' + e e' - c x.y``, whose error is a part of the
-    radii and not of 1; the distance is at least the difference of the radii, which points on one ray reach.
+    ``e = cosh(r) - 1``, what ``cosh(distance)`` is above 1 is ``e + e' + e e' - c x.y``; the distance is at least the
+    difference of the radii, which points on one ray reach. In float64: a window that is a centre itself is at distance
+    0, of which the root of float32's rounding would be left.
     """
-    rows = []
-    for v in (wide(centres), wide(x)):
-        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1e-15)
-        radius = c**0.5 * length.clamp_max(clip)
-        rows.append((v * (radius.sinh() / (c**0.5 * length)), 2 * (radius / 2).sinh().square(), radius))
+    dtype, rows = wide(x[:0]).dtype, []
+    for v in map(numerics.wide, (wide(centres), wide(x))):
+        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1e-30)
+        r = c**0.5 * length.clamp_max(clip)
+        square, away = r.square(), torch.where(r < 1e-2, 1.0, r)
+        sinhc = torch.where(r < 1e-2, 1 + square / 6 * (1 + square / 20), (away.exp() - (-away).exp()) / (2 * away))
+        point = v * (length.clamp_max(clip) / length * sinhc)
+        square = c * point.square().sum(-1, keepdim=True)
+        rows.append((point, square / (1 + (1 + square).sqrt()), r))
     (one, e, r), (other, f, q) = rows
-    beyond = e + f.mT + e * f.mT - c * strict_matmul(one, other.mT)  # a window may be a centre: 0, or rounding
+    beyond = e + f.mT + e * f.mT - c * (one @ other.mT)
     half = torch.where(beyond > 0, torch.where(beyond > 0, beyond / 2, 1.0).sqrt(), 0.0)  # sinh(distance / 2)
     outer = 2 * torch.log1p(half + half.square() / (1 + (1 + half.square()).sqrt()))  # asinh, which is slow on a CPU
-    return torch.maximum(outer, (r - q.mT).abs()) / c**0.5
+    return (torch.maximum(outer, (r - q.mT).abs()) / c**0.5).to(dtype)
 
 
 def cluster(
