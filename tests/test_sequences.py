@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyptree import nn as points
 from hyptree.geometry import Lorentz
-from hyptree.models import HiMapper
+from hyptree.models import HCFormer, HiMapper
 from tests.lm.make import small, tokens
 from tests.sequences import ACTIONS, Bench, bare, look_again, run_sequence, wrapped_like
 
@@ -56,6 +56,13 @@ def himapper(backbone: Callable[[], nn.Module]) -> nn.Module:
     return model.eval()
 
 
+def hcformer(**options: Any) -> Callable[[], nn.Module]:
+    """Made for other pictures than it sees, so that its position biases are resized."""
+    sizes = {"img_size": 64, "depths": (1, 1, 1, 1), "dims": (8, 12, 16, 20), "num_heads": (2, 2, 2, 2), "head_dim": 4}
+    sizes |= {"mlp_ratios": (2, 2, 2, 2), "folds": (4, 3, 1, 1), "patch_centres": (2, 2, 2, 2), "num_classes": 5}
+    return lambda: HCFormer(**{**sizes, "window_centres": (3, 2, 1, 0), "layer_scale": 0.5, **options}).eval()
+
+
 class OfPoints(nn.Module):
     """Layers of points that share a learned curvature, attention to a context among them."""
 
@@ -92,6 +99,8 @@ SYSTEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
     "mice, other settings": (float32(lambda: small("mice", **OTHER)), speak),
     "himapper on a vit": (lambda: himapper(vit), see),
     "himapper on a resnet": (lambda: himapper(lambda: timm.create_model("test_resnet", num_classes=5)), see),
+    "hcformer": (hcformer(learnable_curvature=True), see),
+    "hcformer, other settings": (hcformer(window_geometry="euclidean", mixer_norm=False, input_norm=True), see),
     "layers of points": (OfPoints, lambda model: model(like(model, POINTS))),
 }
 
