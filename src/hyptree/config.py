@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hyptree.errors import UserError, suggest
+from hyptree.files import open_packed
 
 T = TypeVar("T")
 
@@ -74,13 +75,8 @@ def find_yaml(path: Path | str) -> Path:
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping, a key given twice is an error."""
-    try:
-        text = find_yaml(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
-    data = _parse_yaml(text, str(path))
+    with open_packed(find_yaml(path)) as file:
+        data = _parse_yaml(file.read(), str(path))
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -107,6 +107,21 @@ def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def json_lines(lines: Iterable[str], path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each line of a file of JSON records is, and the record; blank lines are left out."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: expected a record {{...}}, got {type(record).__name__}")
+        yield where, record
+
+
 def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -> Path:
     """The first of these files that is in a folder, or in its folder ``inner``.
 

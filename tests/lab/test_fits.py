@@ -223,7 +223,7 @@ def test_a_table_that_is_not_utf8_is_one_line(
     for command, what in (("llm-fit", "a table of losses"), ("fit", "a table of runs"), ("plot", "a table of runs")):
         assert main(["lab", command, str(table)]) == 2
         error = capsys.readouterr().err
-        assert f"{table} is not {what}: not a text file in UTF-8" in error and error.count("\n") == 1
+        assert f"{table}: not a text file in UTF-8; expected {what}" in error and error.count("\n") == 1
 
 
 def test_the_mark_of_spreadsheets_is_no_part_of_a_name(tmp_path: Path) -> None:

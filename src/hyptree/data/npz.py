@@ -18,9 +18,11 @@ class Packed:
     """Files one after the other in one array of bytes; file i is ``data[offsets[i]:offsets[i + 1]]``."""
 
     def __init__(self, data: np.ndarray, offsets: np.ndarray, where: str):
-        if offsets.ndim != 1 or len(offsets) < 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(data):
+        is_row = offsets.ndim == 1 and offsets.dtype.kind in "iu"
+        numbers = offsets.astype(np.int64) if is_row else np.empty(0, np.int64)
+        if len(numbers) < 1 or numbers[0] < 0 or (np.diff(numbers) < 0).any() or numbers[-1] > len(data):
             raise UserError(f"{where}: the offsets must rise from 0 to at most {len(data)}, the bytes there are")
-        self._data, self._offsets = data, offsets
+        self._data, self._offsets = data, numbers
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import UserError
+from hyptree.files import open_packed
 from hyptree.lab.fits import bootstrap
 
 GRID = np.linspace(0.02, 4, 200)
@@ -88,15 +89,7 @@ def read_losses(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         UserError: not a text file, a column that is not there, or a number that is none.
     """
-    path = Path(path)
-    try:
-        return _read_losses(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a table of losses: not a text file in UTF-8") from error
-
-
-def _read_losses(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first name
+    with open_packed(path, hint="expected a table of losses") as file:
         reader = csv.DictReader(file)
         missing = [
             name for name in ("model", "family", "dataset", "m", "loss") if name not in (reader.fieldnames or ())

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +38,17 @@ class Task(ABC):
     """Units in one sample of a batch: tokens in a sequence, for a task that counts tokens."""
     probes: ClassVar[bool] = False
     """Whether ``probe`` has something to say."""
+    sees: ClassVar[Literal["classify", "segment", "detect"]] = "classify"
+    """What the transform of pictures takes along: labels, label maps, or boxes."""
     takes_plugin: ClassVar[bool] = False
     """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``hyptree.train.plugin``)."""
     pack: Callable[..., Any] | None = None
-    """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
+    """Optional method: the batch of pictures (B, 3, S, S) and labels (B,); pictures may then stay whole arrays."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
+        self.on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
+        """Whether batches go to a GPU."""
 
     def build_dataset(self, split: str) -> Any:
         """The dataset of a split: train, val or test (``hyptree.data.sample.PictureDataset`` for pictures)."""
@@ -64,13 +68,17 @@ class Task(ABC):
     def build_model(self, data: dict[str, Any]) -> nn.Module:
         """The model with fresh weights, from what ``describe`` gave."""
 
-    @abstractmethod
-    def transform(self, train: bool) -> Callable[..., Any] | None:
-        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation."""
+    def transform(self, train: bool) -> Any:
+        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation of pictures."""
+        from hyptree.data.pictures.transforms import transform_of
 
-    @abstractmethod
+        return transform_of(self.recipe.data, self.sees, train)
+
     def collate(self, samples: Sequence[Any], train: bool) -> Any:
         """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
+        assert self.pack is not None, "a task says how to pack pictures and labels, or how to collate"
+        labels = [-1 if sample.label is None else sample.label for sample in samples]
+        return self.pack(torch.stack([sample.image for sample in samples]), torch.tensor(labels))
 
     def build_loader(
         self, dataset: Any, train: bool, *, rank: int = 0, world_size: int = 1, skipped: dict[str, str] | None = None
@@ -82,13 +90,11 @@ class Task(ABC):
         from hyptree.data.loader import build_loader
 
         data, run = self.recipe.data, self.recipe.run
-        on_gpu = torch.cuda.is_available() and run.device != "cpu"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
+        device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
         return build_loader(
             dataset,
             functools.partial(self.collate, train=train),
-            batch_size=batch_size,
+            batch_size=self.batch_size(train),
             seed=run.seed,
             train=train,
             workers=data.workers,
@@ -98,10 +104,15 @@ class Task(ABC):
             strict=data.strict,
             skipped=skipped,
             pack=self.pack,
-            pin_memory=on_gpu,
+            pin_memory=self.on_gpu,
             resident=device if data.resident else None,
             channels_last=run.channels_last,
         )
+
+    def batch_size(self, train: bool) -> int:
+        """Samples of a batch of the loader, over all processes; in training those of a part."""
+        data = self.recipe.data
+        return data.batch_size // self.recipe.run.accumulate if train else data.eval_batch_size or data.batch_size
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """The batch on the device of the model."""

@@ -161,7 +161,7 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     pixels = ax.figure.dpi / 72
     width, height = (math.ceil(side) for side in ax.figure.bbox.size)
     renderer = RendererAgg(width, height, ax.figure.dpi)  # of any backend's axes, which have none before they are drawn
-    below = _children_above(tree, points)
+    below = children_above(tree, points)
     leaves: list[tuple[Any, float]] = []  # texts, and the pixels between them and their dots
     inner: list[tuple[Any, float]] = []
     for node in order:
@@ -198,7 +198,7 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     return half_width
 
 
-def _children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
+def children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
     """Which nodes have children that lie above them, (n,): there a name above would lie across theirs."""
     child = np.flatnonzero(tree.parent >= 0)
     way = np.zeros((tree.num_nodes, 2))

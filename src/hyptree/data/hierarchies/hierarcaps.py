@@ -99,10 +99,10 @@ def without_images_of(chains: Iterable[Chain], held_out: Iterable[Chain]) -> lis
 
 
 def first_of_each_image(chains: Iterable[Chain]) -> list[Chain]:
-    """One chain per picture, the first, in order."""
-    first: dict[str, Chain] = {}
+    """One chain per picture, the first, in order; of those without a picture every one."""
+    first: dict[str | Chain, Chain] = {}
     for chain in chains:
-        first.setdefault(chain.image, chain)
+        first.setdefault(chain.image or chain, chain)
     return list(first.values())
 
 

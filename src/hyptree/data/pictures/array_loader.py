@@ -15,6 +15,7 @@ from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample
 from hyptree.data.seeding import preserve_rng, reseed, uniforms
+from hyptree.data.settings import AugmentSettings
 
 
 class ArrayLoader(Loader):
@@ -60,12 +61,10 @@ class ArrayLoader(Loader):
         augment = self.transform.augment
         if augment is None or not (augment.flip or augment.translate):
             return self.images[indices]
-        size, reach = self.images.shape[-1], augment.translate
-        chance = uniforms(self.plan.seed, epoch, indices, 3)
-        flip = (chance[:, 0] < augment.flip).tolist()
-        shift = (np.floor(chance[:, 1:] * (2 * reach + 1)).astype(int) - reach).tolist()
+        size = self.images.shape[-1]
+        flip, shift = (drawn.tolist() for drawn in draw_moves(augment, uniforms(self.plan.seed, epoch, indices, 3)))
         moved = np.empty((len(indices), *self.images.shape[1:]), np.uint8)
-        if reach:
+        if augment.translate:
             moved[:] = np.array(self.transform.fill, np.uint8)[:, None, None]
         # A loop of slices: indexing all pixels at once would be several times slower.
         for out, index, flipped, (dy, dx) in zip(moved, indices.tolist(), flip, shift, strict=True):
@@ -78,19 +77,32 @@ class ArrayLoader(Loader):
         return moved
 
 
+def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) whether each picture is flipped, then (B, 2) pixels down and right."""
+    reach = augment.translate
+    flip = (chance[:, 0] < augment.flip).astype(np.int64)
+    return flip, np.floor(chance[:, 1:3] * (2 * reach + 1)).astype(np.int64) - reach
+
+
 def whole_arrays(dataset: Any, transform: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None."""
     if not isinstance(transform, Transform) or not transform.is_simple:
-        return None
-    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
         return None
     if transform.augment is None and transform.crop_pct != 1:
         return None
     size = transform.size
     if len(dataset) * 3 * size * size > MAX_BYTES:
         return None
+    arrays = kept_arrays(dataset)
+    return arrays if arrays is not None and arrays[0].shape[1:] == (3, size, size) else None
+
+
+def kept_arrays(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """All pictures and labels of a dataset that keeps them decoded; None for others, and where one cannot be read."""
+    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
+        return None
     try:
-        images, labels = np.asarray(dataset.images()), np.asarray(dataset.labels())
+        images = dataset.images()
     except BadSample:
-        return None  # the other loader skips and counts it
-    return (images, labels) if images.shape[1:] == (3, size, size) else None
+        return None  # other loaders skip and count it
+    return None if images is None else (np.asarray(images), np.asarray(dataset.labels()).astype(np.int64))

@@ -29,6 +29,9 @@ SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", 
 _ORIENTATION = 0x0112
 """EXIF's tag of how the camera was held; 1 is upright."""
 
+_VERSION = 2
+"""Part of the name of pixels that are kept: raised whenever the same file gives other ones."""
+
 MAX_BYTES = 2**31
 """Pictures of a dataset that take more memory than this are not all held decoded."""
 
@@ -142,7 +145,7 @@ class MemoryPictures(Pictures):
             from hyptree.data.world.store import load_or_build
 
             rows = ((i, {"image": image[None]}) for i, image in self._decode_all(shape[1:]))
-            folder = self._store / f"{self._files.fingerprint(self._kept)}-{len(self)}"
+            folder = self._store / f"v{_VERSION}-{self._files.fingerprint(self._kept)}-{len(self)}"
             return load_or_build(folder, {"image": (shape, "uint8")}, lambda: rows)["image"]
         except _Uneven:
             return None

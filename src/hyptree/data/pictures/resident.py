@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.array_loader import draw_moves, kept_arrays
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
@@ -227,13 +228,6 @@ def draw_windows(augment: AugmentSettings, shape: tuple[int, int], size: int, ch
     return np.stack([start[0], long[0], same, zero, start[1], long[1], same, zero], 1).astype(np.int64)
 
 
-def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(B,) whether each picture is flipped, then (B, 2) pixels down and right; as ``ArrayLoader`` draws them."""
-    reach = augment.translate
-    flip = (chance[:, 0] < augment.flip).astype(np.int64)
-    return flip, np.floor(chance[:, 1:3] * (2 * reach + 1)).astype(np.int64) - reach
-
-
 def centre_window(shape: tuple[int, int], size: int, crop_pct: float) -> list[list[int]]:
     """(1, 8) the centre crop of an evaluation, as torchvision's Resize and CenterCrop make it."""
     resized = _fit_shorter(shape, round(size / crop_pct))
@@ -293,9 +287,10 @@ def _read_all(
         except BadSample as error:
             return error
 
-    stored = _stored(dataset, device)
-    if stored is not None:
-        return *stored, bad
+    kept = kept_arrays(dataset)
+    if kept is not None:
+        require_memory(kept[0].shape, device)
+        return *kept, bad
     # The outer one, because the decoder's own are no use in threads: they restore each other's filters.
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as pool:
         for start in range(0, count, _CHUNK):
@@ -316,20 +311,6 @@ def _read_all(
                 images[index] = sample.image.numpy()
                 labels[index] = -1 if sample.label is None else sample.label
     return (np.zeros((count, 3, 1, 1), np.uint8) if images is None else images), labels, bad
-
-
-def _stored(dataset: Any, device: torch.device) -> tuple[np.ndarray, np.ndarray] | None:
-    """Pictures and labels that the dataset has decoded before, in memory or below ``data.cache``."""
-    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
-        return None
-    try:
-        images = dataset.images()
-    except BadSample:
-        return None
-    if images is None:
-        return None
-    require_memory(images.shape, device)
-    return np.asarray(images), np.asarray(dataset.labels()).astype(np.int64)
 
 
 def require_memory(shape: tuple[int, ...], device: torch.device) -> None:

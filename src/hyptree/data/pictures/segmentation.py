@@ -78,14 +78,14 @@ class CamVid(LabelMaps):
             with open_npz(path) as archive:
                 images, maps, names, _ = _take_pairs(archive, split, path)
                 classes = [str(c).lower() for c in take(archive, "class_names", path).tolist()]
-            if classes and classes[-1].startswith(("unlabel", "void")):
-                classes.pop()
         else:
             images, maps = _pair_folders(root, split)
             names = [path.relative_to(root).as_posix() for path in images]
             listed = root / "classes.txt"
             classes = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else list(CAMVID_CLASSES)
             classes = [name.strip() for name in classes if name.strip()]
+        if classes and classes[-1].lower().startswith(("unlabel", "void")):
+            classes.pop()
         super().__init__(images, maps, names, _table(len(classes), unlabelled=len(classes)), classes)
 
 

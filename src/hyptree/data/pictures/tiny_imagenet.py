@@ -63,6 +63,8 @@ def _in_files(root: Path, split: str) -> FilePictures:
     """The layout of the original archive; a ``val`` that was sorted into folders per class is fine as well."""
     wnids = (root / "wnids.txt").read_text(encoding="utf-8").split()
     number = {wnid: i for i, wnid in enumerate(wnids)}
+    if len(number) < len(wnids):
+        raise UserError(f"{root / 'wnids.txt'}: a class is listed twice")
     folder = root / ("train" if split == "train" else "val")
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; {_EXPECTED}")

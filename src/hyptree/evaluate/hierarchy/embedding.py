@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hyptree.errors import UserError, as_called
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
+from hyptree.files import load_tensors, open_packed
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
 from hyptree.vlm.radial.order import spearman
 
@@ -48,8 +49,6 @@ def resume_command(folder: Path) -> str:
 
 def load_embedding(folder: Path | str) -> Embedding:
     """The embedding that ``hyptree tree embed`` left in a run folder."""
-    from hyptree.files import load_tensors
-
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"no run in {folder}: no such folder; expected what `hyptree tree embed --out {folder}` writes")
@@ -59,10 +58,8 @@ def load_embedding(folder: Path | str) -> Embedding:
         raise UserError(f"{folder} has no {POINTS}; {hint}")
     tensors, state = load_tensors(folder / POINTS)
     pairs = load_tensors(folder / CLOSURE)[0]["pairs"].long()
-    try:
-        names = (folder / NAMES).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read {folder / NAMES}: {error.strerror}") from error
+    with open_packed(folder / NAMES) as file:
+        names = file.read().splitlines()
     points = tensors["points"]
     if points.ndim != 2 or len(points) != len(names):
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,11 @@ INK, SOFT, RIM, INSIDE, FLOOR = "#1c2030", "#5a6172", "#c3c8d4", "#f7f8fb", "#e7
 FONT = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
 HALO = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
 """White around letters, so that lines below do not cross them."""
+
+
+def read_beside(module: str, name: str) -> str:
+    """The text of a style sheet or a script that lies beside a module, of which ``module`` is the file."""
+    return Path(module).with_name(name).read_text(encoding="utf-8")
 
 
 def hex_colour(rgb: Iterable[float]) -> str:

@@ -10,20 +10,13 @@ import numpy as np
 
 from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, Axes, ticks
 from hyptree.explore.draw.radial_layout import level_colours
+from hyptree.explore.draw.style import read_beside
 
-__all__ = ["DOT_STYLE", "STYLE", "dot_chart", "level_chart", "tau_chart"]
+__all__ = ["STYLE", "dot_chart", "level_chart", "tau_chart"]
 
 MAX_DOTS = 1500
 """Of more dots some are left out, evenly along their order: more cannot be told apart."""
-STYLE = """
-.box { fill-opacity: .22; stroke-width: 1.6; } .whisker { stroke-width: 1.6; } .mid { stroke-width: 3; }
-.bar0 { fill: var(--series0); } .bar1 { fill: var(--soft); opacity: .5; }
-.level { filter: var(--lift); }
-"""
-DOT_STYLE = """
-.dot { fill: var(--series0); opacity: .28; } .twin .dot { fill: var(--series1); }
-.middle { fill: none; stroke: var(--ink); stroke-width: 2; }
-"""
+STYLE = read_beside(__file__, "charts.css")
 
 
 def level_chart(distance: Any, words: Sequence[float]) -> str:

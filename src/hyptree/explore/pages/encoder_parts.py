@@ -15,42 +15,14 @@ from hyptree.errors import UserError
 from hyptree.explore.draw import text_charts as charts
 from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_caption, svg_dendrogram, svg_tree_disk
 from hyptree.explore.draw.radial_layout import level_colours
+from hyptree.explore.draw.style import read_beside
 from hyptree.explore.pages.page import Html, cards, chart, table
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
-STYLE = (
-    charts.STYLE
-    + charts.DOT_STYLE
-    + """
-.sheets { background: var(--surface); border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0;
-  overflow-x: auto; }
-.sheets svg { min-width: 40rem; }
-.radial .hole { fill: var(--line); }
-.radial .round, .radial .hole { stroke: color-mix(in srgb, var(--soft) 35%, transparent); }
-.radial .root, .radial .names, .dendrogram .ink { fill: var(--ink); }
-.radial .soft, .dendrogram .soft { fill: var(--soft); } .dendrogram .blank { fill: var(--line); }
-.radial .names, .radial .halo { stroke: var(--ground); } .radial .caption { stroke: var(--ground); }
-.radial .marks, .dendrogram .tone { filter: var(--lift); }
-svg.radial, svg.dendrogram, svg.disk { display: block; width: 100%; height: auto; }
-svg.radial, svg.disk { max-width: 58rem; margin: 0 auto; }
-.warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
-.chains { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .8rem; margin: .6rem 0; }
-.chain { margin: 0; padding: 0; list-style: none; font-size: .92rem; line-height: 1.35; }
-.chain li { display: grid; grid-template-columns: 3.2rem 1fr; gap: .6rem; padding: .16rem .3rem; border-radius: 5px;
-  background: linear-gradient(90deg, color-mix(in srgb, var(--tone) 20%, transparent) calc(var(--p) * 100%),
-  transparent 0); }
-.chain li span { color: var(--soft); font-variant-numeric: tabular-nums; text-align: right; }
-.chain li.true { font-weight: 650; } .chain .falls { color: var(--bad); }
-.looked { display: grid; grid-template-columns: 7.5rem 1fr; gap: .9rem; align-items: start; }
-.looked img { width: 100%; border-radius: 8px; }
-.looked figcaption { min-height: 0; margin: .3rem 0 0; font-size: .82rem; }
-.report h3 { margin-top: 1.4rem; } .report table { width: auto; margin: .7rem 0 1.1rem; font-size: .92rem; }
-.report tbody tr:not(.rival) td { border-top: 0; } .numbers dd small { display: block; }
-"""
-)
+STYLE = charts.STYLE + read_beside(__file__, "encoder.css")
 
 
 @dataclass(frozen=True)

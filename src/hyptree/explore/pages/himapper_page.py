@@ -16,7 +16,7 @@ from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.himapper import ALARM, disk_caption, plot_assignment, plot_tree_maps
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
-from hyptree.explore.draw.style import INK, SOFT, hex_colour
+from hyptree.explore.draw.style import INK, SOFT, hex_colour, read_beside
 from hyptree.explore.pages.himapper_log import STATS, stat_curves
 from hyptree.explore.pages.page import Section, cards, chart, table
 
@@ -28,20 +28,7 @@ __all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tr
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
 """Colours of the figures' ground and text where the page is dark, as explorer.css has them."""
-STYLE = """
-.mapped { margin: .8rem 0; } .mapped summary { cursor: pointer; display: flex; gap: .8rem; align-items: center; }
-.mapped summary img { width: 54px; height: 54px; object-fit: cover; border-radius: 8px; }
-.mapped summary span { font-weight: 600; } .mapped summary::after { content: "▸"; color: var(--soft); }
-.mapped[open] summary::after { content: "▾"; } .mapped .sheet { display: var(--day); width: 100%; height: auto; }
-.mapped .sheet.dark { display: var(--night); }
-.sheets { background: var(--surface); border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
-.sheets .sheet { min-width: 46rem; } svg.disk { display: block; width: 100%; height: auto; }
-.warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
-.lies { display: grid; grid-template-columns: 3fr 2fr; gap: 1.6rem; align-items: center; margin: .8rem 0; }
-.lies svg.disk > g:not(.names) { filter: none; } .lies svg.disk .node { stroke: var(--soft); }
-.lies figcaption { min-height: 0; } .lies h3 { color: var(--ink); margin-top: 1.2rem; }
-@media (max-width: 46rem) { .lies { grid-template-columns: 1fr; } }
-"""
+STYLE = read_beside(__file__, "himapper.css")
 LEAD = (
     "A tree of queries reads the last feature map of the backbone: leaves, their parents, the parents of those. Each "
     "query has a map that says at which patches it looked, and a point in the space in which the tree is trained. The "

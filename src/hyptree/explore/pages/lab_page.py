@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
+from hyptree.explore.draw.style import read_beside
 from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
@@ -62,21 +63,7 @@ FIGURES = {
 }
 """Of every figure of :data:`hyptree.lab.figures.sweep_figures.FIGURES`: its heading and what to see in it."""
 
-_STYLE = (
-    STYLE
-    + """
-main { max-width: 76rem; }
-.tall { max-height: 30rem; overflow: auto; }
-.tall table { font-size: .82rem; }
-.tall td { white-space: nowrap; }
-.tall th, .tall td { padding: .3rem; }
-.tall th { position: sticky; top: 0; background: var(--ground); font-size: inherit; vertical-align: bottom; }
-details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
-.yes { color: var(--good); } .no { color: var(--bad); }
-figure img { border: 1px solid var(--line); border-radius: 6px; }
-@media (max-width: 40rem) { figure { overflow-x: auto; } figure img { max-width: none; width: 46rem; } }
-"""
-)
+_STYLE = STYLE + read_beside(__file__, "lab.css")
 
 _REGIMES = {
     "strong": "All features are represented (95 % or more, in every model of the fit); theory: max(1, 2(α - 1)).",

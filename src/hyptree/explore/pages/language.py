@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from hyptree import __version__
-from hyptree.explore.draw.text_charts import DOT_STYLE, dot_chart
+from hyptree.explore.draw.style import read_beside
+from hyptree.explore.draw.text_charts import STYLE, dot_chart
 from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.page import Section, cards, chart, explorer_style, page, table
+from hyptree.explore.pages.page import EXPLORER_STYLE, Section, cards, chart, page, table
 from hyptree.files import full_disk_is_one_line, write_text
 
 __all__ = ["language_sections", "write_token_page"]
@@ -29,17 +30,7 @@ VALIDATION = ("perplexity", "bits_per_byte")
 NUM_WORDS = 18
 KINDS = ("card", "card twin")
 """Of figures: of the model, and of its twin."""
-_STYLE = (
-    DOT_STYLE
-    + """
-.series4 { stroke: #0e8a8a; --tone: #0e8a8a; } .series5 { stroke: #b03060; --tone: #b03060; }
-.series6 { stroke: #808000; --tone: #808000; } .series7 { stroke: #7a6a5a; --tone: #7a6a5a; }
-.words { columns: 3; padding-left: 1.1rem; }
-.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1.1rem; margin: 1rem 0; }
-section > h3 { margin-top: 1.4rem; }
-tbody tr:not(.rival) td { border-top: 0; }
-"""
-)
+_STYLE = STYLE + read_beside(__file__, "language.css")
 
 
 def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
@@ -56,7 +47,7 @@ def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
     with full_disk_is_one_line(path.parent, "write the page again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path.with_suffix(".json"), json.dumps(models, allow_nan=False) + "\n")
-    style, footer = explorer_style() + _STYLE, f"hyptree {__version__}. Numbers: {path.stem}.json."
+    style, footer = EXPLORER_STYLE + _STYLE, f"hyptree {__version__}. Numbers: {path.stem}.json."
     return page(path, _title(models), _lead(models), language_sections(*models), style=style, footer=footer)
 
 

@@ -17,10 +17,10 @@ from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
 from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import write_text
 from hyptree.progress import progress_bar
+from hyptree.tables import aligned
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from hyptree.geometry import Manifold
@@ -204,7 +204,7 @@ def run(out: Path, seed: int = 0) -> None:
         score(tree, torch.from_numpy(tree.sarkar(EDGE_LENGTH)), Poincare(), f"Sarkar, edges of length {EDGE_LENGTH:g}"),
         score(tree, torch.from_numpy(tree.sarkar(longest)), Poincare(), f"Sarkar, edges of length {longest:g}"),
     ]
-    _print_table(console, scores)
+    console.print("\n".join(["", *aligned([HEAD, *_rows(scores)]), ""]))
 
     disk = lorentz.to_poincare(curved).numpy()
     draw_disk(tree, disk, out / "disk.png")
@@ -238,18 +238,6 @@ HEAD = ("", "average distortion", "worst", "MAP", "radius")
 
 def _rows(scores: list[Scores]) -> list[tuple[str, ...]]:
     return [(s.name, f"{s.distortion:.1%}", f"{s.worst:.1f}", f"{s.map:.2f}", f"{s.radius:.1f}") for s in scores]
-
-
-def _print_table(console: Console, scores: list[Scores]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, name in enumerate(HEAD):
-        shown.add_column(name, justify="right" if k else "left", no_wrap=True)
-    for k, row in enumerate(_rows(scores)):
-        shown.add_row(*row, style="bold" if k == 1 else None)
-    console.print(shown)
 
 
 def _write_page(path: Path, tree: Tree, disk: np.ndarray, flat: np.ndarray, scores: list[Scores], seed: int) -> Path:

@@ -28,7 +28,7 @@ from hyptree.files import full_disk_is_one_line, load_tensors, save_tensors, wri
 from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.metrics import measure
-from hyptree.lab.sweeps.folder import join_pieces, open_folder
+from hyptree.lab.sweeps.folder import open_folder, read_part
 from hyptree.lab.sweeps.grid import Grid, Model
 from hyptree.lab.sweeps.presets import preset
 from hyptree.lab.sweeps.ranks import processes
@@ -110,7 +110,7 @@ def sweep(
         ranks.wait()
         for grid in parts:
             if ranks.is_main:
-                _merge(grid, out / "parts", ranks.suffixes)
+                _merge(grid, out)
             ranks.wait()
             rows += load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
         if ranks.is_main:
@@ -121,13 +121,13 @@ def sweep(
     return rows
 
 
-def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
+def _merge(grid: Grid, out: Path) -> None:
     """One file for a part of which every process wrote some models; in the order of the grid."""
-    whole = folder / f"{grid.name}.safetensors"
-    if whole.is_file():
-        return
-    pieces = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
-    save_tensors(whole, *join_pieces(pieces))
+    whole, part = out / "parts" / f"{grid.name}.safetensors", read_part(out, grid.name, len(grid.models()))
+    if part is None:
+        raise UserError(f"{whole.parent} holds only some models of part {grid.name}; go on with --resume")
+    if not whole.is_file():
+        save_tensors(whole, *part)
 
 
 class _Part:

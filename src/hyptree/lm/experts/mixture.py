@@ -13,8 +13,8 @@ they are, the factor enters where silu reads its row anyway, and its gradient ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig
 
 CURVATURE_BOUNDS = (1e-2, 1e2)
-_MARKS: dict[str, dict[str, Any]] = {
-    "log_curvature": {"_no_weight_decay": True, "_lr_scale": 0.1},
-    "bias_in": {"_no_weight_decay": True},
-    "bias_out": {"_no_weight_decay": True},
-}
-"""What parameters say about themselves to optimisers (``hyptree.train.optimizer.build.param_groups``)."""
 
 
 @readable
@@ -58,6 +52,8 @@ class ExpertStack(nn.Module):
         eps: of that norm.
     """
 
+    PARAMETER_MARKS: ClassVar = {"log_curvature": (True, 0.1), "bias_in": (True, 1.0), "bias_out": (True, 1.0)}
+    """For optimisers: spared weight decay, and the share of the learning rate."""
     log_curvature: nn.Parameter | None
 
     def __init__(
@@ -171,27 +167,6 @@ class ExpertStack(nn.Module):
             h = h * (scale if factor is None else scale / factor)
         out = linear(h.to(dtype), self.weight_out, self.time_out, self.bias_out)
         return out if ends is not None else out.unflatten(0, (num, count))
-
-    def _mark(self) -> None:
-        for name, says in _MARKS.items():
-            parameter = self._parameters.get(name)
-            if parameter is not None:
-                parameter.__dict__.update(says)
-
-    # Copies, loading and sharding put other parameters in place, which must say the same.
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in _MARKS:
-            self._mark()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._mark()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertStack:
-        super()._apply(fn, recurse)
-        self._mark()
-        return self
 
     def extra_repr(self) -> str:
         kind = "learned" if self.log_curvature is not None else f"{self.initial:g}"

@@ -7,7 +7,6 @@ derivatives are those of the definition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +22,7 @@ from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
 from hyptree.ops.pairwise_lorentz import reference
 from hyptree.ops.pairwise_lorentz.reference import Mode
 
-__all__ = ["distance_softmax", "fits", "nearest", "pairwise_dist", "reference"]
+__all__ = ["distance_softmax", "nearest", "pairwise_dist", "reference"]
 
 MAX_WIDTH = 256
 """Components of a point; the backward kernel holds a row of each tile whole."""
@@ -32,7 +31,7 @@ CHARTS = {("lorentz", False): 0, ("lorentz", True): 1, ("poincare", False): 2, (
 """How a stored row gives a radius, by model and whether it is a tangent vector at the origin: see ``rows``."""
 
 
-def fits(x: Tensor, y: Tensor, backend: str = "auto") -> bool:
+def _fits(x: Tensor, y: Tensor, backend: str = "auto") -> bool:
     """Whether the kernels run."""
     unsupported = None
     if x.dtype not in KERNEL_DTYPES or y.dtype != x.dtype:
@@ -59,7 +58,7 @@ def pairwise_dist(
         tangent: x and y are tangent vectors at the origin; the distances are those of ``expmap0`` of them.
         backend: "auto", "torch" or "triton" (CUDA, float32 or half precision).
     """
-    return run_dist(lorentz, "lorentz.pairwise_dist", x, y, c, mode, tangent, backend)
+    return dist_in(lorentz, x, y, c, mode=mode, tangent=tangent, backend=backend)
 
 
 def distance_softmax(
@@ -70,7 +69,7 @@ def distance_softmax(
     Distances have the accuracy of mode "matmul"; they are never written, nor are the points of tangent vectors, so
     those are not rounded to half precision in between. Arguments as for :func:`pairwise_dist`.
     """
-    return run_softmax(lorentz, "lorentz.distance_softmax", x, y, c, temperature, tangent, backend)
+    return softmax_in(lorentz, x, y, c, temperature=temperature, tangent=tangent, backend=backend)
 
 
 def nearest(
@@ -81,47 +80,49 @@ def nearest(
     Distances have the accuracy of mode "exact"; of points equally near to the last digits either may be meant. A point
     of ``y`` that is NaN is nearest to none; a point of ``x`` that is NaN has index 0 and distance NaN.
     """
-    return run_nearest(lorentz, "lorentz.nearest", x, y, c, tangent, backend)
+    return nearest_in(lorentz, x, y, c, tangent=tangent, backend=backend)
 
 
 # --------------------------------------------------------------------------------------------- both models of the space
 
 
-def run_dist(
-    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, mode: Mode, tangent: bool, backend: str
+def dist_in(
+    space: ModuleType, x: Tensor, y: Tensor, c: Scalar = 1.0, *, mode: Mode = "exact", tangent: bool = False,
+    backend: str = "auto",
 ) -> Tensor:  # fmt: skip
     """:func:`pairwise_dist` in one of the models."""
+    name = _check(space, "pairwise_dist", x, y, c)
     if mode not in ("exact", "matmul"):
         raise ValueError(f"{name}: mode must be 'exact' or 'matmul', got {mode!r}")
-    _check(name, x, y, c)
-    if not fits(x, y, backend):
+    if not _fits(x, y, backend):
         return reference.pairwise_dist(x, y, c, mode, tangent, space)
     sets = _Sets(space, x, y, c, tangent)
-    return sets.distances(_Distances.apply(*sets.tensors, sets.chart, sets.c, mode == "exact"))
+    return sets.distances(_Distances.apply(*sets.tensors, sets.chart, sets.c, mode == "exact", None))
 
 
-def run_softmax(
-    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, temperature: float, tangent: bool, backend: str
-) -> Tensor:
+def softmax_in(
+    space: ModuleType, x: Tensor, y: Tensor, c: Scalar = 1.0, *, temperature: float = 1.0, tangent: bool = False,
+    backend: str = "auto",
+) -> Tensor:  # fmt: skip
     """:func:`distance_softmax` in one of the models."""
-    _check(name, x, y, c)
+    name = _check(space, "distance_softmax", x, y, c)
     if not 0 < temperature < float("inf"):
         raise ValueError(f"{name}: temperature must be a positive number, got {temperature}")
-    if isinstance(c, Tensor) or not fits(x, y, backend):  # the distances' unit would be part of the temperature
+    if isinstance(c, Tensor) or not _fits(x, y, backend):  # the distances' unit would be part of the temperature
         return reference.distance_softmax(x, y, c, temperature, tangent, space)
     sets = _Sets(space, x, y, c, tangent)
-    return sets.result(_Softmax.apply(*sets.tensors, sets.chart, sets.c, float(temperature)))
+    return sets.result(_Distances.apply(*sets.tensors, sets.chart, sets.c, False, float(temperature)))
 
 
-def run_nearest(
-    space: ModuleType, name: str, x: Tensor, y: Tensor, c: Scalar, tangent: bool, backend: str
+def nearest_in(
+    space: ModuleType, x: Tensor, y: Tensor, c: Scalar = 1.0, *, tangent: bool = False, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """:func:`nearest` in one of the models."""
-    _check(name, x, y, c)
+    name = _check(space, "nearest", x, y, c)
     if y.shape[-2] == 0:
         raise ValueError(f"{name}: expected at least one point in y (..., M, n), got shape {tuple(y.shape)}")
     with torch.no_grad():
-        if not fits(x, y, backend):
+        if not _fits(x, y, backend):
             return reference.nearest(x, y, c, tangent, space)
         sets = _Sets(space, x, y, c, tangent)
         run = _nearest_operator if needs_operator(x) else _nearest
@@ -129,7 +130,9 @@ def run_nearest(
         return sets.result(index.unsqueeze(-1)).squeeze(-1), sets.distances(d.unsqueeze(-1)).squeeze(-1)
 
 
-def _check(name: str, x: Tensor, y: Tensor, c: Scalar) -> None:
+def _check(space: ModuleType, operation: str, x: Tensor, y: Tensor, c: Scalar) -> str:
+    """The name of the operation for messages, after a look at what it was given."""
+    name = f"{space.__name__.rsplit('.', 1)[-1]}.{operation}"
     check_curvature(c, name)
     require_shared_curvature(name, c)
     for key, value in (("x", x), ("y", y)):
@@ -139,6 +142,7 @@ def _check(name: str, x: Tensor, y: Tensor, c: Scalar) -> None:
             )
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"{name}: x has {x.shape[-1]} and y {y.shape[-1]} components; both must agree")
+    return name
 
 
 class _Sets:
@@ -217,77 +221,43 @@ _means_operator = operator("row_means", _means)
 _grad_operator = operator("pairs_grad", _grad)
 
 
-def _both_grads(
-    needed: tuple[bool, ...], x: Tensor, y: Tensor | None, known: Sequence[Tensor], grad: Tensor,
-    log_sums: Tensor | None, means: Tensor | None, c: float, exact: bool, temperature: float,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of x and y; of one set that is both, their sum."""
-    run = _grad_operator if needs_operator(x) else _grad
-    needs_x, needs_y = needed[0], needed[0] if y is None else needed[1]
-    if not (needs_x or needs_y):
-        return None, None
-    stats_x, stats_y, parts_x, parts_y = known
-    to_x, to_y = run(
-        x, y, stats_x, stats_y, parts_x, parts_y, grad, log_sums, means, c, exact, temperature, needs_x, needs_y
-    )  # fmt: skip
-    if y is None:
-        return to_x + to_y, None
-    return to_x if needs_x else None, to_y if needs_y else None
-
-
-def _model(chart: int) -> tuple[ModuleType, bool]:
-    """The model of a chart, and whether rows are tangent vectors."""
-    return (lorentz if chart < 2 else poincare), chart % 2 == 1
-
-
 class _Distances(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool) -> Tensor:
-        run = _dist_operator if needs_operator(x) else _dist
-        d, *known = run(x, y, chart, c, exact)
-        ctx.save_for_backward(x, y, *known)
-        ctx.chart, ctx.c, ctx.exact = chart, c, exact
-        return d
+    """Distances of all pairs or, with a temperature, the softmax of the negative ones over it."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, *known = ctx.saved_tensors
-        if wants_graph():
-            space, tangent = _model(ctx.chart)
-            mode: Mode = "exact" if ctx.exact else "matmul"
-
-            def plain(x: Tensor, y: Tensor | None) -> Tensor:
-                return reference.pairwise_dist(x, x if y is None else y, ctx.c, mode, tangent, space)
-
-            return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None
-        grads = _both_grads(
-            ctx.needs_input_grad, x, y, known, grad.contiguous(), None, None, ctx.c, ctx.exact, 1.0
-        )  # fmt: skip
-        return *grads, None, None, None
-
-
-class _Softmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, temperature: float) -> Tensor:
-        run = _softmax_operator if needs_operator(x) else _softmax
-        p, log_sums, *known = run(x, y, chart, c, temperature)
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, chart: int, c: float, exact: bool, temperature: float | None
+    ) -> Tensor:  # fmt: skip
+        p = log_sums = None
+        if temperature is None:
+            out, *known = (_dist_operator if needs_operator(x) else _dist)(x, y, chart, c, exact)
+        else:
+            run = _softmax_operator if needs_operator(x) else _softmax
+            out, log_sums, *known = run(x, y, chart, c, temperature)
+            p = out
         ctx.save_for_backward(x, y, p, log_sums, *known)
-        ctx.chart, ctx.c, ctx.temperature = chart, c, temperature
-        return p
+        ctx.chart, ctx.c, ctx.exact, ctx.temperature = chart, c, exact, temperature
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, p, log_sums, *known = ctx.saved_tensors
+        c, exact, temperature = ctx.c, ctx.exact, ctx.temperature
         if wants_graph():
-            space, tangent = _model(ctx.chart)
+            space, tangent = (lorentz if ctx.chart < 2 else poincare), ctx.chart % 2 == 1
 
             def plain(x: Tensor, y: Tensor | None) -> Tensor:
-                return reference.distance_softmax(x, x if y is None else y, ctx.c, ctx.temperature, tangent, space)
+                y = x if y is None else y
+                if temperature is None:
+                    return reference.pairwise_dist(x, y, c, "exact" if exact else "matmul", tangent, space)
+                return reference.distance_softmax(x, y, c, temperature, tangent, space)
 
-            return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None
+            return *grads_with_graph(plain, (x, y), ctx.needs_input_grad[:2], grad), None, None, None, None
         grad = grad.contiguous()
-        means = (_means_operator if needs_operator(x) else _means)(p, grad)
-        grads = _both_grads(
-            ctx.needs_input_grad, x, y, known, grad, log_sums, means, ctx.c, False, ctx.temperature
-        )  # fmt: skip
-        return *grads, None, None, None
+        means = None if p is None else (_means_operator if needs_operator(x) else _means)(p, grad)
+        needs_x, needs_y = ctx.needs_input_grad[0], ctx.needs_input_grad[0 if y is None else 1]
+        run: Any = _grad_operator if needs_operator(x) else _grad
+        to_x, to_y = run(x, y, *known, grad, log_sums, means, c, exact, temperature or 1.0, needs_x, needs_y)
+        if y is None:  # one set that is both
+            return to_x + to_y, None, None, None, None, None
+        return to_x if needs_x else None, to_y if needs_y else None, None, None, None, None

@@ -51,10 +51,10 @@ def embed(
         cut_log(out / "metrics.jsonl", "epoch", embedder.epoch)
     else:
         out.mkdir(parents=True, exist_ok=True)
+        for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json", "disk.png"):  # before new names stand there
+            (out / stale).unlink(missing_ok=True)
         write_text(out / NAMES, "".join(f"{name}\n" for name in hierarchy.names))
         save_tensors(out / CLOSURE, {"pairs": torch.from_numpy(hierarchy.pairs).int()})
-        for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
-            (out / stale).unlink(missing_ok=True)
 
     before, pairs_done = embedder.seconds, 0
     # Small steps on one thread: waking others costs more than they give, and far more on a busy machine.

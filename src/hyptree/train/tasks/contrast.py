@@ -138,14 +138,6 @@ class Contrast(Task):
         settings = self.settings
         return WorldClip(build_clip(self.shape, data["vocab_size"]), settings.geometry, settings.curvature)
 
-    def transform(self, train: bool) -> Callable[..., Any]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        return transform_of(self.recipe.data, "classify", train)
-
-    def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
-        return self.pack(torch.stack([s.image for s in samples]), torch.tensor([s.label for s in samples]))
-
     def pack(self, images: Tensor, labels: Tensor) -> Batch:
         """The batch of pictures that lie in memory: (B, 3, S, S) and their places in the table of captions (B,)."""
         return {"image": images, "place": labels}

@@ -26,6 +26,7 @@ class Detect(Task):
     """Mask R-CNN where the data has masks (unless ``model.head.has_masks`` is false), else Faster R-CNN; COCO's AP."""
 
     metric = "box_ap"
+    sees = "detect"
     takes_plugin = True
 
     def __init__(self, recipe: Recipe):
@@ -63,10 +64,8 @@ class Detect(Task):
         self._has_masks = bool(wants_masks)
         return build_dense(mask_rcnn, self.recipe, len(self._classes), has_masks=self._has_masks)
 
-    def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        transform = transform_of(self.recipe.data, "detect", train)
+    def transform(self, train: bool) -> Any:
+        transform = super().transform(train)
         return transform if train else KeepBoxes(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from hyptree.errors import UserError
 from hyptree.files import write_text
+from hyptree.signals import is_main_process
 from hyptree.train.evaluate import load_model
 from hyptree.train.loop import fit
 from hyptree.train.run.recipe import Recipe
@@ -36,7 +36,7 @@ def train_and_report(recipe: Recipe, out: Path, *, resume: bool = False, quiet: 
     if recipe.task != "openvocab":
         raise UserError(f"this is a recipe of the task {recipe.task}; expected openvocab")
     result = fit(recipe, out, resume=resume, quiet=quiet)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return {}
     model, _ = load_model(out)
     assert isinstance(model, OpenVocabSegmenter)

@@ -22,6 +22,7 @@ class Segment(Task):
     """Cross entropy over the pixels that count; mIoU, pixel accuracy and the IoU of each class."""
 
     metric = "miou"
+    sees = "segment"
     takes_plugin = True
 
     def describe(self, dataset: Any) -> dict[str, Any]:
@@ -35,10 +36,8 @@ class Segment(Task):
         self._classes = tuple(data["semantic_classes"])
         return build_dense(Segmenter, self.recipe, len(self._classes))
 
-    def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        transform = transform_of(self.recipe.data, "segment", train)
+    def transform(self, train: bool) -> Any:
+        transform = super().transform(train)
         return transform if train else KeepLabelMap(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:

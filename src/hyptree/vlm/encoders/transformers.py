@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyptree.data.text.tokenizer import require_plain_templates
 from hyptree.errors import UserError, require
 from hyptree.files import check_weights, read_json, sign_weights, write_text
 from hyptree.progress import quiet_transformers
@@ -206,6 +207,7 @@ def _tokenizer(spec: str, source: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises all sorts of things for damaged files
         raise UserError(f"{missing} ({_why(error)})") from error
+    require_plain_templates(tokenizer, source)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer

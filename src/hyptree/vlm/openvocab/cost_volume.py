@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.nn.cluster.windows import cover, cut, join, plan
+from hyptree.ops.windows import cover, cut, join, plan
 
 PRIOR = 0.05
 """Probability of every class everywhere that a fresh head gives, roughly."""
