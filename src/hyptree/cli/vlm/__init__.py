@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from hyptree.cli.vlm.attach import attach_info, merge
+from hyptree.cli.vlm.chains import build_chains
+from hyptree.cli.vlm.fewshot import train_fewshot
+from hyptree.cli.vlm.radial import eval_hierarchy, train_radial
+from hyptree.cli.vlm.scale import eval_openvocab, train_scale
 
-# A sub-verb is one line: its name, the file in this folder, the function. A file that is not there is not offered.
-_HOMES = {
-    "attach-info": ("attach", "attach_info"),
-    "merge": ("attach", "merge"),
-    "train-scale": ("scale", "train_scale"),
-    "eval-openvocab": ("scale", "eval_openvocab"),
-    "train-fewshot": ("fewshot", "train_fewshot"),
-    "train-radial": ("radial", "train_radial"),
-    "eval-hierarchy": ("radial", "eval_hierarchy"),
-    "build-chains": ("chains", "build_chains"),
-}
-
-SUBVERBS: dict[str, Callable[[Any], int | None]] = {
-    name: getattr(import_module(f"hyptree.cli.vlm.{module}"), function)
-    for name, (module, function) in _HOMES.items()
-    if find_spec(f"hyptree.cli.vlm.{module}") is not None
+SUBVERBS = {
+    "attach-info": attach_info,
+    "merge": merge,
+    "train-scale": train_scale,
+    "eval-openvocab": eval_openvocab,
+    "train-fewshot": train_fewshot,
+    "train-radial": train_radial,
+    "eval-hierarchy": eval_hierarchy,
+    "build-chains": build_chains,
 }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import require_one_of
-from hyptree.geometry import poincare
+from hyptree.geometry import Poincare, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
 from hyptree.vlm.lathadapter.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
@@ -328,10 +328,39 @@ class LatentHierarchyHead(nn.Module):
         class_names: Sequence[str] | None = None,
         image_names: Sequence[str] | None = None,
     ) -> Tree:
-        """The hierarchy class > attribute > image that the head learned, see ``latent_tree``."""
-        from hyptree.vlm.lathadapter.tree import latent_tree
+        """What the head learned: a forest of classes, attributes below their nearest class, pictures below attributes.
 
-        return latent_tree(self, text_features, image_features, class_names, image_names)
+        Nodes are the C classes (height 2), the N attributes (1), the B pictures
+        (0), in this order; their embedding is where they lie in the ball. With N < C some classes have nothing below
+        them. Without attributes pictures hang under classes.
+
+        Args:
+            text_features: (C, D).
+            image_features: (B, D).
+            class_names, image_names: labels of the nodes; running numbers by default.
+        """
+        from hyptree.tree import Tree
+
+        classes, attributes, images = self.lifted_points(text_features, image_features)
+        count, num_attributes = len(classes), len(attributes)
+        labels = [*self.attribute_names]
+        for what, names, rows in (("class", class_names, count), ("image", image_names, len(images))):
+            if names is not None and len(names) != rows:
+                raise ValueError(f"expected {rows} {what} names, one per row of the features, got {len(names)}")
+            named = [*(names or (f"{what} {i}" for i in range(rows)))]
+            labels = named + labels if what == "class" else labels + named
+        above, first = (attributes, count) if num_attributes else (classes, 0)
+        nearest = [
+            poincare.pairwise_dist(x, y, self.c).argmin(1).cpu() for x, y in ((attributes, classes), (images, above))
+        ]
+        parent = torch.cat([torch.full((count,), -1), nearest[0], first + nearest[1]])
+        return Tree(
+            parent.numpy(),
+            [2] * count + [1] * num_attributes + [0] * len(images),
+            embedding=torch.cat([classes, attributes.to(classes), images.to(classes)]).cpu().numpy(),
+            manifold=Poincare(self.c),
+            label=labels,
+        )
 
     @torch.no_grad()
     def lifted_points(self, text_features: Tensor, image_features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,37 +49,22 @@ def sliding_scores(
     if (height, width) == (window, window):
         return predict(pictures).float().sigmoid()
     places = [(y, x) for y in window_starts(height, window, overlap) for x in window_starts(width, window, overlap)]
-    return torch.stack(
-        [_one(predict, picture, window, places, global_view=global_view, batch_size=batch_size) for picture in pictures]
-    )
-
-
-def _one(
-    predict: Callable[[Tensor], Tensor],
-    picture: Tensor,
-    window: int,
-    places: list[tuple[int, int]],
-    *,
-    global_view: bool,
-    batch_size: int,
-) -> Tensor:
-    views = [picture[:, y : y + window, x : x + window] for y, x in places]
-    size = picture.shape[-2:]
-    if global_view:
-        whole = F.interpolate(
-            picture[None], size=(window, window), mode="bilinear", align_corners=False, antialias=True
-        )
-        views.append(whole[0])
-    scores = torch.cat(
-        [predict(torch.stack(views[i : i + batch_size])).float().sigmoid() for i in range(0, len(views), batch_size)]
-    )
-    total = scores.new_zeros(scores.shape[1], *size)
-    count = scores.new_zeros(size)
-    for (y, x), score in zip(places, scores, strict=False):
-        total[:, y : y + window, x : x + window] += score
-        count[y : y + window, x : x + window] += 1
-    mean = total / count
-    if not global_view:
-        return mean
-    seen_whole = F.interpolate(scores[-1:], size=size, mode="bilinear", align_corners=False)[0]
-    return (mean + seen_whole) / 2
+    size = pictures.shape[-2:]
+    maps = []
+    for picture in pictures:
+        views = [picture[:, y : y + window, x : x + window] for y, x in places]
+        if global_view:
+            whole = F.interpolate(picture[None], (window, window), mode="bilinear", align_corners=False, antialias=True)
+            views.append(whole[0])
+        batches = (torch.stack(views[i : i + batch_size]) for i in range(0, len(views), batch_size))
+        scores = torch.cat([predict(batch).float().sigmoid() for batch in batches])
+        total, count = scores.new_zeros(scores.shape[1], *size), scores.new_zeros(size)
+        for (y, x), score in zip(places, scores, strict=False):
+            total[:, y : y + window, x : x + window] += score
+            count[y : y + window, x : x + window] += 1
+        mean = total / count
+        if global_view:
+            seen_whole = F.interpolate(scores[-1:], size=size, mode="bilinear", align_corners=False)[0]
+            mean = (mean + seen_whole) / 2
+        maps.append(mean)
+    return torch.stack(maps)
