@@ -146,6 +146,15 @@ def test_recipes_hold_the_published_setting(name: str) -> None:
     assert recipe.schedule.name == "cosine" and recipe.schedule.warmup == 0 and settings.overlap == pytest.approx(1 / 3)
 
 
+def test_a_flag_of_zero_is_a_flag() -> None:
+    assert TrainScaleConfig(seed=0, random_init=True).overrides() == ["model.args.random_init=true", "run.seed=0"]
+    given = TrainScaleConfig(model="hf:x", root=Path("y"), unseen=("a",), rank=2, steps=3, lr=0.5, data="pets")
+    assert sorted(given.overrides()) == [
+        'data.name="pets"', 'data.root="y"', "model.args.adapter.rank=2", 'model.args.unseen=["a"]',
+        'model.name="hf:x"', "optim.lr=0.5", "schedule.steps=3",
+    ]  # fmt: skip
+
+
 def test_flags_go_over_a_recipe() -> None:
     recipe = ROOT / "recipes" / "openvocab_world.yaml"
     chosen = TrainScaleConfig(recipe=recipe, method="lora", rank=3, unseen=("car",), lr=1e-3, seed=7).settings()

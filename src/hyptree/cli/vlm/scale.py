@@ -70,35 +70,14 @@ class TrainScaleConfig:
         """What was given, as overrides of a recipe."""
         import json
 
-        places = {
-            "model": "model.name",
-            "method": "model.args.method",
-            "block_size": "model.args.adapter.block_size",
-            "rank": "model.args.adapter.rank",
-            "data": "data.name",
-            "root": "data.root",
-            "unseen": "model.args.unseen",
-            "template": "model.args.template",
-            "size": "data.size",
-            "eval_size": "model.args.eval_size",
-            "num_train": "data.num_train",
-            "num_val": "data.num_val",
-            "batch_size": "data.batch_size",
-            "epochs": "schedule.epochs",
-            "steps": "schedule.steps",
-            "lr": "optim.lr",
-            "adapter_lr": "model.args.adapter_lr",
-            "device": "run.device",
-            "seed": "run.seed",
-        }
+        places = {"model": "model.name", "data": "data.name"}
+        places |= {name: f"{section}.{name}" for section, names in _SECTIONS.items() for name in names.split()}
         lines = []
         for name, place in places.items():
             value: Any = getattr(self, name)
-            if value is not None:
+            if value is not None and value is not False:
                 value = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
                 lines.append(f"{place}={json.dumps(value)}")
-        if self.random_init:
-            lines.append("model.args.random_init=true")
         return lines
 
     def settings(self) -> Recipe:
@@ -113,6 +92,16 @@ class TrainScaleConfig:
             overrides = ["model.args.adapter={}", *overrides]  # options of another method mean nothing to this one
         return load(Recipe, self.recipe, overrides)
 
+
+_SECTIONS = {
+    "model.args": "method unseen template eval_size adapter_lr random_init",
+    "model.args.adapter": "block_size rank",
+    "data": "root size num_train num_val batch_size",
+    "schedule": "epochs steps",
+    "optim": "lr",
+    "run": "device seed",
+}
+"""Where the flags stand in a recipe."""
 
 _DEFAULTS = (
     "task=openvocab",

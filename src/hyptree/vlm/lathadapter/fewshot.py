@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from hyptree.data.npz import name_some
 from hyptree.data.seeding import mix_bits
 from hyptree.errors import UserError
 from hyptree.vlm.clip.contrast import similarity
+from hyptree.vlm.encoders.features import FeatureSet, PixelSet
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 from hyptree.vlm.lathadapter.hosts import Host
 from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
@@ -24,17 +24,7 @@ _SYNSET = re.compile(r"\.[nvars]\.\d+$")  # how WordNet ends a name
 _WARM_LR = 1e-5  # the rate of the first epoch, where prompts are trained
 
 
-class Pictures(Protocol):
-    """``FeatureSet`` or ``PixelSet``."""
-
-    labels: Tensor
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int: ...
-
-    def inputs(self, index: Tensor) -> Tensor:
-        """What the host's ``image_features`` takes."""
-        ...
+Pictures = FeatureSet | PixelSet
 
 
 def class_names(classes: Sequence[str]) -> tuple[str, ...]:
