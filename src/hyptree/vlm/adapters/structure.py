@@ -143,10 +143,10 @@ def attachment_points(
     return sites
 
 
-def warn_of_towers_without(model: nn.Module, what: str, towers: Sequence[str], found: Container[str]) -> None:
+def warn_of_towers_without(model: nn.Module, what: str, towers: Sequence[str], adapted: Container[str]) -> None:
     """Say so where a tower that was asked for, and that the model has, holds nothing to adapt."""
     for tower in towers:
-        if tower not in found and tower in _Towers(model).towers.values():
+        if tower not in adapted and tower in _Towers(model).towers.values():
             warnings.warn(
                 f"the {tower} tower of {type(model).__name__} has no {what} that can be adapted and stays as it is; "
                 f"say towers={tuple(t for t in towers if t != tower)} if that is meant",
