@@ -110,9 +110,4 @@ def _check_classes(classes: Sequence[str]) -> None:
 
 def _double(names: Sequence[str]) -> str | None:
     """The first name that was there before."""
-    before: set[str] = set()
-    for name in names:
-        if name in before:
-            return name
-        before.add(name)
-    return None
+    return next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -115,14 +115,14 @@ def coarse_recall(
     place = np.full(int(max(label.max(), classes.kept.max())) + 1, -1)
     place[classes.kept] = np.arange(len(classes.kept))
     fine_label = place[label]
-    images = _lifted(images[torch.from_numpy(fine_label >= 0)].float(), c)
+    images = lifted(images[torch.from_numpy(fine_label >= 0)].float(), c)
     truth = torch.from_numpy(classes.coarse_of[fine_label[fine_label >= 0]]).to(images.device)
     if not len(images):
         raise UserError("no picture belongs to the coarse classes; cut the tree of classes elsewhere")
 
     def embed(names: Sequence[str]) -> Tensor:
         distinct = list(dict.fromkeys(names))  # two synsets may share a name, and a class may be its own coarse class
-        rows = _lifted(class_embeddings(encode, distinct, (template,), normalize=c is None), c)
+        rows = lifted(class_embeddings(encode, distinct, (template,), normalize=c is None), c)
         return rows[[distinct.index(name) for name in names]].to(images)
 
     coarse, fine = embed(classes.coarse), embed(classes.fine)
@@ -150,6 +150,6 @@ def coarse_recall(
     return recall
 
 
-def _lifted(rows: Tensor, c: float | None) -> Tensor:
+def lifted(rows: Tensor, c: float | None) -> Tensor:
     """Points of the hyperboloid for a hyperbolic encoder's embeddings, others as they are."""
     return rows if c is None else lorentz.expmap0(rows, c)

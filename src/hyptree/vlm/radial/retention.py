@@ -77,13 +77,10 @@ def class_embeddings(
     Raises:
         UserError: an empty name, a name twice, or a template without ``{}``.
     """
-    seen: set[str] = set()
-    for name in names:
-        if not name.strip() or name in seen:
-            raise UserError(
-                f"the class list has {name!r} twice" if name in seen else "the class list has an empty name"
-            )
-        seen.add(name)
+    if any(not name.strip() for name in names):
+        raise UserError("the class list has an empty name")
+    if len(set(names)) < len(names):
+        raise UserError(f"the class list has {next(name for name in names if names.count(name) > 1)!r} twice")
     if not templates or any("{}" not in template for template in templates):
         raise UserError(f"a template holds {{}} where the class goes, e.g. {TEMPLATE!r}; got {list(templates)}")
     with torch.no_grad():

@@ -15,6 +15,7 @@ from hyptree.data.hierarchies.hyperlex import WordPair
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.vlm.encoders.texts import TextTable
+from hyptree.vlm.radial.coarse import lifted
 from hyptree.vlm.radial.loss import exterior_angle, root_distance
 from hyptree.vlm.radial.order import length_baselines, order_of_levels, spearman
 from hyptree.vlm.radial.retention import image_text_recall
@@ -58,7 +59,7 @@ class Texts:
 
     def comparable(self, raw: Tensor) -> Tensor:
         """Embeddings of texts or pictures as the encoder compares them: points of its hyperboloid, or as they are."""
-        return raw if self.own_c is None else lorentz.expmap0(raw, self.own_c)
+        return lifted(raw, self.own_c)
 
     def distance(self, texts: Sequence[str]) -> Tensor:
         """(n,) from the root."""
