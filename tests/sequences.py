@@ -16,11 +16,13 @@ twin are looked at in the same mode, and a failure names the seed and the action
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import accelerate
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,27 @@ MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
 }
+
+
+class Wrapper(nn.Module):
+    """A model inside another one, as in a training loop."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.training = inner, inner.training
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.inner(*args, **options)
+
+
+def bare(model: nn.Module) -> Any:
+    """The model without wrappers."""
+    return bare(model.inner) if isinstance(model, Wrapper) else model
+
+
+def wrapped_like(model: nn.Module, twin: nn.Module) -> nn.Module:
+    """A bare twin in as many wrappers as the model has, so that names agree."""
+    return Wrapper(wrapped_like(model.inner, twin)) if isinstance(model, Wrapper) else twin
 
 
 class Bench:
@@ -47,23 +70,28 @@ class Bench:
     def check(self, mode: str) -> None:
         """The model and a fresh one of the same weights give the same, in this mode of gradients."""
         with MODES[mode]():
-            actual = self.look(self.model).detach().double()
-            expected = self.look(self.fresh(self.model)).detach().double()
-        dtype = next(self.model.parameters()).dtype
+            self.compare(self.look(self.model), self.look(self.fresh(self.model)), mode)
+
+    def compare(self, actual: Tensor, expected: Tensor, when: str, slack: float = 1.0) -> None:
+        """These outputs are equal but for rounding, and ``slack`` times that where weights were rounded too."""
+        actual, expected = actual.detach().double(), expected.detach().double()
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        assert bool(expected.isfinite().all()), f"not finite, {when}, after: {', '.join(self.history)}"
         scale = max(expected.abs().max().item(), 1e-6)
         worst = (actual - expected).abs().max().item() / scale
-        assert worst <= TOLERANCE[dtype], (
-            f"{worst:.1e} off a fresh {dtype} model of the same weights, {mode}, after: {', '.join(self.history)}"
+        assert worst <= slack * TOLERANCE[dtype], (
+            f"{worst:.1e} off a fresh {dtype} model of the same weights, {when}, after: {', '.join(self.history)}"
         )
 
 
 def step(bench: Bench, **options: Any) -> None:
-    """A look, backward, a look between, a step of the optimiser, a look: none may see weights of before."""
-    kind = bench.random.choice((torch.optim.SGD, torch.optim.AdamW))
+    """Looks, backward, a look between, a step of the optimiser, and then a look: none may see weights of before."""
+    kind, rate = bench.random.choice(((torch.optim.SGD, 0.5), (torch.optim.AdamW, 0.05)))
     parameters = bench.trained()
     if not parameters or next(iter(parameters)).dtype in (torch.bfloat16, torch.float16):
         return
-    optimizer = kind(parameters, lr=0.02, **options)
+    optimizer = kind(parameters, lr=rate, **options)
+    bench.check(bench.random.choice(("no_grad", "inference_mode")))
     with torch.enable_grad():
         bench.look(bench.model).float().square().mean().backward()
     if bench.random.random() < 0.5:
@@ -95,12 +123,11 @@ def _moved(bench: Bench, value: Tensor) -> Tensor:
 
 def load(bench: Bench) -> None:
     """``load_state_dict`` of other numbers, into the old tensors or in place of them."""
-    trained = {name for name, _ in bench.model.named_parameters()}
-    state = {
-        name: _moved(bench, value) if name in trained and value.is_floating_point() else value.clone()
-        for name, value in bench.model.state_dict().items()
-    }
-    bench.model.load_state_dict(state, assign=bench.random.random() < 0.3)
+    moved = {id(p): _moved(bench, p.detach()) for p in bench.model.parameters()}  # one tensor for tied weights
+    tensors = bench.model.state_dict(keep_vars=True).items()
+    state = {name: moved[id(value)] if id(value) in moved else value.clone() for name, value in tensors}
+    is_tied = len({id(value) for value in state.values()}) < len(state)  # torch assigns each name by itself
+    bench.model.load_state_dict(state, assign=not is_tied and bench.random.random() < 0.3)
 
 
 def write_data(bench: Bench) -> None:
@@ -127,6 +154,54 @@ def deep_copy(bench: Bench) -> None:
             parameter.mul_(0.5)
 
 
+def pickled(bench: Bench) -> None:
+    """What comes back from a pickle takes the model's place."""
+    bench.model = pickle.loads(pickle.dumps(bench.model))
+
+
+def wrap(bench: Bench) -> None:
+    """Into another module, or out of it again."""
+    bench.model = bench.model.inner if isinstance(bench.model, Wrapper) else Wrapper(bench.model)
+
+
+def offload(bench: Bench) -> None:
+    """Weights lie elsewhere, come for the length of a call, and come back for good as other parameters."""
+    device = next(bench.model.parameters()).device
+    trained = {name: p.requires_grad for name, p in bench.model.named_parameters()}
+    with torch.no_grad():
+        expected = bench.look(bench.model)
+        accelerate.cpu_offload(bench.model, device)
+        bench.compare(bench.look(bench.model), expected, "offloaded")
+    accelerate.hooks.remove_hook_from_submodules(bench.model)
+    for name, parameter in bench.model.named_parameters():
+        parameter.requires_grad_(trained[name])
+
+
+def functional(bench: Bench) -> None:
+    """Other weights for one call alone, by ``torch.func.functional_call``."""
+    looked = _Looked(bench)
+    state = {f"model.{name}": _moved(bench, p.detach()) for name, p in bench.model.named_parameters()}
+    with torch.no_grad():
+        actual = torch.func.functional_call(looked, state)
+        twin = _Looked(bench, wrapped_like(bench.model, bench.fresh(bench.model)))
+        assert not twin.load_state_dict(state, strict=False).unexpected_keys
+        bench.compare(actual, twin(), "other weights for one call")
+
+
+class _Looked(nn.Module):
+    def __init__(self, bench: Bench, model: nn.Module | None = None):
+        super().__init__()
+        self.model, self.look = bench.model if model is None else model, bench.look
+
+    def forward(self) -> Tensor:
+        return self.look(self.model)
+
+
+def to_device(bench: Bench) -> None:
+    """Where there is a GPU, to it or back."""
+    bench.model.to(bench.random.choice(("cpu", "cuda")) if torch.cuda.is_available() else "cpu")
+
+
 def switch_training(bench: Bench) -> None:
     bench.model.train(not bench.model.training)
 
@@ -147,7 +222,12 @@ ACTIONS: dict[str, Callable[[Bench], None]] = {
         write_data,
         replace_data,
         to_dtype,
+        to_device,
         deep_copy,
+        pickled,
+        wrap,
+        offload,
+        functional,
         switch_training,
         look_again,
     )

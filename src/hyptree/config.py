@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hyptree.errors import UserError, suggest
+from hyptree.files import open_packed
 
 T = TypeVar("T")
 
@@ -74,13 +75,8 @@ def find_yaml(path: Path | str) -> Path:
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping, a key given twice is an error."""
-    try:
-        text = find_yaml(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
-    data = _parse_yaml(text, str(path))
+    with open_packed(find_yaml(path)) as file:
+        data = _parse_yaml(file.read(), str(path))
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -133,14 +129,8 @@ def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None
 def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -> Any:
     """The value as the annotated type, or a ``UserError`` that names the key."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-
-    def wrong() -> UserError:
-        allowed = [str(choice) for choice in arguments] if origin is typing.Literal else []
-        hint = suggest(str(value), allowed)
-        return UserError(
-            f"{source}: {key} must be {_expected(kind)}, got {_show(value)}" + (f"; {hint}" if hint else "")
-        )
-
+    container = origin or kind
+    is_fixed = container is tuple and arguments and arguments[-1] is not Ellipsis
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -150,61 +140,48 @@ def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -
         for option in sorted(arguments, key=lambda option: type(value) is not option):
             with contextlib.suppress(UserError):
                 return _coerce(value, option, key, source, missing)
-        raise wrong()
-    if origin is typing.Literal:
+    elif origin is typing.Literal:
         for choice in arguments:
             if value == choice and type(value) is type(choice):
                 return choice
-        raise wrong()
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
         if isinstance(value, str) and value in kind.__members__:
             return kind[value]
-        raise wrong()
-    if kind is None or kind is types.NoneType:
+    elif kind is None or kind is types.NoneType:
         if value is None:
             return None
-        raise wrong()
-    if kind is float:
+    elif kind is float:
         # YAML reads 3e-4 (no dot) as text; people write it for a number all the time.
-        if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+        is_text = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value)
+        if is_text or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        raise wrong()
-    if kind in (bool, int, str):
+    elif kind in (bool, int, str):
         if type(value) is kind:
             return value
-        raise wrong()
-    if kind is Path:
+    elif kind is Path:
         if isinstance(value, str):
             return Path(value)
-        raise wrong()
-    container = origin or kind
-    if container in (list, tuple) or container is Sequence:
-        if not isinstance(value, list):
-            raise wrong()
-        if container is tuple and arguments and arguments[-1] is not Ellipsis:
-            if len(value) != len(arguments):
-                raise wrong()
-            kinds = list(arguments)
-        else:
-            kinds = [arguments[0] if arguments else Any] * len(value)
-        items = [
-            _coerce(item, item_kind, f"{key}[{i}]", source, missing)
-            for i, (item, item_kind) in enumerate(zip(value, kinds, strict=True))
-        ]
-        return items if container is list else tuple(items)
-    if container in (dict, Mapping):
-        if not isinstance(value, dict):
-            raise wrong()
-        key_kind, value_kind = arguments or (Any, Any)
-        return {
-            _coerce(name, key_kind, f"key of {key}", source): _coerce(
-                item, value_kind, f"{key}.{name}", source, missing
-            )
-            for name, item in value.items()
-        }
-    raise TypeError(f"{key}: configurations cannot hold {kind}; see the types listed in hyptree.config")
+    elif container in (list, tuple, Sequence):
+        if isinstance(value, list) and not (is_fixed and len(value) != len(arguments)):
+            kinds = arguments if is_fixed else [arguments[0] if arguments else Any] * len(value)
+            items = [
+                _coerce(item, item_kind, f"{key}[{i}]", source, missing)
+                for i, (item, item_kind) in enumerate(zip(value, kinds, strict=True))
+            ]
+            return items if container is list else tuple(items)
+    elif container in (dict, Mapping):
+        if isinstance(value, dict):
+            key_kind, value_kind = arguments or (Any, Any)
+            return {
+                _coerce(name, key_kind, f"key of {key}", source): _coerce(
+                    item, value_kind, f"{key}.{name}", source, missing
+                )
+                for name, item in value.items()
+            }
+    else:
+        raise TypeError(f"{key}: configurations cannot hold {kind}; see the types listed in hyptree.config")
+    hint = suggest(str(value), [str(choice) for choice in arguments]) if origin is typing.Literal else ""
+    raise UserError(f"{source}: {key} must be {_expected(kind)}, got {_show(value)}" + (f"; {hint}" if hint else ""))
 
 
 def _expected(kind: Any) -> str:

@@ -30,14 +30,27 @@ def suggest(name: str, choices: Iterable[str], part: Callable[[str], str] = str)
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
-def require_one_of(what: str, value: object, choices: Iterable[object]) -> None:
-    """Raise ``what 'value'; did you mean ...`` unless the value is one of the choices, which are named otherwise."""
-    choices = list(choices)
-    if value not in choices:
-        words = [choice for choice in choices if isinstance(choice, str)]
-        raise UserError(
-            f"{what} {value!r}; {suggest(str(value), words) or 'use one of ' + ', '.join(map(str, choices))}"
-        )
+def require_one_of(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise unless a setting has one of its values; the message suggests the nearest."""
+    words = list(choices)
+    if value not in words:
+        hint = suggest(str(value), words)
+        raise UserError(f"{name} must be one of {', '.join(words)}, got {value!r}" + (hint and f"; {hint}"))
+
+
+def require_known(message: str, names: Iterable[object], choices: Iterable[object], otherwise: str = "") -> None:
+    """Raise for the first of ``names`` that is none of the choices.
+
+    Args:
+        message: with ``{}`` or ``{!r}`` for the name; the nearest choice is suggested behind it.
+        otherwise: what is said where none is near; by default all choices.
+    """
+    known = list(choices)
+    for name in names:
+        if name not in known:
+            words = [str(choice) for choice in known]
+            hint = suggest(str(name), words) or otherwise or f"expected one of {', '.join(words)}"
+            raise UserError(f"{message.format(name)}; {hint}")
 
 
 def require(module: str, extra: str | None = None, asked_by: str = "this") -> ModuleType:

@@ -11,10 +11,10 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hyptree.errors import UserError
 
@@ -53,6 +53,77 @@ def require_path(path: Path | str, kind: str = "file or folder", then: str = "")
     """
     if not Path(path).exists():
         raise UserError(f"{path}: no such {kind}" + (f"; {then}" if then else ""))
+
+
+def read_json(path: Path | str, *keys: str) -> dict[str, Any]:
+    """What a JSON file of keys and values says.
+
+    Args:
+        keys: what it must have.
+
+    Raises:
+        UserError: it cannot be read, or is not such a file.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    missing = [key for key in keys if not isinstance(values, dict) or key not in values]
+    if missing or not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it has no {missing[0] if missing else 'keys and values'}")
+    return values
+
+
+@contextmanager
+def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[Any]:
+    """A file to read, plain or compressed (.gz, .xz): bytes (``rb``), or text in UTF-8 with the ends of lines it has.
+
+    Args:
+        hint: what kind of text is expected, for the message.
+
+    Raises:
+        UserError: it is not there, not whole or no text; at any moment while it is open.
+    """
+    import csv
+    import gzip
+    import lzma
+    import zlib
+
+    path = Path(path)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    options = {} if "b" in mode else {"encoding": "utf-8-sig", "newline": ""}
+    try:
+        with openers.get(path.suffix.lower(), open)(path, mode, **options) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8{hint and '; ' + hint}") from error
+    except FileNotFoundError as error:
+        raise UserError(f"cannot read {path}: no such file") from error
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from error
+    except (OSError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -> Path:
+    """The first of these files that is in a folder, or in its folder ``inner``.
+
+    Args:
+        what: whose folder it must be, for the message.
+    """
+    names = list(names)
+    for place in (Path(folder), Path(folder, inner)):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    raise UserError(f"{folder} has no {names[0]}; it must be the folder of {what}, or the one above")
+
+
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept: ``name`` in HYPTREE_CACHE, else in ``.cache/hyptree`` in this folder."""
+    return Path(os.environ.get("HYPTREE_CACHE") or Path(".cache") / "hyptree") / name
 
 
 def data_folder() -> Path:
@@ -108,20 +179,12 @@ def new_folder(folder: Path, what: str = "", advice: str = "name another cache f
 
 def _remove_leftovers(folder: Path) -> None:
     """What processes of this machine left when they were killed while making this folder."""
+    import psutil
+
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.{_HOST}.*.*"):
         pid = left.name.split(".")[-2]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
 
 
 def path_inside(folder: Path | str, name: str, where: str = "") -> Path:
@@ -149,6 +212,17 @@ def write_text(path: Path | str, text: str) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def open_log(path: Path) -> IO[str]:
+    """A text file of a run to append to.
+
+    Raises:
+        UserError: it is a link. What is renamed into place replaces one; what is appended would follow it.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {path.readlink()}; remove it: a run writes inside its own folder")
+    return path.open("a", encoding="utf-8")
 
 
 def read_log(path: Path, key: str) -> list[dict[str, Any]]:
@@ -236,7 +310,8 @@ def check_weights(path: Path | str) -> None:
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+    shards = {path / file for index in path.glob("*.index.json") for file in weight_map(index).values()}
+    for file in sorted({*path.glob("*.safetensors"), *shards}) if path.is_dir() else [path]:
         try:
             with safe_open(file, "pt") as opened:
                 is_ours = "state" in (opened.metadata() or {})
@@ -244,6 +319,20 @@ def check_weights(path: Path | str) -> None:
             continue
         if is_ours:
             load_tensors(file)
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of each tensor to the name of its file, of the index of a checkpoint in several files beside it.
+
+    Raises:
+        UserError: no such index, or one that names a file outside its folder.
+    """
+    names: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+    if not isinstance(names, dict):
+        raise UserError(f"{index} is damaged: its weight_map names no files")
+    for file in {str(name) for name in names.values()}:
+        path_inside(index.parent, file, str(index))
+    return names
 
 
 def sign_weights(folder: Path | str) -> None:

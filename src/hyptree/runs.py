@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyptree.config import load, read_yaml, to_yaml
 from hyptree.errors import UserError, as_called
-from hyptree.files import cut_log, load_tensors, path_inside, read_log, save_tensors, sync, write_text
+from hyptree.files import cut_log, load_tensors, path_inside, read_json, read_log, save_tensors, sync, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,11 +72,7 @@ class RunFolder:
     def dataset(self) -> dict[str, Any]:
         """What the task's ``describe`` said about the data."""
         self.require_run()
-        try:
-            dataset: dict[str, Any] = json.loads((self.path / "dataset.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {self.path / 'dataset.json'}: {error}") from error
-        return dataset
+        return read_json(self.path / "dataset.json")
 
     def require_run(self) -> None:
         """Raise unless a run was started here."""

@@ -14,6 +14,11 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C or SIGTERM, after a checkpoint was written: the same command with ``--resume`` goes on."""
 
 
+def is_main_process() -> bool:
+    """Whether this process speaks: the first of those that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def stop_signals(quiet: bool = False) -> Iterator[Callable[[], bool]]:
     """Within it, the first Ctrl-C or SIGTERM only sets a flag, which the yielded function reads; the second raises.

@@ -14,15 +14,25 @@ from hyptree.errors import UserError
 from hyptree.files import write_text
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """Rows as aligned lines for people.
+def cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[list[str]]:
+    """A line of headings, then one of texts for each row.
 
     Args:
         columns: heading to a format such as ``"{exponent:.2f} ± {error:.2f}"``, filled from each row.
     """
-    cells = [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return [list(columns)] + [[_fill(form, row) for form in columns.values()] for row in rows]
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """The :func:`cells` as aligned lines for people."""
+    return aligned(cells(rows, columns), right=False)
+
+
+def aligned(lines: Sequence[Sequence[str]], right: bool = True) -> list[str]:
+    """Rows of cells as lines in columns: the first on the left of its column, the others on the right if wanted."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
+    return ["  ".join(map(lambda side, *cell: side(*cell), sides, line, widths)).rstrip() for line in lines]
 
 
 def _fill(form: str, row: Mapping[str, Any]) -> str:
@@ -70,3 +80,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return stream.getvalue()
+
+
+def without_nan(part: Any) -> Any:
+    """The same with None for NaN, which JSON does not know."""
+    if isinstance(part, dict):
+        return {name: without_nan(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [without_nan(value) for value in part]
+    return None if isinstance(part, float) and math.isnan(part) else part

@@ -40,9 +40,8 @@ def test_no_path_of_ours(page):
 def test_the_usage_shows_what_may_be_left_out(verb, page):
     usage = page.split("\n")[0]
     assert "  " not in usage and usage == usage.rstrip()
-    run = command(verb)
-    cls = getattr(configs.config_class(run), "from_args", None) and import_module(run.__module__)._help
-    cls = configs.config_class(cls or run)
+    cls = configs.config_class(command(verb))
+    cls = getattr(cls, "help", cls)
     for field in dataclasses.fields(cls):
         marks = getattr(get_type_hints(cls, include_extras=True)[field.name], "__metadata__", ())
         if tyro.conf.Positional not in marks:

@@ -1,6 +1,7 @@
 """``hyptree vlm train-radial`` and ``eval-hierarchy`` as people call them, on tiny models and made-up data."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -145,6 +146,23 @@ def test_report_goes_into_a_folder_and_resumes(clip, tmp_path, capsys):
     assert "it was made with limit = 8, now it is 9" in capsys.readouterr().err
 
 
+def test_reports_and_trained_weights_know_the_weights_they_are_of(clip, chains, tmp_path, capsys):
+    """The folder of the model holds other weights the next time."""
+    model = tmp_path / "model"
+    shutil.copytree(clip.removeprefix("hf:"), model)
+    evaluate = ["vlm", "eval-hierarchy", "--model", f"hf:{model}", "--suite", "world-text", "--limit", "8", "--quiet"]
+    assert main([*evaluate, "--out", str(tmp_path / "report")]) == 0
+    assert train(f"hf:{model}", chains, tmp_path / "run", "--steps", "2", "--lr", "1e-3", "--no-save-model") == 0
+    assert main([*evaluate, "--weights", str(tmp_path / "run")]) == 0  # warnings are errors here
+    save_dual(model, "clip", seed=1)
+    assert main([*evaluate, "--out", str(tmp_path / "report"), "--resume"]) == 2
+    assert "its report is of other weights" in capsys.readouterr().err
+    assert train(f"hf:{model}", chains, tmp_path / "run", "--steps", "4", "--lr", "1e-3", "--resume") == 2
+    assert "made from an encoder of other weights" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="trained from other weights than those of hf:"):
+        assert main([*evaluate, "--weights", str(tmp_path / "run")]) == 0
+
+
 def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys):
     other = tmp_path / "test.csv"
     other.write_text("id,captions,image_url\n0,a => b => c => d,v/3.jpg\n1,a => b => c => d,v/5.jpg\n")
@@ -167,7 +185,7 @@ def test_chains_of_held_out_pictures_are_left_out(clip, chains, tmp_path, capsys
     ("options", "message"),
     [
         (["--chains", "none.csv"], "cannot read none.csv: no such file"),
-        (["--objective", "cone"], "objective must be radial or cones"),
+        (["--objective", "cone"], "objective must be one of radial, cones"),
         (["--lr", "0"], "lr must be positive"),
         (["--geometry", "flat"], "geometry must be one of"),
         (["--num-chains", "0"], "num_chains must be 1 or more"),

@@ -212,6 +212,8 @@ def test_other_models_answer_by_a_hook(seed: int) -> None:
         ({"stage": 3}, 'stage must be from 1 to 2, or "all", got 3'),
         ({"stage": 1, "block": 3}, "block must be from 1 to 2 in stage 1, got 3"),
         ({"head": 3}, "head must be from 0 to 2, got 3"),
+        ({"stage": "all", "head": 3}, "head must be from 0 to 2, got 3"),
+        ({"stage": "all", "block": 1}, "takes the last block of every stage, leave block=1 out"),
     ],
 )
 def test_places_that_do_not_exist(options: dict[str, int], message: str, seed: int) -> None:

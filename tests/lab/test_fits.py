@@ -15,7 +15,7 @@ from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.lab.fits import bootstrap_exponent, fit_power, fit_runs, student_quantile
 from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
-from hyptree.lab.sweeps.run_table import COLUMNS
+from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
 from hyptree.tables import to_csv
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100])
@@ -174,6 +174,17 @@ def test_shared_exponent_refuses_too_few_points() -> None:
         fit_shared([1, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6], "aaabbb")
 
 
+@pytest.mark.parametrize("exponent", [-0.5, 0.0, 6.0])
+def test_losses_that_fall_as_no_power_of_the_width_have_no_exponent(exponent: float, seed: int) -> None:
+    m = [8, 16, 32, 64, 128]
+    noise = np.random.default_rng(seed).normal(0, 1e-9, 5)
+    loss = [2 + width**-exponent + e for width, e in zip(m, noise, strict=True)]
+    if exponent == 0:
+        loss = [5 - 0.1 * math.log(width) for width in m]  # slower than any
+    with pytest.raises(ValueError, match="no power of the width describes these losses"):
+        fit_shared(m, loss, ["a"] * 5)
+
+
 def test_chinchilla_in_width() -> None:
     exponent, error = width_exponent()
     assert exponent == pytest.approx(0.88, abs=0.005) and error == pytest.approx(0.05, abs=0.005)
@@ -212,13 +223,23 @@ def test_a_table_that_is_not_utf8_is_one_line(
     for command, what in (("llm-fit", "a table of losses"), ("fit", "a table of runs"), ("plot", "a table of runs")):
         assert main(["lab", command, str(table)]) == 2
         error = capsys.readouterr().err
-        assert f"{table} is not {what}: not a text file in UTF-8" in error and error.count("\n") == 1
+        assert f"{table}: not a text file in UTF-8; expected {what}" in error and error.count("\n") == 1
 
 
 def test_the_mark_of_spreadsheets_is_no_part_of_a_name(tmp_path: Path) -> None:
     table = tmp_path / "losses.csv"
     table.write_bytes("\ufeffmodel,family,dataset,m,loss\na,b,x,64,3.5\n".encode())
     assert read_losses(table) == [{"model": "a", "family": "b", "dataset": "x", "m": 64.0, "loss": 3.5}]
+
+
+def test_a_line_of_a_table_that_was_cut_is_told(tmp_path: Path) -> None:
+    same = {**dict.fromkeys(COLUMNS, 0.5), "diverged": False, "part": "a", "regime": "strong"}
+    table = [same | row for row in rows()]
+    last_a_text = [{name: row[name] for name in (*(n for n in COLUMNS if n != "regime"), "regime")} for row in table]
+    text = to_csv(last_a_text)
+    (tmp_path / "runs.csv").write_text(text[: text.rindex(",strong")])
+    with pytest.raises(UserError, match=f"line {len(table) + 1}: regime must be a str, got None"):
+        read_runs(tmp_path)
 
 
 def test_a_fit_records_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

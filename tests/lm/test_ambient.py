@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,8 @@ from hyptree.geometry import lorentz
 from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, aligned, constant_weights, padded_width
 from hyptree.ops.residual_norm.reference import residual, rms_norm, time_of
 from hyptree.ops.rounding import rounded
+from hyptree.train.optimizer.build import param_groups
+from hyptree.train.run.recipe import OptimSettings
 from tests.lm.make import lift
 
 CURVATURES = [0.1, 1.0, 2.0]
@@ -217,3 +222,13 @@ def test_stream_settles_where_the_formula_says() -> None:
         x = residual(x, y, raw, gain)
     radius = float(x.norm())
     assert abs(2 * r * radius**3 / (gain**2 * (radius**2 + r**2)) - 1) < 5e-3
+
+
+def test_the_column_of_the_time_is_decayed_in_copies_and_loaded_layers_too() -> None:
+    layer = AmbientLinear(9, 4)
+    loaded = AmbientLinear(9, 4, device="meta")
+    loaded.load_state_dict(layer.state_dict(), assign=True)
+    for module in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        groups = param_groups(module, OptimSettings(lr=1.0, weight_decay=0.1))
+        decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+        assert [decay[id(p)] for p in (module.weight, module.weight_time, module.bias)] == [0.1, 0.1, 0.0]

@@ -77,7 +77,7 @@ def test_fused_is_naive(c: float, dtype: torch.dtype, kind: str) -> None:
     layer = layer_of(dtype, curvature=c, value_scale=0.1)
     s, tables = inputs(layer)
     mask = masks(2, 9)[kind]
-    out, _ = layer(layer.entry(s), tables, None if kind == "causal" else mask)
+    out, _ = layer(layer.qkv_proj(s), tables, None if kind == "causal" else mask)
     exact, point = copy.deepcopy(layer).double(), s.detach().double().requires_grad_()
     expected = naive(exact, point, HelmRotary(layer.config)(point, torch.arange(9)[None]), mask)
     grad = torch.randn_like(out)
@@ -98,7 +98,7 @@ def test_all_forms_agree(changes: dict[str, Any], attn: str) -> None:
     layer = layer_of(attn=attn, curvature=0.5, **changes)
     s, tables = inputs(layer)
     expected = naive(layer, s, tables, masks(2, 9)["causal"])
-    torch.testing.assert_close(layer(layer.entry(s), tables)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(layer.qkv_proj(s), tables)[0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
@@ -112,8 +112,8 @@ def test_flex_is_fused(c: float, kind: str) -> None:
     if kind == "blocks":
         settings = create_block_mask(lambda b, h, i, j: packed[0, 0][i, j], None, None, 9, 9, device="cpu")
     with torch.no_grad():
-        expected = fused(fused.entry(s), tables, None if kind == "causal" else packed)
-        out = flex(flex.entry(s), tables, settings)
+        expected = fused(fused.qkv_proj(s), tables, None if kind == "causal" else packed)
+        out = flex(flex.qkv_proj(s), tables, settings)
     torch.testing.assert_close(out[0], expected[0], rtol=1e-12, atol=1e-12)
 
 
@@ -155,9 +155,9 @@ def test_bfloat16_output_is_near_the_exact_one() -> None:
     layer = layer_of(torch.float32)
     s, tables = inputs(layer)
     with torch.no_grad():
-        exact, _ = layer(layer.entry(s), tables)
+        exact, _ = layer(layer.qkv_proj(s), tables)
         with torch.autocast("cpu", torch.bfloat16):
-            low, _ = layer(layer.entry(s), tables)
+            low, _ = layer(layer.qkv_proj(s), tables)
     assert low.dtype == torch.bfloat16
     assert float((low - exact).norm() / exact.norm()) < 0.02
 

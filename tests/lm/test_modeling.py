@@ -152,8 +152,7 @@ def test_labels_that_are_shifted_already_are_not_shifted_again(kind: str, traini
     ids, shifted = tokens(2, 12), tokens(2, 12)
     shifted[0, 3] = -100
     loss = model(ids, shift_labels=shifted, labels=tokens(2, 12)).loss
-    hidden = model.model(ids).last_hidden_state
-    logits = model.lm_head(hidden) if kind == "twin" else model._logits(model._rows(hidden))
+    logits = copy.deepcopy(model).eval()(ids).logits
     expected = F.cross_entropy(logits.flatten(0, 1), shifted.flatten())
     aux = model(ids, shift_labels=shifted).aux_loss
     torch.testing.assert_close(loss, expected if aux is None else expected + aux)

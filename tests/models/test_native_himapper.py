@@ -5,21 +5,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import pytest
 import timm
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from hyptree.models import HiMapper, HiMapperOutput
+from hyptree.models.decoders import pyramid_backbone
+from hyptree.models.himapper.dense import HiMapperFeatures
 
 VIT = {"img_size": 64, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 3}
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 64, "num_labels": 5}
+
+
+def of_transformers() -> nn.Module:
+    config = transformers.ViTConfig(image_size=64, patch_size=16, **SMALL)
+    return transformers.ViTForImageClassification(config)
+
+
 BACKBONES: dict[str, Callable[[], nn.Module]] = {
     "vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=5, **VIT),
     "resnet": lambda: timm.create_model("test_resnet", num_classes=5),
+    "transformers": of_transformers,
     "distilled": lambda: timm.create_model("deit_tiny_distilled_patch16_224", num_classes=5, **VIT),
 }
 
@@ -111,6 +124,25 @@ def test_every_layer_is_called(model: HiMapper, x: Tensor, training: bool) -> No
         close(actual, expected)
 
 
+def test_hooks_around_the_backbone_run(model: HiMapper, x: Tensor) -> None:
+    """It is read by its parts, which a hook on the whole would not see."""
+    seen: list[Tensor] = []
+    expected = outputs(model, 2 * x)
+
+    def doubled(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> Any:
+        return tuple(2 * a for a in args), {name: 2 * a for name, a in options.items()}
+
+    before = model.backbone.register_forward_pre_hook(doubled, with_kwargs=True)
+    after = model.backbone.register_forward_hook(lambda module, args, output: seen.append(output))
+    close(outputs(model, x), expected)
+    assert len(seen) == 1 and "forward_head" not in model.backbone.__dict__
+    before.remove()
+    after.remove()
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module)):
+        outputs(model, x)
+    assert any(module is model.backbone for module in seen)
+
+
 @pytest.mark.parametrize("how", ["cpu_offload", "disk_offload", "half on disk", "the rest on disk"])
 def test_weights_that_are_elsewhere(model: HiMapper, x: Tensor, how: str, tmp_path: Path) -> None:
     expected = outputs(model, x)
@@ -127,3 +159,25 @@ def test_weights_that_are_elsewhere(model: HiMapper, x: Tensor, how: str, tmp_pa
     assert any(p.is_meta for p in model.parameters())
     close(outputs(model, x), expected)
     close(model.inspect(x), expected)
+
+
+def test_below_a_pyramid_too(x: Tensor) -> None:
+    """The maps of a dense backbone, whose last one knows what the tree read."""
+    backbone = pyramid_backbone("test_resnet", out_indices=(2, 3, 4))
+    model = HiMapperFeatures(backbone, num_leaves=8, depth=3, width=32, heads=2).eval()
+    nn.init.normal_(model.encode.out_proj.weight, std=0.3)
+    called: set[str] = set()
+    for name, layer in linears(model).items():
+        layer.register_forward_hook(lambda *_, name=name: called.add(name))
+    with torch.no_grad():
+        plain = model(x)
+        assert called == set(linears(model))
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        attached = adapted(x)
+        merged = adapted.merge_and_unload()
+        again = merged(x)
+        accelerate.cpu_offload(merged, "cpu")
+        offloaded = merged(x)
+    assert torch.equal(plain[0], attached[0]) and not torch.allclose(plain[-1], attached[-1], atol=1e-3)
+    torch.testing.assert_close(again, attached, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(offloaded, again)

@@ -241,7 +241,7 @@ def test_a_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match="unknown backend 'tritn'; did you mean 'triton'"):
         agglomerate(D, 2, backend="tritn", check=False)
     monkeypatch.setenv("HYPTREE_BACKEND", "cuda")
-    with pytest.raises(ValueError, match="HYPTREE_BACKEND is 'cuda'; use one of auto, torch, triton"):
+    with pytest.raises(ValueError, match="HYPTREE_BACKEND is 'cuda'; expected one of auto, torch, triton"):
         agglomerate(D, 2, check=False)
     monkeypatch.setenv("HYPTREE_BACKEND", "torch")
     assert agglomerate(D, 2, check=False).shape == (1, 4)

@@ -285,7 +285,7 @@ def test_wrong_arguments_are_refused_before_anything_is_patched(unet: nn.Module)
     before = hooks(unet)
     with pytest.raises(UserError, match="did you mean 'atc'"):
         patch_unet(unet, method="act")
-    with pytest.raises(UserError, match=r"a U-Net cannot use method 'topk'; use one of atc, tome"):
+    with pytest.raises(UserError, match=r"a U-Net cannot use method 'topk'; expected one of atc, tome"):
         patch_unet(unet, method="topk")
     with pytest.raises(UserError, match=r"linkage is 'averge'.*did you mean 'average'"):
         patch_unet(unet, linkage="averge")

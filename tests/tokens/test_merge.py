@@ -222,7 +222,7 @@ def test_gradients_of_the_matcher(mode: str) -> None:
 def test_matcher_explains_bad_input_in_one_line() -> None:
     features = torch.randn(1, 6, 3)
     with pytest.raises(
-        UserError, match=r"^matcher needs a method that gives clusters, not 'topk'; use one of atc, tome, .*$"
+        UserError, match=r"^matcher needs a method that gives clusters, not 'topk'; expected one of atc, tome, .*$"
     ):
         matcher(features, 2, "topk")
     for method in ("tome", "kmeans"):  # they compare by the angle, whatever is asked for

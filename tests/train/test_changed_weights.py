@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -242,10 +243,58 @@ def test_a_run_of_others_cannot_write_elsewhere(copy: Path, tmp_path: Path, name
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_an_index_cannot_name_a_file_outside_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_a_run_of_others_makes_no_file_elsewhere(copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / name).unlink()
+    (copy / name).symlink_to(tmp_path / "new")
+    with pytest.raises(UserError, match=r"is a link to .*new; remove it"):
+        fit(tiny.recipe("run.save_steps=4"), copy, resume=True, quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_embedding_of_others_makes_no_file_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points, _ = _embedding(tmp_path)
+    out = points.parent
+    (out / "metrics.jsonl").unlink()
+    (out / "metrics.jsonl").symlink_to(tmp_path / "new")
+    assert main(["tree", "embed", "--config", str(out / "config.yaml"), "--resume"]) == 2
+    assert "is a link to" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("outside", ["../outside.safetensors", "/outside.safetensors", "a/../../b.safetensors"])
+def test_an_index_cannot_name_a_file_outside_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, outside: str
+) -> None:
+    from hyptree.lab.lm_heads.checkpoint import find_lm_head
+    from hyptree.lab.lm_heads.hub import HubModel
+
     save_file({"lm_head.weight": torch.randn(8, 4)}, tmp_path / "outside.safetensors")
-    (tmp_path / "model").mkdir()
-    index = {"weight_map": {"lm_head.weight": "../outside.safetensors"}}
-    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert main(["lab", "overlap", str(tmp_path / "model")]) == 2
-    assert "'../outside.safetensors' is not the name of a file inside a folder" in capsys.readouterr().err
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": outside}}))
+    message = f"{outside!r} is not the name of a file inside a folder"
+    assert main(["lab", "overlap", str(folder)]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_weights(folder)
+    fetched = []
+    monkeypatch.setattr(HubModel, "files", lambda self: [path.name for path in folder.iterdir()])
+    monkeypatch.setattr(HubModel, "fetch", lambda self, name: fetched.append(name) or folder / name)
+    with pytest.raises(UserError, match=re.escape(message)):
+        find_lm_head("some/model")
+    assert fetched == ["model.safetensors.index.json"]
+
+
+def test_a_shard_in_a_folder_below_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    save_tensors(tmp_path / "shards/one.safetensors", {"a": TENSORS["a"]})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "shards/one.safetensors"}}))
+    check_weights(tmp_path)
+    flip(tmp_path / "shards/one.safetensors", 0)
+    with pytest.raises(UserError, match=r"one\.safetensors is damaged: its digest was"):
+        check_weights(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(UserError, match=r"index\.json is damaged: it has no weight_map"):
+        check_weights(tmp_path)

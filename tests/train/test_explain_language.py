@@ -26,8 +26,9 @@ from hyptree.evaluate.text.token_radii import (
     space_of,
     stream_radii,
 )
+from hyptree.explore.draw.text_charts import dot_chart
 from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.language import language_sections, scatter
+from hyptree.explore.pages.language import _dots, language_sections
 from hyptree.train.explain import page_of_tokens
 from hyptree.train.language import measure_run
 from tests.explore.html import read
@@ -183,7 +184,7 @@ def test_depths_are_shortest_ways(wordnet, shared_data):
     }
     real = read_depths(shared_data / "wordnet")
     assert (real["entity"], real["animal"], real["mammal"], real["dog"]) == (0, 6, 9, 8)
-    with pytest.raises(UserError, match=r"cannot read .*noun_synsets.tsv.gz: No such file"):
+    with pytest.raises(UserError, match=r"has no noun_synsets\.tsv\.gz; it must be the folder of WordNet"):
         read_depths(wordnet / "none")
 
 
@@ -311,15 +312,15 @@ def test_scatter_places_dots_and_medians(seed):
     rng = np.random.default_rng(seed)
     x = np.repeat([1.0, 2.0, 3.0], 20)
     y = x + rng.normal(0, 0.01, 60)
-    reader = read(scatter("depth", x.tolist(), y.tolist(), "depth"))
+    reader = read(dot_chart("depth", x.tolist(), y.tolist(), "depth"))
     dots = [(float(v), k) for tag, k, v in reader.attributes if tag == "circle" and k == "cy"]
     (line,) = [v for tag, k, v in reader.attributes if tag == "polyline" and k == "points"]
     heights = [float(point.split(",")[1]) for point in line.split()]
     assert len(dots) == 60 and len(heights) == 3 and heights[0] > heights[1] > heights[2]
     assert abs((heights[0] - heights[1]) - (heights[1] - heights[2])) < 3
-    assert "No token" in scatter("none", [], [], "count")
+    assert "No token" in _dots("none", [1.0], [None], "count")
     many = rng.normal(size=5000)
-    assert read(scatter("many", many, many, "count", bins=12)).attributes.count(("circle", "class", "dot")) <= 1500
+    assert read(dot_chart("many", many, many, "count", bins=12)).attributes.count(("circle", "class", "dot")) <= 1500
 
 
 def test_sections_can_be_had_alone(runs):

@@ -64,7 +64,8 @@ class Net(nn.Module):
 
     def __init__(self, dropout: float = 0.2, norm: str = "layer", width: int = 16, points: bool = False):
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        # Before a batch norm a bias changes nothing: its gradient is rounding, of which Adam makes steps.
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=norm == "layer")
         self.norm = nn.GroupNorm(1, width) if norm == "layer" else nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(dropout)
         self.scale = nn.Parameter(torch.tensor(1.0))  # a single number, which cannot be sharded

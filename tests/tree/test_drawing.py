@@ -1,9 +1,12 @@
 """Names in pictures of trees: inside the picture, whole where they fit, and not on top of each other."""
 
+import re
+
 import numpy as np
 import pytest
 
-from hyptree.explore.draw.disk import _labels
+from hyptree.explore import svg_disk
+from hyptree.explore.draw.disk import RADIUS, SIZE
 from hyptree.tree import Tree
 
 pytest.importorskip("matplotlib")
@@ -61,10 +64,11 @@ def test_a_name_stands_on_the_side_without_children():
 
     tree = Tree([-1, 0, 0, 1, 1, 2, 2], label=["root", "up", "down", "a", "b", "c", "d"])
     points = np.array([[0, 0], [0, 0.5], [0, -0.5], [-0.1, 0.8], [0.1, 0.8], [-0.1, -0.8], [0.1, -0.8]], float)
-    place = {label.text: label for label in _labels(tree, points, flat=False)}
-    assert place["up"].below and place["up"].y < 0.5
-    assert not place["down"].below and place["down"].y > -0.5
-    assert not place["root"].below and place["root"].y > 0
+    names = re.findall(r'translate\(\S+ (\S+)\).*? dy="([^"]*)".*?>(\w+)</text>', svg_disk(tree, points))
+    place = {name: ((SIZE / 2 - float(y)) / RADIUS, down) for y, down, name in names}  # upwards, as in the disk
+    assert place["up"][0] < 0.5 and place["up"][1] == "0.73em"
+    assert place["down"][0] > -0.5 and place["down"][1] == "0"
+    assert place["root"][0] > 0 and place["root"][1] == "0"
     ax = tree.draw(ax=Figure(figsize=(6, 6)).add_subplot(), layout=points, names=True)
     written = dict(boxes(ax))
     dot = {name: ax.transData.transform(point) for name, point in zip(tree.label, points, strict=True)}

@@ -20,8 +20,8 @@ How to add a verb
     2. Add a line to ``VERBS`` below.
 
     A verb whose arguments tyro cannot read (``train``: a recipe may have free keys) gives its dataclass a class method
-    ``from_args(prog, args, yaml_path)``, which returns None after printing help; ``--print-config`` then prints the
-    field ``settings``.
+    ``from_args(prog, args, yaml_path)``, and under ``help`` a dataclass of the flags to show; ``--print-config`` then
+    prints the field ``settings``.
 
 How to add a subverb (``hyptree tree embed``)
     In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
@@ -199,8 +199,15 @@ def _summary(command: Command) -> str:
 def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_path: str | None) -> int:
     from hyptree.cli import config as configs
 
-    from_args = getattr(configs.config_class(command), "from_args", None)
-    config = from_args(prog, args, yaml_path) if from_args else configs.parse(command, prog, args, yaml_path)
+    cls: Any = configs.config_class(command)
+    from_args = getattr(cls, "from_args", None)
+    if from_args is None:
+        config = configs.parse(command, prog, args, yaml_path)
+    elif "-h" in args or "--help" in args:
+        config = None
+        configs.show_help(cls.help, prog, command.__doc__)
+    else:
+        config = from_args(prog, args, yaml_path)
     if config is None:  # help was printed
         print(f"\n{_GLOBAL_OPTIONS}")
         return 0

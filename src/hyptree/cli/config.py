@@ -16,17 +16,10 @@ from typing import Any
 from hyptree.config import build, load, read_yaml, to_yaml
 from hyptree.errors import UserError, require
 
-__all__ = ["config_class", "load", "parse", "read_yaml", "to_yaml"]
+__all__ = ["config_class", "load", "parse", "read_yaml", "show_help", "to_yaml"]
 
 
-def parse(
-    command: Callable[..., Any],
-    prog: str,
-    args: Sequence[str],
-    yaml_path: str | None = None,
-    *,
-    has_yaml_values: bool = False,
-) -> Any:
+def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path: str | None = None) -> Any:
     """The configuration of a command from flags, on top of a YAML file when one is named.
 
     Args:
@@ -34,30 +27,38 @@ def parse(
         prog: how the command was called, for the usage line.
         args: flags and positional arguments after the verb.
         yaml_path: values to use where no flag is given.
-        has_yaml_values: only the help is wanted, of a command that reads its flags by :func:`load`, as YAML.
 
     Returns:
         An instance of the dataclass, or None when help was asked for and printed.
     """
     tyro = require("tyro")
     cls = config_class(command)
-    options: dict[str, Any] = {"config": (tyro.conf.FlagConversionOff,)} if has_yaml_values else {}
+    options: dict[str, Any] = {}
     if yaml_path is not None:
         # No __init__ yet: required fields may come from flags, and the dataclass's checks are for the final values.
         options["default"] = build(cls, read_yaml(yaml_path), "", yaml_path, missing=tyro.MISSING)
+    return _ask_tyro(cls, prog, inspect.getdoc(command), args, **options)
 
+
+def show_help(cls: type, prog: str, about: str | None) -> None:
+    """Print the help of a verb that reads its flags by :func:`load`, as YAML."""
+    _ask_tyro(cls, prog, about, ["--help"], _with_yaml_values, config=(require("tyro").conf.FlagConversionOff,))
+
+
+def _ask_tyro(
+    cls: type, prog: str, about: str | None, args: Sequence[str], edit: Callable[[str], str] = str, **options: Any
+) -> Any:
     # With an encoding, by its plain name: tyro draws frames where it is utf-8.
     encoding = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name
     stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            return tyro.cli(cls, prog=prog, description=inspect.getdoc(command), args=list(args), **options)
+            return require("tyro").cli(cls, prog=prog, description=about, args=list(args), **options)
     except SystemExit as stop:
         if not stop.code:
             stdout.seek(0)
-            text = _without_none(stdout.read())
-            print(_with_yaml_values(text) if has_yaml_values else text, end="")
+            print(edit(_without_none(stdout.read())), end="")
             return None
         # A failed check of a dataclass is reported under the class's name, which means nothing to the user.
         message = re.sub(r"^error parsing \w+: ", "", _one_line(stderr.getvalue()), flags=re.IGNORECASE)

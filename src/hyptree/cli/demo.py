@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyptree.checks import require_seed
+
 
 @dataclass
 class DemoConfig:
@@ -16,8 +18,7 @@ class DemoConfig:
     """Train by this recipe instead of the demo's own (recipes/demo.yaml)."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+        require_seed(self)
 
 
 def run(config: DemoConfig) -> None:

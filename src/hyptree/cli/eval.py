@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
@@ -15,6 +15,7 @@ from hyptree.cli.train import split_args
 from hyptree.errors import UserError, suggest
 from hyptree.files import require_path
 from hyptree.runs import RunFolder
+from hyptree.signals import is_main_process
 from hyptree.train.run.recipe import Recipe
 
 Split = Literal["train", "val", "test"]
@@ -46,18 +47,6 @@ class EvalHelp:
 
 
 @dataclass
-class TaskOptions:
-    """What ``hyptree eval --tasks`` was asked for."""
-
-    tasks: list[str]
-    root: Path | None = None
-    limit: int | None = None
-    shots: int | None = None
-    batch_size: int = 16
-    device: str = "cpu"
-
-
-@dataclass
 class EvalConfig:
     """``hyptree eval``: a run, its recipe with overrides, a split; or a language model and tasks."""
 
@@ -65,14 +54,13 @@ class EvalConfig:
     split: str
     json: bool
     settings: Any = field(default_factory=Recipe)
-    """The recipe, or what to do with tasks."""
+    """The recipe, or for tasks the arguments of ``hyptree.train.language.run_tasks``."""
+
+    help: ClassVar[type] = EvalHelp
 
     @classmethod
-    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> EvalConfig | None:
-        """From ``RUN --split test --data.workers 2``; None when help was asked for and printed."""
-        if "-h" in args or "--help" in args:
-            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
-            return None
+    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> EvalConfig:
+        """From ``RUN --split test --data.workers 2``."""
         names, own, overrides = split_args(args, {"split": "train, val or test", "json": None} | _TASK_FLAGS, prog)
         if len(names) != 1:
             raise UserError(f"{prog} needs one RUN, got {' and '.join(names) or 'none'} (see {prog} --help)")
@@ -80,27 +68,26 @@ class EvalConfig:
         if split not in get_args(Split):
             hint = suggest(split, get_args(Split))
             raise UserError(f"--split must be train, val or test, got {split!r}" + (f"; {hint}" if hint else ""))
-        run = Path(names[0])
+        folder = Path(names[0])
         if chosen := _task_options(own, overrides, prog):
             if yaml_path is not None:
                 raise UserError("--config holds keys of a run's recipe and does not go with --tasks; leave it out")
-            return cls(run, split, "json" in own, chosen)
-        RunFolder(run).require_run()
-        sources: list[Path | str] = [run / "recipe.yaml"] if yaml_path is None else [run / "recipe.yaml", yaml_path]
-        return cls(run, split, "json" in own, configs.load(Recipe, sources, overrides))
+            return cls(folder, split, "json" in own, chosen)
+        RunFolder(folder).require_run()
+        sources: list[Path | str] = [folder / "recipe.yaml", *([] if yaml_path is None else [yaml_path])]
+        return cls(folder, split, "json" in own, configs.load(Recipe, sources, overrides))
 
 
 def run(config: EvalConfig) -> int:
     """Numbers of a run's best weights on a split of its data."""
     import json
-    import os
 
-    if isinstance(config.settings, TaskOptions):
+    if isinstance(config.settings, dict):
         require_path(config.run, "folder", LANGUAGE_MODELS)
         from hyptree.evaluate.text.choices import score_lines
         from hyptree.train.language import run_tasks
 
-        scores = run_tasks(config.run, **asdict(config.settings))
+        scores = run_tasks(config.run, **config.settings)
         print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))
         return 0
 
@@ -108,7 +95,7 @@ def run(config: EvalConfig) -> int:
     from hyptree.train.run.log import headline
 
     results = evaluate_run(config.run, config.split, config.settings, writes_results=True)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return 0
     if config.json:
         print(json.dumps(results))
@@ -130,7 +117,7 @@ _TASK_FLAGS: dict[str, str | None] = {
 }
 
 
-def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> TaskOptions | None:
+def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> dict[str, Any] | None:
     """What is to be done with tasks; None where there are none."""
     if "tasks" not in own:
         if stray := [name for name in _TASK_FLAGS if name in own]:
@@ -140,8 +127,8 @@ def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> T
         name = "split" if "split" in own else overrides[0].partition("=")[0]
         hint = suggest(name, _TASK_FLAGS)
         raise UserError(f"--{name} does not go with --tasks; {hint or f'see {prog} --help'}")
-    numbers: dict[str, int] = {}
-    for name in ("limit", "shots", "batch_size"):
+    numbers: dict[str, int | None] = {"limit": None, "shots": None, "batch_size": 16}
+    for name in numbers:
         if name in own:
             try:
                 numbers[name] = int(own[name])
@@ -151,8 +138,4 @@ def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> T
     if not tasks:
         raise UserError(f"--tasks needs {_TASK_FLAGS['tasks']}")
     root = Path(own["task_files"]) if "task_files" in own else None
-    return TaskOptions(tasks, root, device=own.get("device", "cpu"), **numbers)
-
-
-def _help(config: EvalHelp) -> None:
-    """Numbers of a run's best weights on a split of its data."""
+    return {"tasks": tasks, "root": root, **numbers, "device": own.get("device", "cpu")}

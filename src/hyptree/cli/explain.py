@@ -25,8 +25,8 @@ class ExplainConfig:
     """Page to write; by default explain.html, or index.html in the folder of the run."""
     size: int | None = None
     """Pixels of the model's input; by default what it was trained with."""
-    pictures: int = 8
-    """How many validation pictures the page of a run shows."""
+    pictures: int | None = None
+    """How many validation pictures the page of a run, or of the built-in world that of an encoder, shows. [8]"""
     table: bool = False
     """Print how well the clusters follow masks, beside a grid, SLIC and k-means, instead of writing a page."""
     samples: int | None = None
@@ -100,10 +100,12 @@ def run(config: ExplainConfig) -> None:
     if not config.images and not is_run:
         raise UserError(f"give pictures to explain, e.g. hyptree explain {config.model} photo.jpg")
     if config.images:
+        if config.pictures is not None:
+            raise UserError("--pictures counts validation pictures, and here others are given; leave it out")
         path = report.page_of_pictures(subject, config.images, config.out or Path("explain.html"))
     else:
         out = config.out or Path(config.model) / "index.html"
-        path, _ = report.page_of_run(subject, config.model, out, num_pictures=config.pictures)
+        path, _ = report.page_of_run(subject, config.model, out, num_pictures=config.pictures or 8)
     print(path)
 
 
@@ -173,6 +175,7 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
     from hyptree.data.build import build_dataset
     from hyptree.data.settings import DataSettings
     from hyptree.evaluate.pictures.interpretability import interpretability_table, print_table
+    from hyptree.tables import without_nan
 
     if subject.has_queries:
         raise UserError(
@@ -192,4 +195,4 @@ def _print_table(config: ExplainConfig, subject: Any) -> None:
         mean=subject.mean,
         std=subject.std,
     )
-    print(json.dumps(rows) if config.json else print_table(rows))
+    print(json.dumps(without_nan(rows)) if config.json else print_table(rows))

@@ -35,8 +35,7 @@ def run(config: ModelsConfig) -> int:
     width = max(map(len, (*names, *language))) + 2
     for name in (*names, *language):
         source = "hyptree" if name in own or name in language else "timm"
-        counted = num_language_params if name in language else num_params
-        params = counted(name) if count else None
+        params = num_params(name, name in language) if count else None
         if config.json:
             print(json.dumps({"name": name, "from": source} | ({"params": params} if count else {})))
         else:
@@ -86,24 +85,22 @@ def _hint(filter: str | None) -> str:
     return suggest(filter or "", [*timm.list_models(), *language_models(None)]) or "try a shorter one"
 
 
-def num_language_params(name: str) -> int:
-    """Number of parameters of a preset."""
-    import torch
-
-    from hyptree.lm import HelmForCausalLM
-    from hyptree.lm.presets import preset
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in HelmForCausalLM(preset(name)).parameters())
-
-
-def num_params(name: str) -> int:
+def num_params(name: str, is_language: bool = False) -> int:
     """Number of parameters, counted without memory for them where the model can be built that way."""
     import timm
     import torch
 
+    def build() -> torch.nn.Module:
+        if not is_language:
+            return timm.create_model(name)
+        from hyptree.lm import HelmForCausalLM
+        from hyptree.lm.presets import preset
+
+        return HelmForCausalLM(preset(name))
+
     try:
         with torch.device("meta"):
-            return sum(p.numel() for p in timm.create_model(name).parameters())
+            model = build()
     except Exception:  # a model that computes with its weights while it is built
-        return sum(p.numel() for p in timm.create_model(name).parameters())
+        model = build()
+    return sum(p.numel() for p in model.parameters())

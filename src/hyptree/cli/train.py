@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
 from hyptree.cli import config as configs
 from hyptree.errors import UserError
+from hyptree.signals import is_main_process
 from hyptree.train.run.recipe import Recipe
 
 OWN = {"out": "a folder", "resume": None, "strict": None, "prepare": None}
@@ -43,15 +44,14 @@ class TrainConfig:
     resume: bool = False
     prepare: bool = False
 
+    help: ClassVar[type] = TrainHelp
+
     @classmethod
-    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> TrainConfig | None:
-        """From ``RECIPE --out DIR --optim.lr 3e-4 --model.args.depth 3``; None when help was asked for and printed.
+    def from_args(cls, prog: str, args: Sequence[str], yaml_path: str | None) -> TrainConfig:
+        """From ``RECIPE --out DIR --optim.lr 3e-4 --model.args.depth 3``.
 
         Keys are read by ``configs.load`` and not by tyro, because ``model.args`` may have any key.
         """
-        if "-h" in args or "--help" in args:
-            configs.parse(_help, prog, ["--help"], has_yaml_values=True)
-            return None
         names, own, overrides = split_args(args, OWN, prog)
         if yaml_path is not None and not names:
             names, yaml_path = [yaml_path], None
@@ -78,7 +78,7 @@ def run(config: TrainConfig) -> int:
     from hyptree.train.run.log import headline
 
     result = fit(config.settings, config.out, resume=config.resume)
-    if result.numbers and _is_main():
+    if result.numbers and is_main_process():
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in headline(result.numbers).items())
         print(f"{numbers}\n{result.folder}")
     return 0
@@ -123,13 +123,3 @@ def split_args(
         else:
             overrides.append(f"{key}={value if equals else 'true'}")
     return names, settings, overrides
-
-
-def _help(config: TrainHelp) -> None:
-    """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
-
-
-def _is_main() -> bool:
-    import os
-
-    return os.environ.get("RANK", "0") == "0"

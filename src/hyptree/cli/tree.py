@@ -6,17 +6,15 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.progress import progress_bar, say
+from hyptree.tables import without_nan
 from hyptree.train.run.settings import EmbedSettings
-
-if TYPE_CHECKING:
-    from hyptree.train.embedding.job import Progress
 
 
 @dataclass(kw_only=True)
@@ -71,6 +69,10 @@ class DrawConfig:
     """Picture to write (.png, .svg, .pdf); by default disk.png in the folder."""
     names: int = 24
     """How many names to write."""
+
+    def __post_init__(self) -> None:
+        if self.names < 0:
+            raise ValueError(f"--names must be 0 or more, got {self.names}")
 
 
 @dataclass
@@ -133,11 +135,6 @@ def embed(config: EmbedConfig) -> None:
     if not config.resume:
         write_text(out / "config.yaml", to_yaml(config))
     with progress_bar("embed", 1) as shown:
-
-        def show(p: Progress) -> None:
-            done, epoch = (p.epoch - 1) * p.num_steps + p.step, f"epoch {p.epoch}/{p.num_epochs}"
-            shown.reach(done, f"{epoch}  {_figures(p)}", total=p.num_epochs * p.num_steps)
-
         embedder = train(
             hierarchy,
             settings,
@@ -146,10 +143,10 @@ def embed(config: EmbedConfig) -> None:
             eval_every=config.eval_every,
             checkpoint_seconds=config.checkpoint_seconds,
             max_seconds=config.max_seconds,
-            show=show,
+            show=shown.reach,
         )
     metrics = measure_run(embedder, config.eval_samples)
-    write_text(out / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+    write_text(out / "metrics.json", json.dumps(without_nan(metrics), indent=2) + "\n")
     if config.draw:
         _draw(embedder.embedding(), out / "disk.png", 24, required=False)
     _report(metrics, config.json)
@@ -220,12 +217,8 @@ def _dropped(count: int) -> str:
 
 def _report(metrics: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(metrics))
+        print(json.dumps(without_nan(metrics)))
         return
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
-
-
-def _figures(p: Progress) -> str:
-    return f"loss {p.loss:.4f}  {p.pairs_per_second:,.0f} pairs/s"

@@ -11,6 +11,7 @@ from hyptree.data.pictures.decoding import MemoryPictures, Pictures
 from hyptree.data.sample import PictureDataset
 from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError
+from hyptree.files import cache_folder
 
 # Imported when asked for: COCO needs an extra, and most runs need one of these only.
 _READERS = {
@@ -42,9 +43,7 @@ def build_dataset(settings: DataSettings, split: str) -> PictureDataset:
         pictures.limit(limit, settings.seed)
         pictures.origin = _origin(settings, split, limit)
         if settings.cache and isinstance(pictures, MemoryPictures):
-            from hyptree.data.world.store import default_cache
-
-            pictures.store(default_cache().with_name("pixels") if settings.cache is True else settings.cache)
+            pictures.store(cache_folder("pixels") if settings.cache is True else settings.cache)
         dataset = pictures
     if len(dataset) == 0:
         raise UserError(f"{settings.root or settings.name}: no pictures in the split {split}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ def build_loader(
     """
     plan = Plan(len(dataset), batch_size, seed, train, rank, world_size)
     plan.check()
+    arrays = whole_arrays(dataset, transform) if pack is not None and resident is None else None
     loader: Loader
     if resident is not None:
         from hyptree.data.pictures.resident import ResidentLoader, load_resident, require_simple
@@ -86,15 +88,11 @@ def build_loader(
             raise UserError("data.resident is for tasks with one label per picture; leave it out")
         require_simple(transform)  # before anything is read
         loader = ResidentLoader(plan, load_resident(dataset, resident, strict), transform, pack, channels_last)
-        if skipped is not None:
-            loader.skipped = skipped
-        loader.set_epoch(epoch, start_batch)
-        return loader
-    arrays = whole_arrays(dataset, transform) if pack is not None else None
-    if arrays is not None and pack is not None and isinstance(transform, Transform):
+    elif arrays is not None and pack is not None and isinstance(transform, Transform):
         loader = ArrayLoader(plan, *arrays, transform, pack, pin_memory)
     else:
-        loader = SampleLoader(plan, dataset, collate, transform, workers, strict, pin_memory)
+        source = BatchSource(dataset, collate, transform, seed, train, strict)
+        loader = SampleLoader(plan, source, workers, pin_memory)
     if skipped is not None:
         loader.skipped = skipped
     loader.set_epoch(epoch, start_batch)
@@ -104,19 +102,9 @@ def build_loader(
 class SampleLoader(Loader):
     """Reads, augments and collates samples, in worker processes if asked; see ``build_loader``."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        dataset: PictureDataset,
-        collate: Callable[[Sequence[Sample]], Any],
-        transform: Callable[[Sample], Sample] | None,
-        workers: int = 0,
-        strict: bool = False,
-        pin_memory: bool = False,
-    ):
+    def __init__(self, plan: Plan, source: BatchSource, workers: int = 0, pin_memory: bool = False):
         super().__init__(plan)
-        self.workers, self.pin_memory = workers, pin_memory
-        self._source = _Source(dataset, collate, transform, plan.seed, plan.train, strict)
+        self.workers, self.pin_memory, self._source = workers, pin_memory, source
         self._requests = _Requests(plan)
         self._num_read = self._num_bad = 0
         self._loader: Any = None
@@ -192,20 +180,16 @@ class _Requests:
         return self.plan.num_batches
 
 
-class _Source:
+@dataclass
+class BatchSource:
     """Makes whole batches; lives in the workers."""
 
-    def __init__(
-        self,
-        dataset: PictureDataset,
-        collate: Callable[[Sequence[Sample]], Any],
-        transform: Callable[[Sample], Sample] | None,
-        seed: int,
-        train: bool,
-        strict: bool,
-    ):
-        self.dataset, self.collate, self.transform = dataset, collate, transform
-        self.seed, self.train, self.strict = seed, train, strict
+    dataset: PictureDataset
+    collate: Callable[[Sequence[Sample]], Any]
+    transform: Callable[[Sample], Sample] | None
+    seed: int
+    train: bool
+    strict: bool
 
     def __getitem__(self, request: tuple[int, np.ndarray]) -> tuple[Any, int, dict[str, str], str | None]:
         """The batch (None when nothing is left), pictures tried, bad ones, and a message that must end the run."""

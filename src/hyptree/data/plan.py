@@ -32,7 +32,12 @@ class Plan:
                 f"batch_size {self.batch_size} is larger than the training set of {self.num_samples} pictures;"
                 " choose a smaller one"
             )
-        if self.batch_size % self.world_size and (self.train or self.batch_size < self.world_size):
+        self.check_share()
+
+    def check_share(self) -> None:
+        """``UserError`` when the processes cannot share a batch evenly."""
+        least = 1 if self.train else self.world_size
+        if self.batch_size < least or (self.train and self.batch_size % self.world_size):
             raise UserError(
                 f"batch_size {self.batch_size} cannot be shared evenly by {self.world_size} processes;"
                 f" choose a multiple of {self.world_size}"
@@ -50,17 +55,23 @@ class Plan:
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
 
     def batches(self, epoch: int, start: int) -> Iterator[np.ndarray]:
-        """This process's share of every batch from ``start`` on; shares that are empty are left out."""
-        order = self.order(epoch)
+        """This process's share of every batch from ``start`` on; shares that are empty are left out.
+
+        In training it lies at both ends of the batch, alike: what Mixup pairs, the first with the last and so on, stays
+        in one process, so that the pairs are the same for any number of them.
+        """
+        order, world_size = self.order(epoch), self.world_size
+        at_both_ends = self.train and self.batch_size % (2 * world_size) == 0
         for i in range(start, self.num_batches):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            share = np.array_split(batch, self.world_size)[self.rank]
+            parts = np.array_split(batch, 2 * world_size if at_both_ends else world_size)
+            share = np.concatenate([parts[self.rank], parts[-1 - self.rank]]) if at_both_ends else parts[self.rank]
             if len(share):
                 yield share
 
 
 class Loader(ABC):
-    """What both kinds of loader offer; see ``hyptree.data.loader``."""
+    """What every loader offers; see ``hyptree.data.loader``."""
 
     def __init__(self, plan: Plan):
         self.plan = plan

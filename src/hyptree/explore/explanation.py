@@ -61,6 +61,8 @@ def explain(
         return tree
     (clusters,) = read_clusters(model, x)
     if stage == "all":
+        if block is not None:
+            raise UserError(f'stage="all" takes the last block of every stage, leave block={block} out')
         return stages_tree(clusters, head, size=picture.shape[:2])
     chosen = choose_block(clusters, stage, block)
     return block_tree(chosen, choose_head(chosen, head), size=picture.shape[:2])
@@ -129,6 +131,8 @@ def stages_tree(
 ) -> Tree:
     """The clusters of every stage's last block in one tree, the last stage on top, the first at the leaves."""
     last = {one.stage: one for one in clusters}
+    if head is not None:  # stages may have fewer heads than the one that has most: theirs is the last then
+        choose_head(max(last.values(), key=lambda one: one.num_heads), head)
     order = [last[stage] for stage in sorted(last, reverse=True)]
     h, w = order[-1].size
     levels, names = [], []

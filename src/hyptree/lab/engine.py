@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyptree.errors import UserError
 from hyptree.lab.definition import EPS, initial
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, narrow, pull_back, widen
@@ -220,6 +221,8 @@ class Engine:
         pad: bool = False,
         models: Sequence[Model] | None = None,
     ):
+        if chunk < 0:
+            raise UserError(f"chunk must be 0 (chosen) or more, got {chunk}")
         self.grid, self.device, self.dtype = grid, torch.device(device), dtype
         self.step = 0
         tables = grid.groups()

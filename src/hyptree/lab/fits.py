@@ -64,21 +64,31 @@ def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarra
     return PowerFit(exponent, error, exponent - half, exponent + half, math.exp(intercept), float(r2), len(x))
 
 
-def bootstrap_exponent(
-    m: np.ndarray, loss: np.ndarray, seeds: np.ndarray, draws: int = 1000, level: float = 0.95, seed: int = 0
+def bootstrap(
+    groups: Sequence[np.ndarray], exponent: Callable[[np.ndarray], float | None], draws: int, seed: int = 0
 ) -> tuple[float, float]:
-    """Interval of the exponent when whole seeds are drawn anew with replacement: how much the start matters."""
+    """95 % interval of an exponent when whole groups of points are drawn anew with replacement.
+
+    Args:
+        groups: the places of each group's points.
+        exponent: of the points at some places; None where they have none, which then do not count.
+    """
     rng = np.random.default_rng(seed)
-    names = np.unique(seeds)
-    exponents = []
-    for _ in range(draws):
-        places = np.concatenate([np.flatnonzero(seeds == name) for name in rng.choice(names, len(names))])
-        if len(np.unique(m[places])) > 1:
-            exponents.append(fit_power(m[places], loss[places]).exponent)
+    drawn = (np.concatenate([groups[k] for k in rng.integers(len(groups), size=len(groups))]) for _ in range(draws))
+    exponents = [value for places in drawn if (value := exponent(places)) is not None]
     if not exponents:
         return math.nan, math.nan
-    low, high = np.quantile(exponents, [0.5 - level / 2, 0.5 + level / 2])
+    low, high = np.quantile(exponents, [0.5 - 0.95 / 2, 0.5 + 0.95 / 2])
     return float(low), float(high)
+
+
+def bootstrap_exponent(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray, draws: int = 1000) -> tuple[float, float]:
+    """Interval of the exponent over whole seeds: how much the start matters."""
+
+    def exponent(places: np.ndarray) -> float | None:
+        return fit_power(m[places], loss[places]).exponent if len(np.unique(m[places])) > 1 else None
+
+    return bootstrap([np.flatnonzero(seeds == name) for name in np.unique(seeds)], exponent, draws)
 
 
 def seed_deviation(m: np.ndarray, loss: np.ndarray, seeds: np.ndarray) -> float:

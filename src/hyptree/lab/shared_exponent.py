@@ -17,6 +17,11 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import UserError
+from hyptree.files import open_packed
+from hyptree.lab.fits import bootstrap
+
+GRID = np.linspace(0.02, 4, 200)
+"""Exponents that are tried."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ def fit_shared(
         draws: rounds of the bootstrap.
 
     Raises:
-        ValueError: fewer points than unknowns, or no two widths within any group.
+        ValueError: fewer points than unknowns, no two widths within any group, or losses that do not fall with the
+            width.
     """
     width, y = np.asarray(m, float), np.asarray(loss, float)
     names = list(dict.fromkeys(group))
@@ -59,7 +65,14 @@ def fit_shared(
         raise ValueError(f"{len(names)} offsets and an exponent need more than {len(names) + 2} points, got {len(y)}")
     if all(len(np.unique(width[place == k])) < 2 for k in range(len(names))):
         raise ValueError("no group has two widths, so nothing tells the exponent from the offsets")
+    if draws < 0:
+        raise ValueError(f"draws must be 0 or more, got {draws}")
     alpha, scale, offsets, rest = _solve(width, y, place, len(names))
+    if not (scale > 0 and GRID[0] + 1e-6 < alpha < GRID[-1] - 1e-6):
+        raise ValueError(
+            f"no power of the width describes these losses: best is {scale:.3g} m^-{alpha:.3g}, expected a loss that "
+            f"falls, with an exponent between {GRID[0]:g} and {GRID[-1]:g}"
+        )
     power = width**-alpha
     J = np.column_stack([power, -scale * np.log(width) * power, np.eye(len(names))[place]])
     variance = rest / (len(y) - J.shape[1]) * np.linalg.pinv(J.T @ J)[1, 1]
@@ -76,15 +89,7 @@ def read_losses(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         UserError: not a text file, a column that is not there, or a number that is none.
     """
-    path = Path(path)
-    try:
-        return _read_losses(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a table of losses: not a text file in UTF-8") from error
-
-
-def _read_losses(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first name
+    with open_packed(path, hint="expected a table of losses") as file:
         reader = csv.DictReader(file)
         missing = [
             name for name in ("model", "family", "dataset", "m", "loss") if name not in (reader.fieldnames or ())
@@ -108,20 +113,17 @@ def _read_losses(path: Path) -> list[dict[str, Any]]:
 def _bootstrap(
     width: np.ndarray, y: np.ndarray, place: np.ndarray, checkpoint: list[Hashable], draws: int, seed: int
 ) -> tuple[float, float]:
-    rng = np.random.default_rng(seed)
     members: dict[Hashable, list[int]] = {}
     for i, name in enumerate(checkpoint):
         members.setdefault(name, []).append(i)
-    models = list(members.values())
-    exponents = []
-    for _ in range(draws):
-        points = np.concatenate([models[k] for k in rng.integers(len(models), size=len(models))])
+
+    def exponent(points: np.ndarray) -> float | None:
         present, again = np.unique(place[points], return_inverse=True)
         if any(len(np.unique(width[points][again == k])) > 1 for k in range(len(present))):
-            exponents.append(_solve(width[points], y[points], again, len(present))[0])
-    if not exponents:
-        return math.nan, math.nan
-    return float(np.quantile(exponents, 0.025)), float(np.quantile(exponents, 0.975))
+            return _solve(width[points], y[points], again, len(present))[0]
+        return None
+
+    return bootstrap([np.array(places) for places in members.values()], exponent, draws, seed)
 
 
 def _solve(width: np.ndarray, y: np.ndarray, place: np.ndarray, groups: int) -> tuple[float, float, np.ndarray, float]:
@@ -143,9 +145,8 @@ def _solve(width: np.ndarray, y: np.ndarray, place: np.ndarray, groups: int) -> 
         return float(rest @ rest), scale, y_mean - scale * power_mean
 
     # A coarse look finds the valley, halving by the golden ratio its bottom.
-    grid = np.linspace(0.02, 4, 200)
-    best = int(np.argmin([at(alpha)[0] for alpha in grid]))
-    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    best = int(np.argmin([at(alpha)[0] for alpha in GRID]))
+    low, high = GRID[max(0, best - 1)], GRID[min(len(GRID) - 1, best + 1)]
     ratio = (math.sqrt(5) - 1) / 2
     while high - low > 1e-9:
         left, right = high - ratio * (high - low), low + ratio * (high - low)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,9 @@ class AmbientLinear(nn.Linear):
         fused: how many projections lie on top of each other; each is drawn as if alone.
     """
 
+    PARAMETER_MARKS: ClassVar = {"weight_time": (False, 1.0)}
+    """For optimisers: it belongs to the matrix, and is decayed as such, although it is a vector here."""
+
     def __init__(
         self,
         in_features: int,
@@ -147,8 +150,6 @@ class AmbientLinear(nn.Linear):
         time_shape = (out_features,) if points == 1 else (out_features, points)
         self.weight_time = nn.Parameter(torch.empty(time_shape, **factory))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
-        # The column of the time belongs to the matrix, and is decayed as such, although it is a vector here.
-        self.weight_time._no_weight_decay = False  # type: ignore[attr-defined]
         self._weight_cache = WeightCache()
         self.reset_parameters()
 

@@ -24,8 +24,7 @@ from hyptree.lm.ambient import AmbientLinear, aligned
 from hyptree.lm.rotary import score_scale
 from hyptree.ops.centroid import centroid_linear
 from hyptree.ops.heads import Heads, lift_heads
-from hyptree.ops.heads.reference import excess_of as excess_of
-from hyptree.ops.heads.reference import score_factor
+from hyptree.ops.heads.reference import excess_of, score_factor
 from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class HelmAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        qkv (B, N, 3 H d), what :attr:`entry` makes of the stream's normed points, or its product with padded columns
+        qkv (B, N, 3 H d), what :attr:`qkv_proj` makes of the stream's normed points, or its product with padded columns
         -> (B, N, n), space components of the points that go into the residual, and the weights, if they are built.
     """
 
@@ -68,11 +67,6 @@ class HelmAttention(nn.Module):
         """Set the temperature to ``sqrt(H d)``; the projections draw themselves."""
         nn.init.constant_(self.log_tau, 0.5 * math.log(self.heads.num_heads * self.heads.key_dim))
 
-    @property
-    def entry(self) -> nn.Module:
-        """The linear map of the stream's normed points that comes first."""
-        return self.qkv_proj
-
     def forward(
         self,
         qkv: Tensor,
@@ -94,20 +88,21 @@ class HelmAttention(nn.Module):
         return f"num_heads={self.heads.num_heads}, head_dim={self.heads.key_dim}, layer_idx={self.layer_idx}"
 
 
-def _sdpa(layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, None]:
+def _sdpa(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, None]:
     """One call of the fused kernels; without a mask the order is causal."""
     is_causal = False
     if mask is not None:
         mask = mask[..., : k.shape[2]]
+        mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
     elif q.shape[2] > 1:  # a branch, because a traced length makes no plain truth value
         is_causal = True
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0), None
 
 
-def _eager(layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _eager(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The definition: scores ``(2/c + 2<q, k>_L)/tau`` of all pairs from full times, softmax, ambient mean."""
     d, c, factor = layer.heads.key_dim, layer.heads.c, score_factor(layer.log_tau, layer.heads)
-    q_s, k_s, v_s = (wide(x[..., :d]) for x in (q, k, v))
+    q_s, k_s, v_s = wide(q[..., :d]), wide(k[..., :d]), wide(v[..., : layer.heads.value_dim])
     q_t = torch.sqrt(sqnorm(q_s) + factor * factor / c)  # of the query times 2/tau
     k_t, v_t = (torch.sqrt(sqnorm(x) + 1 / c) for x in (k_s, v_s))
     scores = factor / c + q_s @ k_s.mT - q_t @ k_t.mT  # (B, H, N, M)
@@ -115,16 +110,16 @@ def _eager(layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     if mask is None:
         past = num_keys - num_queries
         place = torch.arange(num_keys, device=q.device)
-        scores = scores.masked_fill(place > past + place[:num_queries, None], -math.inf)
-    else:
-        mask = mask[..., :num_keys]
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1)
+        mask = place <= past + place[:num_queries, None]
+    mask = mask[..., :num_keys]
+    # The lowest finite score where nothing may be seen: a row without keys stays finite.
+    lowest = torch.finfo(scores.dtype).min
+    weights = (scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask).softmax(-1)
     space, time = weights @ v_s, weights @ v_t
     return torch.cat([space, time - 1 / math.sqrt(c)], -1).to(v.dtype), weights
 
 
-def _flex(layer: HelmAttention, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[Tensor, None]:
+def _flex(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[Tensor, None]:
     """FlexAttention: block masks for packed documents, and the product of times in float32 in any model."""
     d, over_c, factor = layer.heads.key_dim, 1 / layer.heads.c, score_factor(layer.log_tau, layer.heads)
     q, k = q[..., :d], k[..., :d]

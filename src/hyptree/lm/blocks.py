@@ -1,4 +1,4 @@
-"""What a HELM is stacked from: the table of tokens as points, and one layer of the stack."""
+"""What a HELM is stacked from: the table of tokens as points, a feed-forward part, and one layer of the stack."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hyptree.geometry import Lorentz, PointModule, lorentz
-from hyptree.lm.ambient import UNIT_WEIGHT
+from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, padded_width
 from hyptree.lm.attention import HelmAttention
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.ffn import DenseFFN
 from hyptree.ops.residual_norm import join, norm_linear
+from hyptree.ops.swiglu import swiglu_linear
 
 
 class PointEmbedding(nn.Embedding, PointModule):
@@ -37,21 +37,45 @@ class PointEmbedding(nn.Embedding, PointModule):
             self.weight.copy_(lorentz.expmap0(F.normalize(self.weight, dim=-1), self.c))
 
 
+class DenseFFN(nn.Module):
+    """``W_2 (silu(W_1 x) * (W_3 x))`` of points, two matrix products and one pass in between.
+
+    Args:
+        config: ``hidden_size`` n, ``intermediate_size``, ``curvature``, ``ffn_bias``.
+
+    Shape:
+        both (B, N, 2 hidden), what :attr:`gate_up_proj` makes of the stream, padded columns or none -> (B, N, n), and
+        no loss of its own.
+    """
+
+    def __init__(self, config: HelmConfig):
+        super().__init__()
+        n, self.hidden, bias, self.c = config.hidden_size, config.intermediate_size, config.ffn_bias, config.curvature
+        groups = (2, self.hidden, padded_width(self.hidden, bias))  # rows as wide as what the second product reads
+        self.gate_up_proj = AmbientLinear(n, 2 * self.hidden, bias, float(self.c), row_groups=groups, fused=2)
+        self.down_proj = AmbientLinear(self.hidden, n, bias, float(self.c))
+
+    def forward(self, both: Tensor) -> tuple[Tensor, None]:
+        return swiglu_linear(both, self.down_proj, self.hidden, float(self.c)), None
+
+
 class HelmBlock(GradientCheckpointingLayer):
     """One layer: attention and feed-forward part, each of the normed stream, each joined by a Lorentz residual."""
 
     def __init__(self, config: HelmConfig, layer_idx: int):
         super().__init__()
         self.c, self.eps, self.gain = float(config.curvature), config.rms_norm_eps, float(config.residual_gain or 1.0)
-        self.attention: nn.Module
-        self.ffn: nn.Module
-        if config.variant == "mice":
+        self.is_latent = config.variant == "mice"
+        self.is_mixture = self.is_latent and layer_idx >= config.num_dense_layers
+        self.attention: Any
+        self.ffn: Any
+        if self.is_latent:
             from hyptree.lm.latent.attention import LatentAttention
 
             self.attention = LatentAttention(config, layer_idx)
         else:
             self.attention = HelmAttention(config, layer_idx)
-        if config.variant == "mice" and layer_idx >= config.num_dense_layers:
+        if self.is_mixture:
             from hyptree.lm.experts.mixture import Mice
 
             self.ffn = Mice(config)
@@ -79,9 +103,11 @@ class HelmBlock(GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The stream (B, N, n) after the layer, the experts' balance loss, the attention weights if asked for."""
-        x, rows = norm_linear(x, self.attention_norm, self.attention.entry, eps=self.eps, c=self.c)
+        first = self.attention.down if self.is_latent else self.attention.qkv_proj
+        x, rows = norm_linear(x, self.attention_norm, first, eps=self.eps, c=self.c)
         y, weights = self.attention(rows, position_embeddings, attention_mask, past_key_values, output_attentions)
         branch = (y, self.attention_weight, self.gain)
-        x, rows = norm_linear(x, self.ffn_norm, self.ffn.entry, residual=branch, eps=self.eps, c=self.c)
+        first = None if self.is_mixture else self.ffn.gate_up_proj
+        x, rows = norm_linear(x, self.ffn_norm, first, residual=branch, eps=self.eps, c=self.c)
         y, aux_loss = self.ffn(rows)
         return join(x, y, self.ffn_weight, self.gain, self.c), aux_loss, weights

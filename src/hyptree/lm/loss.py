@@ -44,7 +44,18 @@ def linear_cross_entropy(
     Returns:
         Scalar, float32 (float64 for float64 input); 0 with zero gradients if all labels are ignored.
     """
-    _check(hidden, weight, labels, chunk)
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear_cross_entropy: hidden (..., w) and weight (V, w) must share w, got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"linear_cross_entropy: hidden {tuple(hidden.shape)} needs labels of shape {tuple(hidden.shape[:-1])}, "
+            f"got {tuple(labels.shape)}"
+        )
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"linear_cross_entropy: chunk must be 1 token or more, got {chunk}; None chooses")
     dtype = gemm_dtype(hidden)
     labels = labels.reshape(-1)
     with_grad = torch.is_grad_enabled()
@@ -61,21 +72,6 @@ def linear_cross_entropy(
     if num_items is None:
         num_items = (labels != ignore_index).sum().clamp_min(1)
     return total / num_items
-
-
-def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> None:
-    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"linear_cross_entropy: hidden (..., w) and weight (V, w) must share w, got {tuple(hidden.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
-    if labels.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"linear_cross_entropy: hidden {tuple(hidden.shape)} needs labels of shape {tuple(hidden.shape[:-1])}, "
-            f"got {tuple(labels.shape)}"
-        )
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"linear_cross_entropy: chunk must be 1 token or more, got {chunk}; None chooses")
 
 
 class _LMHeadLoss(torch.autograd.Function):
@@ -132,7 +128,12 @@ def _forward(
     """Sum of losses, and its gradients (or empty ones): (T, w), (V, w), (T,) -> (), (T, w), (V, w)."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     if hidden.device.type == "cpu":
-        _check_labels(labels, ignore_index, vocabulary)
+        wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
+        if bool(wrong.any()):
+            raise ValueError(
+                f"linear_cross_entropy: labels must be {ignore_index} or in 0 .. {vocabulary - 1}, got "
+                f"{int(labels[wrong][0])}; does the tokenizer belong to the model?"
+            )
     total, grad_hidden, grad_weight = _empty(hidden, weight, dtype, with_hidden, with_weight)
     total.zero_()
     if tokens == 0:
@@ -213,12 +214,3 @@ def _adds_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _check_labels(labels: Tensor, ignore_index: int, vocabulary: int) -> None:
-    wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
-    if bool(wrong.any()):
-        raise ValueError(
-            f"linear_cross_entropy: labels must be {ignore_index} or in 0 .. {vocabulary - 1}, got "
-            f"{int(labels[wrong][0])}; does the tokenizer belong to the model?"
-        )

@@ -23,7 +23,7 @@ from hyptree.errors import UserError
 from hyptree.lm.ambient import GAIN_FACTORS, AmbientLinear, WeightCache, aligned, constant_weights
 from hyptree.lm.attention import ATTENTION
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
-from hyptree.lm.checks import check_ids, check_lengths
+from hyptree.lm.checks import check_input
 from hyptree.lm.config import HelmConfig
 from hyptree.lm.head import LorentzHead, head_matrix, next_token_loss
 from hyptree.lm.rotary import HelmRotary
@@ -34,6 +34,7 @@ from hyptree.ops.rounding import gemm_dtype, wide
 _WITHOUT_EFFECT = {"cache_position", "return_dict"}
 """What transformers hands to every model and ours needs not."""
 _MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
+"""They differ between versions of transformers."""
 
 
 @dataclass
@@ -142,23 +143,26 @@ class HelmModel(HelmPreTrainedModel):
                 own, which do not see each other.
             past_key_values: any cache of transformers.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(
-                "HelmModel: give either input_ids or inputs_embeds, got " + ("none" if input_ids is None else "both")
-            )
-        if inputs_embeds is None:
-            assert input_ids is not None
-            check_ids(input_ids, self.embed_tokens.num_embeddings)
-            inputs_embeds = self.embed_tokens(input_ids)
-        x: Any = inputs_embeds
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        check_input(self.config, input_ids, inputs_embeds, past, attention_mask, position_ids)
+        x: Any = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
         use_cache = bool(use_cache) and not (self.gradient_checkpointing and self.training)
         with_states = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
         with_weights = bool(self.config.output_attentions if output_attentions is None else output_attentions)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        check_lengths(self.config, x, past, attention_mask, position_ids)
         places = torch.arange(x.shape[1], device=x.device) + past
-        mask = self._mask(x, attention_mask, position_ids, past_key_values, places)
+        mask = None  # plain causal order, so that the fastest kernels are used
+        if not (attention_mask is None and position_ids is None and past_key_values is None):
+            settings = {
+                "config": self.config,
+                "inputs_embeds": x,
+                "input_embeds": x,
+                "attention_mask": attention_mask,
+                "cache_position": places,
+                "past_key_values": past_key_values,
+                "position_ids": position_ids,
+            }
+            mask = create_causal_mask(**{name: value for name, value in settings.items() if name in _MASK_ARGUMENTS})
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache(config=self.config)
         position_embeddings = self.rotary(x, places[None] if position_ids is None else position_ids)
@@ -189,23 +193,6 @@ class HelmModel(HelmPreTrainedModel):
             aux_loss=torch.stack(aux_losses).sum() if aux_losses else None,
         )
 
-    def _mask(
-        self, x: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None, places: Tensor
-    ) -> Any:
-        """What the attention modules take: None for plain causal order, so that the fastest kernels are used."""
-        if attention_mask is None and position_ids is None and cache is None:
-            return None
-        arguments = {
-            "config": self.config,
-            "inputs_embeds": x,
-            "input_embeds": x,
-            "attention_mask": attention_mask,
-            "cache_position": places,
-            "past_key_values": cache,
-            "position_ids": position_ids,
-        }
-        return create_causal_mask(**{name: value for name, value in arguments.items() if name in _MASK_ARGUMENTS})
-
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     """A HELM with its head: logits, the loss of the next token, ``generate``.
@@ -235,31 +222,16 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         if self.log_head_tau is not None:
             nn.init.constant_(self.log_head_tau, math.log(2.0))
 
-    def _rows(self, hidden: Tensor) -> Tensor:
-        """What the head reads, ``[s, t]`` of the points; on a GPU with zeros behind, up to a multiple of 8 columns."""
-        width, c = hidden.shape[-1] + 1, self.model.c
-        if hidden.is_cuda and is_bare(self.lm_head):
-            width = aligned(width)
-        dtype = gemm_dtype(hidden)
-        if self.log_head_tau is None:
-            return lift(hidden, dtype, width, c, bias=False)
-        factor = self._head_factor()  # a scaled point is a point of another curvature
-        return lift(factor * wide(hidden), dtype, width, c / (factor * factor), bias=False)
-
-    def _head_factor(self) -> Tensor:
-        assert self.log_head_tau is not None
-        return 2 * torch.exp(-wide(self.log_head_tau))
-
-    def _logits(self, rows: Tensor) -> Tensor:
+    def _logits(self, rows: Tensor, factor: Tensor | None) -> Tensor:
         if is_bare(self.lm_head):
             matrix = self._head_cache.get(rows.dtype, lambda: head_matrix(self.lm_head, rows))
             logits = wide(F.linear(rows, matrix))
         else:
             logits = wide(self.lm_head(rows))
-        if self.log_head_tau is None:
+        if factor is None:
             return logits
         origin = 1 / math.sqrt(self.model.c)  # the head's products lack 2/tau (1/c - t/sqrt(c))
-        return logits + origin * (origin * self._head_factor() - wide(rows[..., self.config.hidden_size, None]))
+        return logits + origin * (origin * factor - wide(rows[..., self.config.hidden_size, None]))
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -325,18 +297,28 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         )
         hidden: Any = outputs.last_hidden_state
         loss: Any = None
+        logits: Any = None
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         targets = labels if shift_labels is None else shift_labels
+        if targets is None:
+            hidden, kept = hidden[:, kept], slice(None)
+        elif targets.shape != hidden.shape[:2]:
+            shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(targets.shape)}"
+            raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
+        # What the head reads, [s, t] of the points; on a GPU with zeros behind, up to a multiple of 8 columns.
+        width, c, factor, dtype = hidden.shape[-1] + 1, self.model.c, None, gemm_dtype(hidden)
+        if hidden.is_cuda and is_bare(self.lm_head):
+            width = aligned(width)
+        if self.log_head_tau is not None:  # a scaled point is a point of another curvature
+            factor = 2 * torch.exp(-wide(self.log_head_tau))
+            hidden, c = factor * wide(hidden), c / (factor * factor)
+        rows = lift(hidden, dtype, width, c, bias=False)
         if targets is not None:
-            if targets.shape != hidden.shape[:2]:
-                shapes = f"{tuple(hidden.shape[:2])} as the tokens, got {tuple(targets.shape)}"
-                raise ValueError(f"HelmForCausalLM: labels must be {shapes}")
-            loss = next_token_loss(self._rows(hidden), self.lm_head, labels, shift_labels, num_items_in_batch)
+            loss = next_token_loss(rows, self.lm_head, labels, shift_labels, num_items_in_batch)
             if outputs.aux_loss is not None:
                 loss = loss + outputs.aux_loss
-        logits: Any = None
         if loss is None or not self.training or self.config.output_logits:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self._logits(self._rows(hidden[:, kept]))
+            logits = self._logits(rows[:, kept], factor)
         return HelmOutput(
             loss=loss,
             logits=logits,

@@ -18,11 +18,11 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hyptree.lm.ambient import padded_width
-from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
-from hyptree.lm.experts.routing import balance_step, sort_by_expert
+from hyptree.lm.experts.routing import balance_step
 from hyptree.lm.head import next_token_loss
 from hyptree.lm.modeling import HelmOutput
 from hyptree.nn.precision import gemm_dtype
+from hyptree.ops.experts.grouped import dispatch, grouped_linear, sort_by_expert, unpermute
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig

@@ -19,6 +19,7 @@ from hyptree.nn.linear import LorentzLinear, lorentz_linear
 from hyptree.nn.point_layer import require_features, require_lorentz
 from hyptree.nn.precision import gemm_dtype, like, store
 from hyptree.nn.residual import change_curvature
+from hyptree.ops.bare import is_bare
 from hyptree.ops.rounding import wide
 
 
@@ -215,8 +216,10 @@ class LorentzAttention(nn.Module):
         return self.proj(out.transpose(-3, -2).flatten(-2))
 
     def _project(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop`` of the fused projection."""
+        """Rows ``start:stop`` of the fused projection; all of them are computed where it has to be called."""
         rows = slice(start, stop)
+        if not is_bare(self.qkv):
+            return self.qkv(x)[..., rows]
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
         return lorentz_linear(x, self.qkv.weight[rows], self.qkv.weight_time[rows], bias, self.manifold.c)
 

@@ -68,6 +68,8 @@ class ManifoldEmbedding(PointModule):
             raise ValueError(
                 f"ManifoldEmbedding: expected integer indices, got dtype {index.dtype}; call .long() on them"
             )
+        if not torch.compiler.is_compiling():
+            self.mark_points()  # before any step: libraries that load or move weights put new parameters in place
         return F.embedding(index, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ from hyptree.nn.affine import affine
 from hyptree.nn.point_layer import PointLayer, require_features, uniform_
 from hyptree.nn.precision import ball_store, gemm_input, like, store
 from hyptree.nn.residual import change_curvature
+from hyptree.ops.bare import readable
 from hyptree.ops.rounding import wide
 
 
@@ -60,6 +61,7 @@ class _LorentzAffine(PointLayer[Lorentz]):
                 uniform_(parameter, self.in_features + 1)
 
 
+@readable
 class LorentzLinear(_LorentzAffine):
     """Linear map of ``[t; x]``, read as the space components of a point: :func:`lorentz_linear`.
 

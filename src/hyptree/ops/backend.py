@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from hyptree.errors import require_one_of
+from hyptree.errors import require_known
 from hyptree.geometry.core.numerics import constant_when_compiled
 
 BACKENDS = ("auto", "torch", "triton")
@@ -38,10 +38,12 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     Raises:
         ValueError: The kernel was asked for and cannot run.
     """
-    require_one_of("unknown backend", backend, BACKENDS)
+    if backend not in BACKENDS:  # asked in every call
+        require_known("unknown backend {!r}", [backend], BACKENDS)
     if backend == "auto":
         backend = os.environ.get("HYPTREE_BACKEND", "auto")
-        require_one_of("HYPTREE_BACKEND is", backend, BACKENDS)
+        if backend not in BACKENDS:
+            require_known("HYPTREE_BACKEND is {!r}", [backend], BACKENDS)
     if backend == "torch":
         return "torch"
     if unsupported is None and not HAS_TRITON:

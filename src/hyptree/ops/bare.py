@@ -35,14 +35,21 @@ def is_bare(layer: nn.Module) -> bool:
     ones, with a ``forward`` put on the object (as accelerate does for offloaded weights), and with parameters that are
     tensors of another class (quantised, sharded).
     """
-    if type(layer) not in _READABLE or "forward" in layer.__dict__:
-        return False
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-        return False
-    if not torch.compiler.is_compiling() and torch_module._has_any_global_hook():
+    if type(layer) not in _READABLE or not is_free(layer):
         return False
     return all(
         weight is None or type(weight) in (nn.Parameter, Tensor, FakeTensor) for weight in layer._parameters.values()
+    )
+
+
+def is_free(layer: nn.Module) -> bool:
+    """Whether nothing stands around the ``forward`` of a layer: no hook, its own or global, and no ``forward`` of the
+    object's own. Then a method of it may be called in place of the layer.
+    """
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return False
+    return "forward" not in layer.__dict__ and (
+        torch.compiler.is_compiling() or not torch_module._has_any_global_hook()
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hyptree.errors import require_one_of
+from hyptree.errors import require_known
 from hyptree.ops.merge import merge_mean
 from hyptree.ops.merge.reference import segment_sum, spread
 
@@ -95,7 +95,7 @@ def matcher(
         linkage, metric: for "atc"; k-medoids and density peaks use the metric too.
         scores: (B, T - protected) where k-means and k-medoids start, see :func:`hyptree.cluster.kmeans`.
     """
-    require_one_of("matcher needs a method that gives clusters, not", method, MERGING)
+    require_known("matcher needs a method that gives clusters, not {!r}", [method], MERGING)
     if features.dim() != 3 or not 0 <= protected < features.shape[1]:
         raise ValueError(
             f"matcher: expected features (B, T, D) with more than protected = {protected} tokens, "

@@ -11,10 +11,10 @@ from torch import nn
 from hyptree.devices import cpu_threads
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, best_weights
-from hyptree.train.loop import evaluate
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.run.state import fill_tensors
+from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 
 
@@ -23,9 +23,18 @@ def load_model(run: Path | str, device: str | torch.device = "cpu") -> tuple[nn.
 
     The data need not be there. Nothing is unpickled.
     """
-    folder = RunFolder(run)
-    recipe = folder.recipe(Recipe)
-    return _build(build_task(recipe), folder).to(device), recipe
+    recipe = RunFolder(run).recipe(Recipe)
+    return load_task(run, recipe)[1].to(device), recipe
+
+
+def load_task(run: Path | str, recipe: Recipe) -> tuple[Task, nn.Module]:
+    """The task of a recipe and its model with the best weights of a run, in eval mode."""
+    task = build_task(recipe)
+    # The weights come from the run: downloading others, or looking for those it once started from, would be wasted.
+    task.recipe.model.pretrained, task.recipe.model.weights = False, None
+    model = task.build_model(RunFolder(run).dataset())
+    fill_tensors(model.state_dict(), best_weights(run), str(run))
+    return task, model.eval()
 
 
 def evaluate_run(
@@ -43,14 +52,14 @@ def evaluate_run(
     processes = Processes(recipe.run.device)
     try:
         with cpu_threads(recipe.run.threads):
-            task = build_task(recipe)
-            model = _build(task, folder).to(processes.device)
+            task, model = load_task(run, recipe)
+            model.to(processes.device)
             dataset = task.build_dataset(split)
             skipped: dict[str, str] = {}
             loader = task.build_loader(dataset, False, rank=processes.rank, world_size=processes.size, skipped=skipped)
-            scores: dict[str, Any] = dict(evaluate(task, model, loader, processes, recipe))
+            scores: dict[str, Any] = dict(task.score(model, loader, processes.device, processes.gather))
             loader.close()
-            scores["skipped"] = len(skipped)
+            scores["skipped"] = int(processes.gather(torch.tensor([len(skipped)])).sum())
             if writes_results and hasattr(task, "write_results"):
                 path = folder.path / f"results-{split}.json"
                 if processes.is_main:
@@ -62,11 +71,3 @@ def evaluate_run(
     finally:
         processes.close()
     return {"split": split, "samples": len(dataset), **scores}
-
-
-def _build(task: Any, folder: RunFolder) -> nn.Module:
-    # The weights come from the run: downloading others, or looking for those it once started from, would be wasted.
-    task.recipe.model.pretrained, task.recipe.model.weights = False, None
-    model: nn.Module = task.build_model(folder.dataset())
-    fill_tensors(model.state_dict(), best_weights(folder.path), str(folder.path))
-    return model.eval()

@@ -39,6 +39,7 @@ def subject_of_run(run: Path | str) -> Subject:
         tree=None if tree is None else Tree(np.asarray(tree["parent"]), label=tree["label"]),
         task=recipe.task,
         data=recipe.data,
+        crop_pct=recipe.data.crop_pct if recipe.task == "classify" else 1.0,
     )
 
 

@@ -8,6 +8,7 @@ optimiser's moments and a few counters, and a run that was killed at any moment 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -28,10 +29,11 @@ from hyptree.train.model import checkpoint_activations, load_weights
 from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.parallel.batchnorm import sync_batch_norms
 from hyptree.train.parallel.determinism import deterministic, seed_all
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.log import Reporter
-from hyptree.train.run.progress import NotFinite, Progress
+from hyptree.train.run.progress import NotFinite, RunState
 from hyptree.train.run.recipe import Recipe, check_resumable, require_read
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from hyptree.train.tasks import build_task
@@ -129,7 +131,7 @@ class Trainer:
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
         self.model = self._build_model()
-        self.progress = Progress()
+        self.progress = RunState()
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
@@ -145,6 +147,7 @@ class Trainer:
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
+        self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
         self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
         if self.compiled.note is not None:
             self.notes.append(self.compiled.note)
@@ -191,8 +194,8 @@ class Trainer:
                 if saves:
                     self.save()
                 if stops:
-                    message = f"stopped at step {progress.step} of {schedule.num_steps}"
-                    self._stop(f"{message}; {self._go_on()}")
+                    self.reporter.say(f"stopped at step {progress.step} of {schedule.num_steps}; {self._go_on()}")
+                    self._leave(KeyboardInterrupt(), 130)
             return self._result()
         finally:
             self.train_loader.close()
@@ -206,12 +209,12 @@ class Trainer:
         seed_all(recipe.run.seed, step, self.processes.rank)
         set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
         totals: dict[str, Tensor] = {}
-        for part in range(parts):
-            batch = self.task.to_device(next(batches), self.processes.device)
+        for part, batch in enumerate(self._parts(batches)):
+            batch = self.task.to_device(batch, self.processes.device)
             batch = self.task.prepare_batch(batch, step * parts + part)
             self.compiled.begin_pass()
             with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
-                with self._autocast():
+                with self.task.autocast(self.processes.device):
                     loss, numbers = self.task.training_loss(self.wrapped, batch)
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
@@ -258,13 +261,10 @@ class Trainer:
         weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
         with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
             self.processes.sync_buffers(self.model)
-            scores = evaluate(self.task, self.model, self.val_loader, self.processes, self.recipe)
+            scores = self.task.score(self.model, self.val_loader, self.processes.device, self.processes.gather)
         self._numbers = scores
         line = self._line("val") | scores
-        num_skipped = round(
-            self.processes.mean(torch.tensor(float(len(self.skipped)), device=self.processes.device)).item()
-            * self.processes.size
-        )
+        num_skipped = int(self.processes.gather(torch.tensor([len(self.skipped)])).sum())
         if num_skipped:
             line["skipped"] = num_skipped
             if num_skipped > self._num_skipped and self.skipped:
@@ -310,7 +310,7 @@ class Trainer:
         else:
             checkpoint = self.processes.together(lambda: folder.load(name))
             where = str(folder.checkpoints / name)
-            self.progress = Progress(**checkpoint.progress)
+            self.progress = RunState(**checkpoint.progress)
             fill_tensors(self.model.state_dict(), checkpoint.model, where)
             fill_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             if self.ema is not None and checkpoint.ema is not None:
@@ -344,6 +344,20 @@ class Trainer:
                 yield batch
             epoch, done = epoch + 1, 0
 
+    def _parts(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The parts of this process's share of the next batch, which know over how much their loss is to be a mean."""
+        num_parts = self.recipe.run.accumulate
+        parts = itertools.islice(batches, num_parts)
+        if num_parts * self.processes.size == 1:
+            return parts
+        first = next(parts)
+        if self.task.count(first) is None:
+            return itertools.chain([first], parts)
+        whole = [first, *parts]
+        counts = [count for part in whole if (count := self.task.count(part)) is not None]
+        count = self.processes.mean(torch.stack(counts).float().mean())
+        return (part | {"count": count} for part in whole)
+
     @property
     def _units(self) -> int:
         """Samples of an optimiser step in the task's unit, over all processes."""
@@ -354,13 +368,15 @@ class Trainer:
         self.model.eval()
         try:
             eager = torch.compiler.set_stance("force_eager")
-            with torch.no_grad(), self._autocast(), eager, self.processes.evaluating(self.model):
+            with (
+                torch.no_grad(),
+                self.task.autocast(self.processes.device),
+                eager,
+                self.processes.evaluating(self.model),
+            ):
                 return self.task.probe(self.model, self._last_batch)
         finally:
             self.model.train()
-
-    def _autocast(self) -> Any:
-        return autocast(self.recipe, self.processes.device)
 
     def _read_losses(self) -> None:
         """Move the numbers of recent steps into the progress, and stop at the first that is not finite."""
@@ -377,7 +393,7 @@ class Trainer:
                 count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
             self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
         except NotFinite as error:
-            self._fail(str(error))
+            self._leave(UserError(str(error)), 2)
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step
@@ -385,9 +401,9 @@ class Trainer:
         return by_epoch or (steps is not None and step % steps == 0)
 
     def _wants_to_stop(self, stopped: Any) -> bool:
-        if self.processes.size == 1:
-            return bool(stopped())
-        return self.progress.step % _ASK_EVERY == 0 and self.processes.any(stopped())
+        return self.progress.step % (_ASK_EVERY if self.processes.size > 1 else 1) == 0 and self.processes.any(
+            stopped()
+        )
 
     def _on_main(self, work: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""
@@ -399,16 +415,9 @@ class Trainer:
 
         self.processes.together(guarded)
 
-    def _fail(self, message: str) -> None:
-        if self.processes.is_main:
-            raise UserError(message)
-        raise SystemExit(2)
-
-    def _stop(self, message: str) -> None:
-        self.reporter.say(message)
-        if self.processes.is_main:
-            raise KeyboardInterrupt
-        raise SystemExit(130)
+    def _leave(self, error: BaseException, code: int) -> None:
+        """All processes end, the first one with words."""
+        raise error if self.processes.is_main else SystemExit(code)
 
     def _go_on(self) -> str:
         return f"go on with: {as_called('train', self.folder.path, '--resume')}"
@@ -428,22 +437,3 @@ class Trainer:
             numbers = {k: v for k, v in (lines or [{}])[-1].items() if k not in ("step", "epoch", "split", "time")}
         progress = self.progress
         return Result(self.folder.path, progress.step, numbers, progress.best, progress.best_step)
-
-
-def evaluate(task: Any, model: nn.Module, loader: Any, processes: Processes, recipe: Recipe) -> dict[str, float]:
-    """The task's numbers over a loader, without gradients, the model left in the mode it was in."""
-    was_training = model.training
-    model.eval()
-    loader.set_epoch(0)
-    batches = (task.to_device(batch, processes.device) for batch in loader)
-    try:
-        with torch.no_grad(), autocast(recipe, processes.device):
-            scores = task.evaluate(model, batches, processes.gather)
-    finally:
-        model.train(was_training)
-    return {name: float(value) for name, value in scores.items()}
-
-
-def autocast(recipe: Recipe, device: torch.device) -> Any:
-    """The recipe's precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.run.precision == "bf16")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_trut
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.tasks import build_task
-from hyptree.train.tasks.segment import resize_scores
+from hyptree.train.tasks.detect import instances
+from hyptree.train.tasks.segment import KeepLabelMap, resize_scores
 from hyptree.vlm.openvocab.detector import OpenVocabDetector
 from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
@@ -81,9 +81,11 @@ def evaluate_openvocab(
             sample = dataset[i]
         except BadSample:
             continue
+        if sample.boxes is None:
+            raise UserError(f"{sample.id} has no boxes to compare with; give a detector's run whose data has some")
         detections = {name: value.cpu() for name, value in named.detect([sample.image], things)[0].items()}
         size = (sample.image.shape[-2], sample.image.shape[-1])
-        scorer.add(sample.id, size, _truth(sample), detections)
+        scorer.add(sample.id, size, instances(sample), detections)
         if quality is not None and words is not None:
             semantic = semantic_scores(segmenter, sample.image, words, data_size=other.data.size).cpu()
             joined = join_panoptic(semantic, detections, classes, things, min_score=min_score)
@@ -97,19 +99,7 @@ def semantic_scores(segmenter: OpenVocabSegmenter, picture: Tensor, text: Tensor
     form = segmenter.encoder.pixels
     size = segmenter.settings.eval_size or data_size
     blank = torch.zeros(picture.shape[-2:], dtype=torch.uint8)
-    seen = eval_transform(size, "segment", mean=form.mean, std=form.std)(Sample(picture, "", parts=blank))
-    assert seen.parts is not None
-    inside = seen.parts == 0
-    extent = (int(inside.any(1).sum()), int(inside.any(0).sum()))
+    transform = KeepLabelMap(eval_transform(size, "segment", mean=form.mean, std=form.std))
+    seen = transform(Sample(picture, "", semantic=blank))
     scores = segmenter.scores(seen.image[None].to(segmenter.base.device), text=text)[0]
-    return resize_scores(scores, extent, picture.shape[-2:])
-
-
-def _truth(sample: Sample) -> dict[str, Tensor]:
-    if sample.boxes is None or sample.box_labels is None:
-        raise UserError(f"{sample.id} has no boxes to compare with; give a detector's run whose data has some")
-    truth: dict[str, Any] = {"boxes": sample.boxes, "labels": sample.box_labels}
-    for name in ("masks", "crowd"):
-        if getattr(sample, name) is not None:
-            truth[name] = getattr(sample, name)
-    return truth
+    return resize_scores(scores, seen.extent, picture.shape[-2:])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,12 @@ class Task(ABC):
     """Units in one sample of a batch: tokens in a sequence, for a task that counts tokens."""
     probes: ClassVar[bool] = False
     """Whether ``probe`` has something to say."""
+    sees: ClassVar[Literal["classify", "segment", "detect"]] = "classify"
+    """What the transform of pictures takes along: labels, label maps, or boxes."""
     takes_plugin: ClassVar[bool] = False
     """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``hyptree.train.plugin``)."""
     pack: Callable[..., Any] | None = None
-    """Optional method: the batch that ``collate`` gives, from arrays of pictures and labels (see ``build_loader``)."""
+    """Optional method: the batch of pictures (B, 3, S, S) and labels (B,); pictures may then stay whole arrays."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -64,13 +66,17 @@ class Task(ABC):
     def build_model(self, data: dict[str, Any]) -> nn.Module:
         """The model with fresh weights, from what ``describe`` gave."""
 
-    @abstractmethod
-    def transform(self, train: bool) -> Callable[..., Any] | None:
-        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation."""
+    def transform(self, train: bool) -> Any:
+        """What happens to each sample in the loader's workers: augmentation, resizing, normalisation of pictures."""
+        from hyptree.data.pictures.transforms import transform_of
 
-    @abstractmethod
+        return transform_of(self.recipe.data, self.sees, train)
+
     def collate(self, samples: Sequence[Any], train: bool) -> Any:
         """A batch (tensors in dicts, lists, tuples) from transformed samples. Runs in the loader's workers."""
+        assert self.pack is not None, "a task says how to pack pictures and labels, or how to collate"
+        labels = [-1 if sample.label is None else sample.label for sample in samples]
+        return self.pack(torch.stack([sample.image for sample in samples]), torch.tensor(labels))
 
     def build_loader(
         self, dataset: Any, train: bool, *, rank: int = 0, world_size: int = 1, skipped: dict[str, str] | None = None
@@ -115,6 +121,14 @@ class Task(ABC):
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
 
+    def count(self, batch: Any) -> Tensor | None:
+        """Over how many pixels or tokens of a training batch the loss is a mean; None where all batches have as many.
+
+        A batch that processes share, or that goes through the model in parts, has one mean over all of it, not one of
+        means: ``training_loss`` then finds the number to divide its sum by under ``count`` in the batch.
+        """
+        return None
+
     def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
         """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
 
@@ -135,6 +149,25 @@ class Task(ABC):
         Args:
             gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
         """
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The recipe's precision."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
+
+    def score(
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+    ) -> dict[str, float]:
+        """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
+        was_training = model.training
+        model.eval()
+        loader.set_epoch(0)
+        batches = (self.to_device(batch, device) for batch in loader)
+        try:
+            with torch.no_grad(), self.autocast(device):
+                scores = self.evaluate(model, batches, gather)
+        finally:
+            model.train(was_training)
+        return {name: float(value) for name, value in scores.items()}
 
 
 def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:

@@ -38,7 +38,8 @@ def draw(
         ax: axes to draw into; by default a new square figure.
         layout: "radial" (leaves in equal angles), "sarkar", "embedding" (the tree's own, 2-d and in the disk), or
             (n, 2) points.
-        color: "branch" (one hue for each branch near the root), "depth", or (n,) values or classes of nodes.
+        color: "branch" (one hue for each branch near the root), "depth", (n,) values or classes of nodes, or (n, 3)
+            colours from 0 to 1.
         names: how many labels to write, the nodes with most leaves first; False for none, True for all.
         title: above the disk.
         size: of the new figure, in inches.
@@ -126,6 +127,8 @@ def _colors(tree: Tree, color: str | np.ndarray) -> np.ndarray:
         hsv = np.stack([(0.58 + 0.92 * hue) % 1, 0.15 + 0.57 * pure**0.5, 0.45 + 0.33 * pure], 1)
         return hsv_to_rgb(hsv)
     values = as_array(color)
+    if values.shape == (tree.num_nodes, 3):
+        return values
     if values.shape != (tree.num_nodes,):
         raise ValueError(f"color has shape {values.shape}, expected ({tree.num_nodes},), one value per node")
     if not np.issubdtype(values.dtype, np.floating):
@@ -158,7 +161,7 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     pixels = ax.figure.dpi / 72
     width, height = (math.ceil(side) for side in ax.figure.bbox.size)
     renderer = RendererAgg(width, height, ax.figure.dpi)  # of any backend's axes, which have none before they are drawn
-    below = _children_above(tree, points)
+    below = children_above(tree, points)
     leaves: list[tuple[Any, float]] = []  # texts, and the pixels between them and their dots
     inner: list[tuple[Any, float]] = []
     for node in order:
@@ -195,7 +198,7 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     return half_width
 
 
-def _children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
+def children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
     """Which nodes have children that lie above them, (n,): there a name above would lie across theirs."""
     child = np.flatnonzero(tree.parent >= 0)
     way = np.zeros((tree.num_nodes, 2))

@@ -101,7 +101,7 @@ def test_arrow_without_spaces():
         ("x.csv", "", "expected HierarCaps.*found 'nothing'"),
         ("x.csv", HEADER, "no chains in it"),
         ("x.csv", b"\xff\xfe\x00\x01", "not a text file in UTF-8"),
-        ("x.csv.gz", b"no gzip", "cannot read .*x.csv.gz: BadGzipFile"),
+        ("x.csv.gz", b"no gzip", r"x\.csv\.gz is not a whole \.gz file: "),
         ("x.json", '{"a": 1}', "expected HierarCaps"),
         ("x.json", "{", "not JSON"),
         ("x.json", '{"positive": {"0": "a"}, "negative": {"1": "a"}}', "the same rows"),
@@ -126,7 +126,7 @@ def test_a_missing_file_and_a_folder_without_it(tmp_path):
 def test_choosing_among_chains():
     a, b = Chain(("x",), ("y",), "1.jpg"), Chain(("x",), ("z",), "1.jpg")
     c, unknown = Chain(("w",), ("y",), "2.jpg"), Chain(("q",))
-    assert first_of_each_image([a, b, c]) == [a, c]
+    assert first_of_each_image([a, b, unknown, c, Chain(("r",))]) == [a, unknown, c, Chain(("r",))]
     assert distinct_texts([a, b, c]) == ["x", "y", "z", "w"]
     assert without_images_of([a, b, c, unknown], [Chain(("t",), (), "1.jpg"), Chain(("t",))]) == [c, unknown]
 

@@ -203,6 +203,11 @@ def test_bad_pictures_are_named(root, data):
     write_json(root, content)
     with pytest.raises(BadSample, match="cannot read the segmentation of annotation 1"):
         Coco(root)[1]
+    for polygon in ([2, 3, 20, 20], [2, 3, 20, 20, 8]):  # pycocotools would take the first for a box
+        content["annotations"][0]["segmentation"] = [polygon]
+        write_json(root, content)
+        with pytest.raises(BadSample, match="annotation 1: a polygon is x and y of three points or more"):
+            Coco(root)[1]
     loader = build_loader(Coco(root), list, batch_size=1, seed=0, train=False, transform=eval_transform(32, "detect"))
     with pytest.raises(UserError, match="2 of the first 2 pictures cannot be read"):
         list(loader)
@@ -218,6 +223,7 @@ def test_bad_pictures_are_named(root, data):
         (lambda c: c["annotations"][1].update(category_id=8), r"has category 8, which is not one of the 3 categories"),
         (lambda c: c["annotations"][1].update(bbox=[1, 2]), "has a bbox of 2 numbers, expected 4"),
         (lambda c: c["categories"][0].update(id=3), "two categories have the same id"),
+        (lambda c: c["images"][0].update(id=4), "two pictures have the same id"),
         (lambda c: c["images"][0].update(file_name="four.jpg"), "two pictures have the same file name"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +148,102 @@ def test_label_maps_in_jpeg_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.full((16, 16), 3, np.uint8)).save(tmp_path / "x.jpg")
     with pytest.raises(BadSample, match="JPEG changes the numbers of a label map"):
         decode_labels(tmp_path / "x.jpg", "x")
+
+
+def tiff(values: np.ndarray, bits: int, photometric: int = 1, orientation: int = 1, signed: bool = False) -> bytes:
+    """A TIFF of grey, written by hand: PIL writes no 4 or 12 bits, no signed bytes and none whose 0 is white."""
+    height, width = values.shape
+    flat = "".join(f"{value:0{bits}b}" for row in values for value in row)
+    data = values.tobytes() if bits % 8 == 0 else int(flat, 2).to_bytes(len(flat) // 8, "big")
+    shorts = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 274: orientation, 277: 1, 278: height}
+    tags = [(number, 3, value) for number, value in shorts.items()]
+    tags += [(273, 4, 14 + 12 * 11), (279, 4, len(data)), (339, 3, 1 + signed)]
+    entries = b"".join(struct.pack("<HHII", number, kind, 1, value) for number, kind, value in sorted(tags))
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+def png(values: np.ndarray, bits: int) -> bytes:
+    """A PNG of grey with few bits, which PIL does not write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = values.shape
+    rows = [int("".join(f"{value:0{bits}b}" for value in row), 2).to_bytes(width * bits // 8, "big") for row in values]
+    head = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+@pytest.mark.parametrize("photometric", [0, 1])
+def test_grey_of_a_tiff_is_what_its_tags_say(seed: int, bits: int, photometric: int) -> None:
+    grey = np.random.default_rng(seed).integers(0, 2**bits, (6, 8)).astype(np.uint8 if bits == 8 else np.uint16)
+    grey[0, :2] = 0, 2**bits - 1
+    data = tiff(grey, bits, photometric)
+    if (bits, photometric) == (12, 0):  # PIL's own answer
+        with pytest.raises(BadSample, match="not a picture that can be read"):
+            decode_image(data, "x")
+        return
+    share = grey / (2**bits - 1)
+    expected = np.round(255 * (share if photometric else 1 - share))
+    assert all(np.array_equal(channel, expected) for channel in decode_image(data, "x").numpy())
+
+
+def test_grey_of_a_netpbm_file(seed: int) -> None:
+    grey = np.random.default_rng(seed).integers(0, 4096, (6, 8)).astype(">u2")
+    decoded = decode_image(b"P5 8 6 4095\n" + grey.tobytes(), "x").numpy()
+    assert np.abs(decoded[0] - grey / 4095 * 255).max() < 0.51  # rounded twice: to 16 bits, then to 8
+
+
+def test_numbers_with_a_sign_are_refused() -> None:
+    with pytest.raises(BadSample, match="signed numbers have no agreed range"):
+        decode_image(tiff(np.arange(48, dtype=np.uint8).reshape(6, 8), 8, signed=True), "x")
+
+
+@pytest.mark.parametrize("orientation", [6, 8])
+def test_labels_of_a_turned_tiff(seed: int, orientation: int) -> None:
+    grey = np.random.default_rng(seed).integers(0, 256, (6, 8), np.uint8)
+    data = tiff(grey, 8, orientation=orientation)
+    assert np.array_equal(decode_image(data, "x", (6, 8))[0].numpy(), grey)
+    assert np.array_equal(decode_image(data, "x", (8, 6))[0].numpy(), TURNS[orientation](grey))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_label_maps_are_the_numbers_that_were_written(seed: int, bits: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 2**bits, (6, 8)).astype(np.uint8)
+    for data in (tiff(values, bits), png(values, bits)):
+        if bits in (2, 4):
+            with pytest.raises(BadSample, match="2 or 4 bits of grey, and 0 for white, are read as other numbers"):
+                decode_labels(data, "x")
+        else:
+            assert np.array_equal(decode_labels(data, "x").numpy(), values)
+    palette = Image.fromarray(values).convert("P")
+    palette.putdata(values.reshape(-1).tolist())
+    file = io.BytesIO()
+    palette.save(file, "PNG", bits=bits)
+    assert np.array_equal(decode_labels(file.getvalue(), "x").numpy(), values)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (tiff(np.eye(8, dtype=np.uint8), 8, 0), "0 for white"),
+        (b"P5 8 1 20\n" + bytes(range(8)), "read as other numbers"),
+        (b"P4 8 1\n\x0f", "0 for white"),
+        (tiff(np.eye(8, dtype=np.uint8), 8, orientation=3), "marked as turned"),
+        (stored(np.eye(8, dtype=np.uint8), 6), "marked as turned"),
+        (tiff(np.array([[0, 1, -1, 3]], np.int32), 32, signed=True), "numbers from 0 to 255, found -1 to 3"),
+        (tiff(np.array([[0, 1, 256, 3]], np.uint16), 16), "numbers from 0 to 255, found 0 to 256"),
+    ],
+)
+def test_label_maps_that_would_be_read_wrongly_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(BadSample, match=why):
+        decode_labels(data, "x")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x89PNG\r\n\x1a\n\0", stored(draw(0))[:-40]])
+def test_a_damaged_picture_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.png: [a-zA-Z]"):
+        read_picture(tmp_path / "x.png")

@@ -220,6 +220,10 @@ def test_wrong_tiny_imagenet_is_one_clear_line(tiny, tmp_path):
     (tiny / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn77\n")
     with pytest.raises(UserError, match="line 1: expected a file and one of the 3 wnids"):
         TinyImageNet(tiny, "val")
+    (tiny / "wnids.txt").write_text((tiny / "wnids.txt").read_text() + f"\n{WNIDS[0]}\n")
+    with pytest.raises(UserError, match=r"wnids\.txt: a class is listed twice"):
+        TinyImageNet(tiny)
+    (tiny / "wnids.txt").write_text("\n".join(WNIDS))
     (tiny / "wordnet.is_a.txt").write_text("n10 n01\nn01 n10\n")
     with pytest.raises(UserError, match="there is a cycle above n01"):
         TinyImageNet(tiny)

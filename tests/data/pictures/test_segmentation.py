@@ -81,10 +81,11 @@ def test_camvid_packed(tmp_path, rng):
     assert np.array_equal(dataset[1].semantic.numpy(), np.where(maps[1] == 11, IGNORE, maps[1]))
 
 
-def test_other_classes_are_named_by_a_file(tmp_path, rng):
+@pytest.mark.parametrize("last", ["", "Unlabelled\n", "void\n"])
+def test_other_classes_are_named_by_a_file(tmp_path, rng, last):
     write_picture(tmp_path / "train" / "x.png", pixels(rng, 12, 16))
     stored = write_picture(tmp_path / "trainannot" / "x.png", label_map(rng, 3))
-    (tmp_path / "classes.txt").write_text("road\n\nwall\n")
+    (tmp_path / "classes.txt").write_text("road\n\nwall\n" + last)
     dataset = CamVid(tmp_path)
     assert dataset.semantic_classes == ("road", "wall")
     assert np.array_equal(dataset[0].semantic.numpy(), np.where(stored == 2, IGNORE, stored))

@@ -15,8 +15,9 @@ import torch
 
 from hyptree.data.world import World
 from hyptree.data.world import dataset as dataset_module
-from hyptree.data.world.store import default_cache, load_or_build
+from hyptree.data.world.store import load_or_build
 from hyptree.errors import UserError
+from hyptree.files import cache_folder
 
 NUM, SIZE = 20, 32
 
@@ -60,7 +61,7 @@ def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     World("val", num_images=2, size=SIZE, cache=True)
     assert list(tmp_path.glob(".cache/hyptree/world/*/image.npy"))
     monkeypatch.setenv("HYPTREE_CACHE", str(tmp_path / "elsewhere"))
-    assert default_cache() == tmp_path / "elsewhere" / "world"
+    assert cache_folder("world") == tmp_path / "elsewhere" / "world"
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "manifest", "other shape"])

@@ -319,13 +319,13 @@ def test_bad_files_and_names_are_one_line(tmp_path):
         load_items("arc_eesy", root=tmp_path)
     with pytest.raises(UserError, match="no task files at"):
         load_items("piqa", root=tmp_path / "none")
-    with pytest.raises(UserError, match=r"cannot read .*piqa_val.jsonl.gz: No such file"):
+    with pytest.raises(UserError, match=r"cannot read .*piqa_val.jsonl.gz: no such file"):
         load_items("piqa", root=tmp_path)
     (tmp_path / "piqa_val.jsonl.gz").write_bytes(gzip.compress(b'{"q": "x"' * 50)[:-9])
     with pytest.raises(UserError, match=r"not a whole \.gz file|is not JSON"):
         load_items("piqa", root=tmp_path)
     (tmp_path / "latin.jsonl").write_bytes('{"query": "é"}'.encode("latin-1"))
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="not a text file in UTF-8"):
         load_items(str(tmp_path / "latin.jsonl"))
     with pytest.raises(UserError, match="limit must be at least 1"):
         load_items("piqa", root=tmp_path, limit=0)

@@ -274,7 +274,7 @@ def test_layers_that_merge_nothing_have_no_dendrogram(
 def test_pictures_of_any_size_are_timed_without_data(size: int, quick: ReduceSettings) -> None:
     quick.data = None
     subject = load_subject(quick)
-    subject.recipe.data.size = size  # smaller and larger than the built-in world draws
+    subject.data.size = size  # smaller and larger than the built-in world draws
     x = subject.timed_input(18, seed=3)
     assert (
         x.shape == (18, 3, size, size) and torch.equal(x[16:], x[:2]) and x[:16].flatten(1).unique(dim=0).shape[0] == 16

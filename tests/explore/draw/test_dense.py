@@ -77,7 +77,13 @@ def test_boxes_masks_and_names_are_drawn_where_they_belong() -> None:
     [
         (lambda: draw_segmentation(grey(4, 4), np.zeros((3, 4)), CLASSES), r"must be \(H, W\) like the picture"),
         (lambda: draw_segmentation(grey(4, 4), np.full((4, 4), 3), CLASSES), "has class 3, but there are names for 3"),
+        (lambda: draw_segmentation(grey(4, 4), np.zeros((4, 4)), 256 * ["a"]), "256 classes cannot be told from 255"),
         (lambda: draw_detections(grey(4, 4), np.zeros((2, 4)), [1]), "2 boxes, 1 labels"),
+        (
+            lambda: draw_detections(grey(4, 4), np.zeros((1, 4)), [1], np.ones((2, 4, 4))),
+            r"one of \(4, 4\)",
+        ),
+        (lambda: draw_detections(grey(4, 4), np.zeros((1, 4)), [1], scores=[np.nan]), "scores must be finite"),
     ],
 )
 def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:

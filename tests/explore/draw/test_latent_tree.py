@@ -65,7 +65,7 @@ def test_rows_of_a_tree_made_by_hand() -> None:
     assert "1 of 3 pictures hang under their own class (green frame); 2 could" in text
     assert "1 attributes have no picture" in text and "Nothing hangs under ship." in text
     svg = svg_dendrogram(latent)
-    assert svg.count(f"stroke='{GOOD}'") == 1 and ">no picture<" in svg and ">ship<" not in svg
+    assert svg.count(f'stroke="{GOOD}"') == 1 and ">no picture<" in svg and ">ship<" not in svg
 
 
 def test_every_picture_and_attribute_is_in_one_row(seed: int) -> None:

@@ -137,7 +137,9 @@ def test_explain_an_encoder_with_texts_picture_and_head(
     save_head(head, file, about={"classes": ["car", "truck"], "shots": 1})
     mine, out = picture(tmp_path, seed), tmp_path / "p.html"
     assert explain(f"hf:{clip}", mine, "--texts", *CHAINS, "--head", file, "--out", out) == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(out)
+    assert "results.json that tells its template, so texts are made by 'a photo of a {}.'" in captured.err
     reader = read(out.read_text(encoding="utf-8"))
     assert ("img", "alt", "a <picture>.png") in reader.attributes
     assert "Classes, attributes, pictures" in reader.text and "a <picture>.png" in reader.text
@@ -195,6 +197,13 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
     )
 
 
+def test_a_curvature_that_would_do_nothing_is_refused(tmp_path: Path, seed: int) -> None:
+    for geometry, c in (("chord", 2.0), ("lorentz", 0.0), ("lorentz", -1.0)):
+        with pytest.raises(UserError, match="a curvature is for geometry lorentz and positive"):
+            vlm_page.write(rows_by_text(seed), tmp_path / "p.html", geometry=geometry, curvature=c)
+    assert not (tmp_path / "p.html").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -209,6 +218,8 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
         (["hcformer_nano", "--texts", "a => b"], "--texts is for encoders"),
         (["hcformer_nano", "--random-init"], "--random-init is for encoders"),
         (["hf:BERT", "--head", "BERT/model.safetensors"], "reads text alone; leave --head out"),
+        (["hf:BERT", "--pictures", "3"], "--pictures counts pictures of the built-in world"),
+        (["hf:CLIP", "--texts", "a => b", "--pictures", "3"], "--pictures counts pictures of the built-in world"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -41,12 +41,12 @@ class Cells(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self.is_cell = tag in ("td", "th")
-        if self.is_cell:
+        if tag in ("td", "th"):
+            self.is_cell = True
             self.rows[-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
-        self.is_cell = False
+        self.is_cell = self.is_cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         if self.is_cell:
@@ -153,6 +153,15 @@ def test_the_widest_table_fits_a_window_of_1200(tmp_path: Path) -> None:
     for pair in actual[1].split():
         table, room = map(int, pair.split("/"))
         assert 0 < table <= room
+
+
+def test_a_damaged_configuration_is_told(tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path, RUNS)
+    (folder / "config.json").write_text('{"parts": ')
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        lab_page(folder, {})
+    (folder / "config.json").unlink()
+    assert "What was trained" not in lab_page(folder, {}).read_text(encoding="utf-8")
 
 
 def test_every_figure_has_a_caption() -> None:

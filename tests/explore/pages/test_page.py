@@ -62,5 +62,5 @@ def test_no_ground_stays_light_in_the_dark(css: str) -> None:
 
 
 def test_tables_scroll_by_themselves_and_escape() -> None:
-    html = table(["a", "b"], [["<1>", "2"]], best=0)
+    html = table(["a", "b"], [["<1>", "2"]], {0: "best"})
     assert html.startswith('<div class="wide">') and "&lt;1&gt;" in html and '<tr class="best">' in html

@@ -13,19 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from hyptree.data.pictures.single import model_input
+from hyptree.data.pictures.single import fit, model_input
+from hyptree.data.pictures.transforms import eval_transform
+from hyptree.data.sample import Sample
+from hyptree.data.settings import DataSettings
 from hyptree.explore.draw.curves import (
     Line,
     _short,
     _spread,
-    _ticks,
     line_chart,
     run_curves,
     svg_confusion,
+    ticks,
 )
-from hyptree.explore.draw.scenes import Answer, Scene, class_path, disk_points, explorer_html
+from hyptree.explore.draw.scenes import Answer, Scene, _base64, class_path, disk_points, explorer_html
 from hyptree.explore.explanation import block_tree
 from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
+from hyptree.explore.pages.run_pictures import Subject, page_of_run
 from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
 from tests.explore.fake import tiny
@@ -233,6 +237,20 @@ def test_curves_are_chosen_from_the_metrics() -> None:
     assert run_curves([]) == []
 
 
+def test_values_that_are_not_finite_are_counted_and_not_drawn() -> None:
+    losses = [3.0, math.nan, 1.0, math.inf]
+    rows = [{"step": k, "split": "train", "loss": loss, "lr": 0.1} for k, loss in enumerate(losses)]
+    rows.append({"step": 4, "split": "val", "loss": math.nan, "top1": 0.5})
+    (title, lines, _), *rest = run_curves(rows)
+    assert title == "Loss (3 values are not finite and left out)" and [line.y for line in lines] == [[3.0, 1.0]]
+    assert [name for name, *_ in rest] == ["Validation accuracy", "Learning rate"]
+
+
+def test_numbers_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(ValueError, match="from 0 to 65536 do not fit into <u2"):
+        _base64(np.array([0, 2**16]), "<u2")
+
+
 def test_chart_draws_points_where_their_values_are() -> None:
     svg = line_chart("t", [Line("a", [0, 1, 2], [0.0, 5.0, 10.0])])
     read(svg)
@@ -245,9 +263,9 @@ def test_chart_draws_points_where_their_values_are() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.013, 0.87), (-3, 410), (2, 2), (0, 1e-3)])
 def test_ticks_enclose_the_values(low: float, high: float) -> None:
-    ticks = _ticks(low, high)
-    assert ticks[0] <= low and ticks[-1] >= high * (1 - 1e-9) and 2 <= len(ticks) <= 7
-    assert np.allclose(np.diff(ticks), ticks[1] - ticks[0])
+    marks = ticks(low, high)
+    assert marks[0] <= low and marks[-1] >= high * (1 - 1e-9) and 2 <= len(marks) <= 7
+    assert np.allclose(np.diff(marks), marks[1] - marks[0])
 
 
 def test_ticks_are_short() -> None:
@@ -311,3 +329,54 @@ def test_class_paths_leave_out_the_root() -> None:
 def test_page_data_is_plain_json(html: str) -> None:
     json.dumps(explorer_data(html))
     assert "NaN" not in json.dumps(explorer_data(html))
+
+
+# ---- what a page is made from ----------------------------------------------------------------------------------------
+
+
+class Sorted:
+    """Pictures in the order of their classes, as folders give them; the last third is of other sizes."""
+
+    semantic_classes: tuple[str, ...] = ("background", "thing")
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, k: int) -> Sample:
+        shape = (3, 32, 32) if k < 20 else (3, 40, 40)
+        mask = torch.zeros(shape[1:], dtype=torch.uint8)
+        image = torch.from_numpy(np.random.default_rng(k).integers(0, 256, shape, dtype=np.uint8))
+        return Sample(image, f"picture {k}", label=k // 6, semantic=mask)
+
+
+def test_of_many_pictures_some_of_every_class_are_measured_and_the_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    subject = Subject(tiny(), "tiny", 32, classes=CLASSES, tree=TREE, task="classify", data=DataSettings())
+    monkeypatch.setattr("hyptree.data.build.build_dataset", lambda data, split: Sorted(seed))
+    page_of_run(subject, tmp_path, tmp_path / "all.html", num_pictures=2)
+    assert "measured on" not in read((tmp_path / "all.html").read_text(encoding="utf-8")).text
+    assert "the page does without scores of clusters: the pictures have different sizes" in capsys.readouterr().err
+    monkeypatch.setattr("hyptree.explore.pages.run_pictures.MOST", 10)
+    page_of_run(subject, tmp_path, tmp_path / "some.html", num_pictures=2)
+    html = (tmp_path / "some.html").read_text(encoding="utf-8")
+    assert {"measured on", "10 of 30 pictures"} <= set(read(html).text)
+    rows = re.findall(r"<title>(\w+) called \w+: \d+ of (\d+)</title>", html)
+    assert {name: int(count) for name, count in rows} == dict.fromkeys(CLASSES, 2)
+
+
+def test_pictures_are_seen_as_the_evaluation_of_the_run_sees_them(seed: int) -> None:
+    image = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, 60, 90), dtype=np.uint8))
+    settings = DataSettings(size=32, crop_pct=0.8)
+    subject = Subject(tiny(), "tiny", settings.size, crop_pct=settings.crop_pct)
+    seen = subject.see(image.permute(1, 2, 0).numpy()).astype(float)
+    transform = eval_transform(32, "classify", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), crop_pct=0.8)
+    expected = 255 * transform(Sample(image, "x", label=0)).image.permute(1, 2, 0).numpy()
+    assert np.abs(seen - expected).mean() < 2  # another implementation of the same resampling
+    assert np.array_equal(
+        Subject(tiny(), "tiny", 32).see(image.permute(1, 2, 0).numpy()), fit(image.permute(1, 2, 0).numpy(), 32)
+    )

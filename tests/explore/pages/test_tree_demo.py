@@ -190,11 +190,13 @@ def test_colours_are_those_of_the_branches() -> None:
 def test_png_is_a_picture_of_the_disk(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    draw_disk(small_tree(), small_points(), tmp_path / "disk.png", title="six nodes", dpi=50)
-    image = imread(tmp_path / "disk.png")
-    assert image.shape[:2] == (400, 400)
+    bare = Tree(small_tree().parent)
+    draw_disk(bare, small_points(), tmp_path / "disk.png", dpi=50)
+    draw_disk(small_tree(), small_points(), tmp_path / "named.png", title="six nodes", dpi=50)
+    image, named = imread(tmp_path / "disk.png"), imread(tmp_path / "named.png")
+    assert image.shape[:2] == named.shape[:2] == (400, 400) and np.abs(image - named).max() > 0.5
     for node, (x, y) in enumerate(small_points()):
-        row, column = int(200 - y * 0.4 * RADIUS), int(200 + x * 0.4 * RADIUS)
+        row, column = int(200 - y * 192 / 1.06), int(200 + x * 192 / 1.06)
         expected = np.array([int(branch_colors(small_tree())[node][k : k + 2], 16) / 255 for k in (1, 3, 5)])
         patch = image[row - 3 : row + 4, column - 3 : column + 4, :3].reshape(-1, 3)
         assert np.abs(patch - expected).sum(1).min() < 0.35, f"no dot of node {node}"

@@ -13,10 +13,12 @@ import pytest
 from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.lab.figures.drawing import _draw_lines, plot
+from hyptree.lab.figures.lm_head_figures import model_losses
 from hyptree.lab.figures.panels import Panel, Series, means, to_rows
 from hyptree.lab.figures.sweep_figures import FIGURES
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.frequencies import frequencies
+from hyptree.lab.shared_exponent import SharedFit
 from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.run_table import COLUMNS
 from hyptree.lab.sweeps.runner import sweep
@@ -251,6 +253,50 @@ def test_losses_of_language_models_with_their_fit(tmp_path: Path, capsys: pytest
         )
     curve = {float(row["x"]): float(row["y"]) for row in rows if row["series"] == "300 m^-0.900"}
     assert len(curve) == 30 and all(y == pytest.approx(300 * m**-0.9, rel=1e-4) for m, y in curve.items())
+
+
+def test_what_points_are_means_over_and_what_is_not_drawn_is_noted() -> None:
+    rows = RUNS + [{**row, "density": 2.0, "seed": 1} for row in RUNS if row["alpha"] == 1.0]
+    titles = {
+        "represented": {
+            "represented features by decay": "means over α and E",
+            "represented features": "means over m and E",
+        },
+        "density": {
+            "loss by density, growth, γ = -1": "means over α",
+            "loss against width, decay, γ = 0.2": "means over α",
+        },
+    }
+    for figure, notes in titles.items():
+        panels = {panel.title: panel.note for panel in FIGURES[figure](rows, fit_runs(rows), np.empty((0, 0)))}
+        assert {title: panels[title] for title in notes} == notes
+    alike = [{**row, "seed": seed} for row in RUNS if row["alpha"] == 1.0 for seed in range(2)]
+    assert FIGURES["represented"](alike, fit_runs(alike), np.empty((0, 0)))[0].note == ""  # starts are no setting
+    losses = [
+        {"model": str(m), "family": "A", "dataset": "x", "m": m, "loss": loss} for m, loss in ((8, 3.0), (16, 1.0))
+    ]
+    fit = SharedFit(1.0, 0.1, 1.0, {("A", "x"): 2.0}, 0.1, 0.9, 1.1, 2)
+    assert [panel.note for panel in model_losses(losses, fit)] == ["", "1 point below the offset not drawn"]
+
+
+def test_an_error_that_is_missing_is_not_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    ax = figure.add_subplot()
+    _draw_lines(figure, ax, Panel("t", "x", "y", [Series("s", [1, 2], [1.0, 2.0], error=[math.nan, 0.1])]))
+    ((_, caps, bars),) = ax.containers
+    assert [np.isfinite(np.asarray(cap.get_ydata(), float)).tolist() for cap in caps] == [[False, True]] * 2
+    assert [len(segment) for segment in bars[0].get_segments()] == [0, 2]
+
+
+def test_norms_that_are_not_there_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "runs.csv").write_text(to_csv(RUNS))
+    lines: list[str] = []
+    plot(tmp_path, ["strong"], say=lines.append)
+    assert lines == [f"norms of features are not drawn: the parts of the sweep are not all beside {tmp_path}"]
 
 
 def test_unknown_figures_are_one_line(tmp_path: Path) -> None:

@@ -344,6 +344,39 @@ def test_hyperplanes_of_a_lorentz_classifier(tmp_path: Path, seed: int, capsys: 
     assert f"{actual.mso_lorentz_m:.4g}" in capsys.readouterr().out
     with pytest.raises(UserError, match="curvature must be positive"):
         overlap(tmp_path, curvature=0)
+    unknown = overlap(tmp_path)  # no curvature is guessed
+    assert math.isnan(unknown.mso_lorentz) and unknown.mso == actual.mso
+    assert main(["lab", "overlap", str(tmp_path)]) == 0
+    assert "they hold offsets and no curvature; give it by --curvature" in capsys.readouterr().err
+    save_file({"lm_head.weight": torch.randn(9, 4)}, tmp_path / "a.safetensors")
+    assert main(["lab", "overlap", str(tmp_path), "--curvature", "2"]) == 2
+    assert "--curvature is for heads whose hyperplanes have offsets, and none here has" in capsys.readouterr().err
+
+
+def test_two_files_with_one_head_are_not_chosen_between(tmp_path: Path) -> None:
+    W = torch.randn(9, 4)
+    save_file({"lm_head.weight": W}, tmp_path / "ema.safetensors")
+    save_file({"lm_head.weight": W + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"both ema\.safetensors and model\.safetensors hold lm_head\.weight"):
+        overlap(tmp_path)
+    assert overlap(tmp_path / "ema.safetensors").mso == overlap_in_memory(W).mean_square
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": "ema"}}))
+    with pytest.raises(UserError, match=r"holds several models: a\.safetensors\.index\.json, b\."):
+        overlap(tmp_path)
+
+
+def test_a_damaged_configuration_and_scales_beside_a_head_are_told(tmp_path: Path) -> None:
+    W = torch.randn(9, 5)
+    save_file({"lm_head.weight": W}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "helm", "hidden_size": 4')
+    with pytest.raises(UserError, match=r"config\.json, which tells what the head is, is damaged"):
+        overlap(tmp_path)
+    (tmp_path / "config.json").unlink()
+    scaled = {"lm_head.weight": W.to(torch.float8_e4m3fn), "lm_head.weight_scale_inv": torch.rand(3, 1)}
+    save_file(scaled, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"quantised in parts that lm_head\.weight_scale_inv scales"):
+        overlap(tmp_path)
 
 
 def test_a_figure_of_heads(tmp_path: Path, seed: int) -> None:
@@ -439,7 +472,13 @@ def test_models_of_the_hub(hub: FakeHub, seed: int, capsys: pytest.CaptureFixtur
     assert hub.fetched == ["config.json", "model.safetensors.index.json", "b.safetensors"]  # not the other shard
     save_file({"wte.weight": W}, sharded(hub.folder / "org" / "small", W) / "model.safetensors")
     (hub.folder / "org" / "small" / "model.safetensors.index.json").unlink()
-    assert overlap("org/small").tensor == "wte.weight"
+    (hub.folder.parent / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))  # of something else
+    assert overlap("org/small").tensor == "wte.weight" and overlap("org/small").tied == "input embedding"
+    small = hub.folder / "org" / "small"
+    (small / "model.safetensors").rename(small / "c.safetensors")
+    with pytest.raises(UserError, match=r"org/small holds several models: a\.safetensors, b\.safetensors, c\."):
+        overlap("org/small")
+    (small / "c.safetensors").rename(small / "model.safetensors")
     for name in ("model.safetensors", "a.safetensors", "b.safetensors"):
         (hub.folder / "org" / "small" / name).unlink()
     torch.save({"lm_head.weight": W}, hub.folder / "org" / "small" / "pytorch_model.bin")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +28,9 @@ from hyptree.lab.sweeps.folder import stored_parts
 from hyptree.lab.sweeps.grid import Grid
 from hyptree.lab.sweeps.presets import PRESETS, preset
 from hyptree.lab.sweeps.run_table import COLUMNS, read_runs
-from hyptree.lab.sweeps.runner import Progress, sweep
+from hyptree.lab.sweeps.runner import sweep
 from hyptree.lab.theory import unlearned_loss
+from hyptree.progress import ProgressBar
 from hyptree.tables import to_csv
 
 GRID = Grid(name="a", n=30, m=(3, 5, 8), alpha=(0.0, 1.5), gamma=(-1.0, 0.3), batch=32, steps=60, eval_samples=128)
@@ -69,14 +72,15 @@ def assert_same(a: Path, b: Path) -> None:
 
 
 def test_tables_of_a_sweep(tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    rows = sweep([GRID, OTHER], tmp_path, show=seen.append, keep_weights=True)
+    printed = io.StringIO()
+    rows = sweep([GRID, OTHER], tmp_path, bar=ProgressBar("", 1, printed, every=0.0), keep_weights=True)
     assert len(rows) == 12 + 2 and [list(row) for row in rows] == [list(COLUMNS)] * 14
     read = read_runs(tmp_path)
     for row, back in zip(rows, read, strict=True):
         assert all(row[name] == back[name] or (row[name] != row[name] and back[name] != back[name]) for name in row)
-    assert {(p.part, p.step, p.num_models) for p in seen} >= {("a", 60, 12), ("b", 10, 2)}
-    assert all(p.rate > 0 and math.isfinite(p.median_loss) for p in seen)
+    assert "a: 60/60, 12 models" in printed.getvalue() and "b: 10/10, 2 models" in printed.getvalue()
+    losses = re.findall(r"median loss (\S+?),?\s", printed.getvalue())
+    assert losses and all(float(loss) > 0 for loss in losses)
     norms = load_tensors(tmp_path / "parts" / "a.safetensors")[0]["norms"]
     weights = load_tensors(tmp_path / "weights" / "a.safetensors")[0]
     for i, row in enumerate(rows[:12]):
@@ -413,3 +417,21 @@ def test_a_sweep_of_others_cannot_write_elsewhere(tmp_path):
         stored_parts(tmp_path / "sweep")
     assert main(["lab", "sweep", "--resume", "--quiet", "--out", str(tmp_path / "sweep")]) == 2
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_settings_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
+        (["--dist", "linear", "--alpha", "1"], "--alpha is for the shape power, and the data are linear; leave it out"),
+        (["--chunk", "-1"], "chunk must be 0 or more, got -1"),
+        (["--checkpoint-seconds", "-1"], "checkpoint_seconds must be 0 or more, got -1"),
+    ):
+        assert main(["lab", "sweep", "--steps", "2", "--out", str(tmp_path / "s"), *flags]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_weights_that_are_gone_are_told_on_resume(tmp_path: Path) -> None:
+    lines: list[str] = []
+    sweep([OTHER], tmp_path)
+    sweep([OTHER], tmp_path, resume=True, keep_weights=True, say=lines.append)
+    assert lines == ["no weights of part b: it was finished without --keep-weights"]

@@ -15,13 +15,13 @@ from torch.autograd import gradcheck
 from hyptree.geometry import lorentz
 from hyptree.lm import plain
 from hyptree.lm.ambient import constant_weights
+from hyptree.lm.blocks import DenseFFN
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.experts.mixture import CURVATURE_BOUNDS, ExpertStack, Mice, merge
-from hyptree.lm.ffn import DenseFFN
+from hyptree.lm.experts.mixture import CURVATURE_BOUNDS, ExpertStack, Mice
+from hyptree.ops.merge_points.reference import merge
 from hyptree.ops.residual_norm.reference import rms_norm
 from hyptree.train.optimizer.build import param_groups
 from hyptree.train.run.recipe import OptimSettings
-from tests.lm.make import lift
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -72,9 +72,9 @@ def test_grouped_mice_is_its_definition(changes: dict[str, Any]) -> None:
     """T8, T9: values and all gradients."""
     mice = make(**changes).eval()
     mice.gate.balance_bias.copy_(0.1 * torch.randn(4))
-    n, c = mice.routed.features, mice.c
+    n, c = mice.sizes.features, mice.sizes.c
     space = points(c, 2, 5, n=n).requires_grad_()
-    actual, aux = mice(lift(space, c), space)
+    actual, aux = mice(space)
     expected = mice_by_definition(mice, config(**changes), space)
     assert aux is None and actual.shape == space.shape
     torch.testing.assert_close(actual, expected, **EXACT)
@@ -90,9 +90,9 @@ def test_grouped_mice_is_its_definition(changes: dict[str, Any]) -> None:
 def test_float32_is_near_float64() -> None:
     mice = make(torch.float32).eval()
     space = points(1.0, 3, 6, dtype=torch.float32)
-    actual = mice(lift(space), space)[0]
+    actual = mice(space)[0]
     exact = copy.deepcopy(mice).double()
-    torch.testing.assert_close(actual.double(), exact(lift(space.double()), space.double())[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.double(), exact(space.double())[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("k", [0.1, 1.0, 2.0])
@@ -103,18 +103,18 @@ def test_curvature_is_a_temperature_of_the_gate(k: float) -> None:
     with torch.no_grad():
         stack.log_curvature.fill_(math.log(k))
     x = points(0.7, 6)
-    actual = stack(lift(x, 0.7), torch.tensor([6], dtype=torch.int32))
+    actual = stack(x, torch.tensor([6], dtype=torch.int32))
     definition = plain.Experts(config(curvature=0.7), 1, None)
     expected = torch.func.functional_call(definition, dict(stack.named_parameters()), (x[None],))[0, :, 0]
     torch.testing.assert_close(actual, expected, **EXACT)
-    torch.testing.assert_close(stack.every(lift(x, 0.7))[0], expected, **EXACT)
+    torch.testing.assert_close(stack(x)[0], expected, **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_odd_sizes_fit_the_grouped_kernel(dtype: torch.dtype) -> None:
     """Whatever n and the hidden size are, all operands have the layout that ``grouped_mm`` demands, also backwards."""
     stack = stir(ExpertStack(3, 13, 10, curvature=[0.5, 1.0, 2.0]))
-    rows, ends = lift(points(1.0, 9).float()), torch.tensor([4, 4, 9], dtype=torch.int32)
+    rows, ends = points(1.0, 9).float(), torch.tensor([4, 4, 9], dtype=torch.int32)
     grad, results = torch.randn(9, 13), []
     for kind in (dtype, torch.float64):
         own, x = copy.deepcopy(stack).to(dtype).to(kind), rows.to(dtype).to(kind).requires_grad_()
@@ -137,7 +137,7 @@ def test_order_of_experts_does_not_matter() -> None:
         other.gate.weight.copy_(mice.gate.weight[order])
         other.gate.balance_bias.copy_(mice.gate.balance_bias[order])
     space = points(1.0, 2, 9)
-    torch.testing.assert_close(other(lift(space), space)[0], mice(lift(space), space)[0], **EXACT)
+    torch.testing.assert_close(other(space)[0], mice(space)[0], **EXACT)
 
 
 def test_one_expert_of_the_models_curvature_is_the_dense_network() -> None:
@@ -155,7 +155,7 @@ def test_one_expert_of_the_models_curvature_is_the_dense_network() -> None:
             layer.weight.copy_(weight.reshape(layer.weight.shape))
             layer.weight_time.copy_(time.reshape(-1))
             layer.bias.copy_(bias.reshape(-1))
-    torch.testing.assert_close(mice(lift(space), space)[0], dense(dense.entry(space))[0], **EXACT)
+    torch.testing.assert_close(mice(space)[0], dense(dense.gate_up_proj(space))[0], **EXACT)
 
 
 def test_merge_is_the_centroid_and_keeps_its_bound() -> None:
@@ -176,15 +176,14 @@ def test_gate_and_curvatures_are_trained() -> None:
     """T9: gradients of the gate and of every curvature, by differences too; none of the bias."""
     mice = make(hidden_size=4, moe_intermediate_size=3, n_routed_experts=3, shared_curvature=True)
     space = points(1.0, 1, 6, n=4)
-    lifted = lift(space)
     names = ["gate.weight", "routed.log_curvature", "shared.log_curvature", "routed.bias_out", "shared.weight_out"]
     values = [mice.get_parameter(name) for name in names]
 
     def run(*tensors: Tensor) -> Tensor:
-        return torch.func.functional_call(mice, dict(zip(names, tensors, strict=True)), (lifted, space))[0]
+        return torch.func.functional_call(mice, dict(zip(names, tensors, strict=True)), (space,))[0]
 
     assert gradcheck(run, tuple(v.detach().clone().requires_grad_() for v in values))
-    mice(lifted, space)[0].pow(2).sum().backward()
+    mice(space)[0].pow(2).sum().backward()
     for name, value in zip(names, values, strict=True):
         assert value.grad is not None and value.grad.abs().max() > 1e-6, name
     assert (mice.routed.log_curvature.grad != 0).sum() >= 2 and mice.gate.balance_bias.grad is None
@@ -193,11 +192,11 @@ def test_gate_and_curvatures_are_trained() -> None:
 def test_balance_loss_reaches_the_gate_alone() -> None:
     mice = make().train()
     space = points(1.0, 2, 6)
-    aux = mice(lift(space), space)[1]
+    aux = mice(space)[1]
     assert aux is not None and aux.dim() == 0
     aux.backward()
     assert [name for name, p in mice.named_parameters() if p.grad is not None] == ["gate.weight"]
-    assert make(balance_loss=0.0).train()(lift(space), space)[1] is None
+    assert make(balance_loss=0.0).train()(space)[1] is None
 
 
 def test_curvatures_begin_spread_and_stay_within_bounds() -> None:
@@ -237,25 +236,24 @@ def test_number_of_parameters() -> None:
 def test_matrices_are_made_once_where_weights_are_constant() -> None:
     mice = make().eval()
     space = points(1.0, 1, 4)
-    width = lift(space).shape[-1]
     with torch.no_grad():
-        first = mice(lift(space), space)[0]
+        first = mice(space)[0]
         with constant_weights():
-            assert torch.equal(mice(lift(space), space)[0], first)
-            kept = mice.routed.matrices(torch.float64, width)[0]
-            assert mice.routed.matrices(torch.float64, width)[0] is kept
+            assert torch.equal(mice(space)[0], first)
+            kept = mice.routed.stacked(torch.float64, 16).first
+            assert mice.routed.stacked(torch.float64, 16).first is kept
         mice.routed.weight_in.data.mul_(1.5)
-        second = mice(lift(space), space)[0]
+        second = mice(space)[0]
         with constant_weights():
-            torch.testing.assert_close(mice(lift(space), space)[0], second, **EXACT)
+            torch.testing.assert_close(mice(space)[0], second, **EXACT)
     assert (second - first).abs().max() > 1e-3
 
 
 def test_training_and_evaluation_agree_and_runs_repeat() -> None:
     mice = make(torch.float32).train()
     space = points(1.0, 2, 8, dtype=torch.float32)
-    actual = mice(lift(space), space)[0]
-    assert torch.equal(mice(lift(space), space)[0], actual) and torch.equal(mice.eval()(lift(space), space)[0], actual)
+    actual = mice(space)[0]
+    assert torch.equal(mice(space)[0], actual) and torch.equal(mice.eval()(space)[0], actual)
 
 
 def test_bfloat16_is_near_float32() -> None:
@@ -264,11 +262,11 @@ def test_bfloat16_is_near_float32() -> None:
         for p in mice.parameters():
             p.mul_(0.3)
     space = points(1.0, 4, 16, dtype=torch.float32, n=64)
-    exact = mice(lift(space), space)[0]
+    exact = mice(space)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = mice(lift(space), space)[0]
+        mixed = mice(space)[0]
     low = copy.deepcopy(mice).bfloat16()
-    pure = low(lift(space.bfloat16()), space.bfloat16())[0]
+    pure = low(space.bfloat16())[0]
     for actual in (mixed, pure):
         assert actual.dtype == torch.bfloat16
         close = ((actual - exact).norm(dim=-1) / exact.norm(dim=-1)).median()  # a token may choose other experts
@@ -287,7 +285,7 @@ def test_compiles_whole(norm: bool) -> None:
     for run in (mice, compiled):
         mice.zero_grad()
         mice.gate.counts.zero_()
-        out, aux = run(lift(space), space)
+        out, aux = run(space)
         (out.pow(2).sum() + aux).backward()
         results.append([out, aux, mice.gate.counts.clone(), *(p.grad for p in mice.parameters())])
     for one, other in zip(*results, strict=True):
@@ -301,7 +299,7 @@ def test_inductor_agrees_in_bfloat16() -> None:
 
     def step(space: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return mice(lift(space), space)[0]
+            return mice(space)[0]
 
     actual, expected = torch.compile(step, fullgraph=True)(space), step(space)
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * float(expected.detach().abs().max()))
@@ -316,12 +314,12 @@ def test_gpu_waits_for_nothing_and_repeats(is_compiled: bool) -> None:
         for p in mice.parameters():
             p.mul_(0.3)
     space = points(1.0, 4, 50, dtype=torch.float32, n=72).cuda()
-    exact = mice(lift(space), space)[0]
+    exact = mice(space)[0]
     mice.gate.counts.zero_()
 
     def step(space: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast("cuda", torch.bfloat16):
-            return mice(lift(space), space)
+            return mice(space)
 
     run = torch.compile(step, fullgraph=True) if is_compiled else step
     results = []

@@ -43,7 +43,8 @@ def left_padded(length: int, device: str) -> Tensor:
 
 
 def attend(layer: Any, s: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-    _, rows = norm_linear(s, torch.ones_like(s[0, 0]), layer.entry, eps=1.0, c=layer.entry.c)
+    first = layer.down if isinstance(layer, LatentAttention) else layer.qkv_proj
+    _, rows = norm_linear(s, torch.ones_like(s[0, 0]), first, eps=1.0, c=first.c)
     out: Tensor = layer(rows, tables, mask)[0]
     return out
 

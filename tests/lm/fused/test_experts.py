@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hyptree.lm.ambient import padded_width
 from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
 from tests.lm.experts.test_mixture import config, points, stir
@@ -51,24 +52,24 @@ def make(device: str, **changes: Any) -> Mice:
 )
 def test_kernels_say_the_same(changes: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mice = make(device, **changes).train()
-    n, c, bias = mice.routed.features, mice.c, mice.routed.bias_in is not None
+    n, c = mice.sizes.features, mice.sizes.c
     space = points(c, 2, 3, dtype=torch.float32, n=n).to(device)
-    lifted = lift(space, c, bias=bias)
     grad, results = torch.randn_like(space), []
     for backend in ("triton", "torch"):
         monkeypatch.setenv("HYPTREE_BACKEND", backend)
-        assert mice.routed.fits(lifted) == (backend == "triton" and not mice.routed.norm)
-        inputs = [lifted.clone().requires_grad_(), space.clone().requires_grad_(), *mice.parameters()]
-        out, aux = mice(*inputs[:2])
-        assert aux is not None
+        inputs = [space.clone().requires_grad_(), *mice.parameters()]
+        out, aux = mice(inputs[0])
+        assert aux is not None and out.grad_fn is not None
+        is_fused = "Mice" in str(out.grad_fn.next_functions)
+        assert is_fused == (backend == "triton" and not mice.has_norm)
         actual = torch.autograd.grad((out * grad).sum() + aux, inputs, allow_unused=True)
         results.append([out.detach(), *actual])
-    names = ["out", "lifted", "space", *(name for name, _ in mice.named_parameters())]
+    names = ["out", "space", *(name for name, _ in mice.named_parameters())]
     for name, one, other in zip(names, *results, strict=True):
         if other is None:
             assert one is None or one.count_nonzero() == 0, name
             continue
-        assert one is not None and (one.is_contiguous() or mice.routed.norm), name
+        assert one is not None and (one.is_contiguous() or mice.has_norm), name
         size = other.abs().max().clamp(min=1.0)
         torch.testing.assert_close(one / size, other / size, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -86,9 +87,9 @@ def test_only_what_products_wrote_is_kept(device: str, monkeypatch: pytest.Monke
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        mice(lifted, space)
+        mice(lifted)
     per_choice = sorted(x.numel() // 24 for x in kept.values() if x.is_floating_point() and x.shape[:1] == (24,))
-    assert per_choice == [1, mice.routed.features // 8 * 8 + 8, 2 * mice.routed.inner]  # factor, points, gate and up
+    assert per_choice == [1, mice.sizes.features // 8 * 8 + 8, 2 * padded_width(10)]  # factor, points, gate and up
 
 
 def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +97,11 @@ def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.Monk
     mice = make(device, shared_curvature=True).eval()
     space = points(1.0, 1, 4, dtype=torch.float32).to(device)
     with torch.no_grad():
-        first = mice(lift(space), space)[0]
-        assert torch.equal(mice(lift(space), space)[0], first)
+        first = mice(space)[0]
+        assert torch.equal(mice(space)[0], first)
         mice.routed.bias_in.add_(0.5)  # type: ignore[union-attr]
-        second = mice(lift(space), space)[0]
+        second = mice(space)[0]
         monkeypatch.setenv("HYPTREE_BACKEND", "torch")
-        expected = mice(lift(space), space)[0]
+        expected = mice(space)[0]
     assert (second - first).abs().max() > 1e-3
     torch.testing.assert_close(second, expected, **CLOSE)

@@ -11,10 +11,10 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import DynamicCache
 
 from hyptree.lm.config import HelmConfig
-from hyptree.lm.latent.attention import LatentAttention
-from hyptree.lm.latent.scores import Queries, Sizes, key_value_columns, query_columns, visible_keys
+from hyptree.lm.latent.attention import LatentAttention, visible_keys
 from hyptree.lm.plain import Attention, rotary_frequencies
 from hyptree.lm.rotary import HelmRotary
+from hyptree.ops.heads import Heads, lift_heads
 
 SMALL: dict[str, Any] = {
     "variant": "mice",
@@ -68,7 +68,7 @@ def run(
     """The layer on points s (B, N, n), by default at positions 0..N-1."""
     if positions is None:
         positions = torch.arange(s.shape[1]).expand(s.shape[:2])
-    out: Tensor = layer(layer.entry(s), tables(layer, positions, s.dtype), mask, cache)[0]
+    out: Tensor = layer(layer.down(s), tables(layer, positions, s.dtype), mask, cache)[0]
     return out
 
 
@@ -160,20 +160,19 @@ def test_bfloat16_stays_close_to_float32(columns: str) -> None:
 
 def test_split_times_carry_scores_that_one_column_loses() -> None:
     """The columns in bfloat16 against the scores of the same rounded points, products and sums in float64."""
-    errors = {}
-    space, key = ((8 * torch.randn(1, 30, 3, 16)).bfloat16().float() for _ in range(2))  # times near 24
-    space[..., 9:] = key[..., 9:] = 0
-    time, excess = torch.sqrt((space**2).sum(-1, keepdim=True) + 1), torch.sqrt((key**2).sum(-1, keepdim=True) + 1) - 1
-    left, right = space.double().transpose(1, 2), key.double().transpose(1, 2)
-    exact = (
-        left @ right.mT
-        - ((left**2).sum(-1, keepdim=True) + 1).sqrt() * (((right**2).sum(-1, keepdim=True) + 1).sqrt() - 1).mT
-    )
+    errors, cos, sin = {}, torch.ones(1, 30, 4), torch.zeros(1, 30, 4)
+    query, key = ((8 * torch.randn(1, 30, 3, 16)).bfloat16() for _ in range(2))  # times near 24
+    key[..., :4] = key[:, :, :1, :4]  # what all heads share
+    left, right = (x[..., :9].double().transpose(1, 2) for x in (query, key))
+    time, excess = (left.square().sum(-1, keepdim=True) + 1).sqrt(), (right.square().sum(-1) + 1).sqrt() - 1
+    exact = left @ right.mT - time * excess[:, :, None]
+    rows = torch.stack([key, key], 2).flatten(2)
     for split in (False, True):
-        sizes = Sizes(9, 7, 1.0, split)
-        q = query_columns(Queries(space, time), sizes, torch.bfloat16)
-        k, _ = key_value_columns(key.unsqueeze(2).expand(-1, -1, 2, -1, -1), excess.unsqueeze(2), sizes, torch.bfloat16)
-        errors[split] = (q.double() @ k.double().mT - exact).abs().max().item()
+        heads = Heads(3, 16, 9, 7, shared_dim=4, split=split)
+        log_tau = torch.tensor([2.0]).log()  # so that queries are multiplied by 1
+        q, k, _ = lift_heads(rows, cos, sin, log_tau, heads, queries=query, shared=key[:, :, 0])
+        q, k = (x.double().transpose(1, 2) for x in (q, k))
+        errors[split] = (q @ k.mT - exact).abs().max().item()
     assert errors[False] > 0.1
     assert errors[True] < errors[False] / 100, errors
 
@@ -230,27 +229,25 @@ def test_weights_come_with_the_eager_implementation() -> None:
     layer.config._attn_implementation = "eager"
     s = torch.randn(2, 5, 20, dtype=torch.float64)
     positions = tables(layer, torch.arange(5).expand(2, -1))
-    out, weights = layer(layer.entry(s), positions, output_attentions=True)
+    out, weights = layer(layer.down(s), positions, output_attentions=True)
     assert torch.equal(out, run(layer, s))
     assert weights.shape == (2, 3, 5, 5)
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
     assert (weights.triu(1) == 0).all()
     cache = DynamicCache()
     run(layer, s[:, :4], None, None, cache)
-    _, last = layer(layer.entry(s[:, 4:]), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
+    _, last = layer(layer.down(s[:, 4:]), tables(layer, torch.full((2, 1), 4)), None, cache, output_attentions=True)
     assert torch.allclose(last, weights[:, :, 4:], rtol=1e-12, atol=1e-12)  # absorbed
 
 
 def test_keys_that_a_query_may_see() -> None:
     device = torch.device("cpu")
-    assert visible_keys(None, 0, 5, 5, device) == (None, True)
-    assert visible_keys(None, 4, 1, 5, device) == (None, False)
-    expected = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    mask, is_causal = visible_keys(None, 2, 2, 4, device)
-    assert not is_causal
-    assert mask is not None and torch.equal(mask[0, 0], expected)
-    mask, _ = visible_keys(None, torch.tensor(2), 1, 6, device)
+    assert visible_keys(None, 0, 5, 5, device) is None
+    assert visible_keys(None, 4, 1, 5, device) is None
+    mask = visible_keys(None, 2, 2, 4, device)
+    assert mask is not None and torch.equal(mask[0, 0], torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool())
+    mask = visible_keys(None, torch.tensor(2), 1, 6, device)
     assert mask is not None and mask.flatten().tolist() == [True, True, True, False, False, False]
     inputs = torch.rand(1, 1, 2, 9) > 0.5
-    mask, is_causal = visible_keys(inputs, 0, 2, 4, device)
-    assert mask is not None and torch.equal(mask, inputs[..., :4]) and not is_causal
+    mask = visible_keys(inputs, 0, 2, 4, device)
+    assert mask is not None and torch.equal(mask, inputs[..., :4])

@@ -12,11 +12,14 @@ from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
 from hyptree.lm.config import HelmConfig
+from hyptree.lm.latent import attention
 from hyptree.lm.latent.attention import LatentAttention
-from hyptree.lm.latent.cache import LatentState, cache_bytes_per_token, pack, split_high_low, unpack
-from hyptree.lm.latent.scores import attend_absorbed
+from hyptree.lm.latent.cache import cache_bytes_per_token, pack, split_high_low
 from hyptree.lm.modeling import HelmForCausalLM, HelmModel
 from hyptree.lm.presets import preset, presets
+from hyptree.ops.centroid.reference import centroid_space
+from hyptree.ops.latent_decode import latent_decode
+from hyptree.ops.latent_decode.reference import unpack_times
 from tests.lm.latent.test_attention import SMALL, make, run, tables
 
 LENGTH = 12
@@ -126,31 +129,29 @@ def test_absorbed_equals_rebuilt_with_gradients(changes: dict[str, Any]) -> None
 
 
 @torch.no_grad()
-def test_absorbed_is_one_attention_with_a_single_key_head() -> None:
+def test_absorbed_is_one_attention_with_a_single_key_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """The derived form: keys [z, k_r, k_t of all heads], values [z, v_t of all heads], the heads are the queries."""
-    layer = make()
-    s = torch.randn(2, LENGTH, 20, dtype=torch.float64)
-    cache, place = DynamicCache(), torch.full((2, 1), LENGTH - 1)
-    feed(layer, s, cache, [LENGTH - 1, 1])
-    state = unpack(cache.layers[0].keys, cache.layers[0].values, 3)
-    queries, _, _ = layer._project(layer.entry(s[:, -1:]), tables(layer, place))
-    inputs, weights = attend_absorbed(
-        queries, state, *layer._up(layer.kv_up.matrix(torch.float64)), 4, layer.value_scale, None, LENGTH - 1
-    )
-    assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 1, dtype=torch.float64))
+    layer, seen = make(), list[Tensor]()
 
-    q, time = queries.space[:, 0], queries.time[:, 0, :, 0]  # (B, H, width), (B, H), both times 2/tau
-    weight = torch.cat([layer.kv_up.weight, layer.kv_up.weight_time[:, None]], 1)
-    up_key, up_value = weight[: 3 * 5].unflatten(0, (3, 5)), weight[3 * 5 :].unflatten(0, (3, 7))
-    z, rotated = state.keys[..., :10], state.keys[..., 11:]  # (B, M, r + 1), (B, M, d_r)
-    query = torch.cat([torch.einsum("bhd,hdr->bhr", q[..., 4:9], up_key), q[..., :4], -torch.diag_embed(time)], -1)
-    keys, values = torch.cat([z, rotated, state.key_excess], -1), torch.cat([z, state.value_excess], -1)
-    mean = torch.nn.functional.scaled_dot_product_attention(query[:, None], keys[:, None], values[:, None], scale=1.0)
+    def catch(queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, *rest: Any, **settings: Any) -> Tensor:
+        seen[:] = queries, time, keys, times, latent_decode(queries, time, keys, times, *rest, **settings)
+        return seen[-1]
+
+    monkeypatch.setattr(attention, "latent_decode", catch)
+    feed(layer, torch.randn(2, LENGTH, 20, dtype=torch.float64), DynamicCache(), [LENGTH - 1, 1])
+    queries, time, keys, times, points = seen
+    absorbed = layer.kv_up.weight[: 3 * 5].unflatten(0, (3, 5))  # (H, d_n, r), what took queries to latents
+    assert torch.linalg.matrix_rank(absorbed).tolist() == [5, 5, 5] and queries.shape == (2, 3, 9 + 2 + 4)
+    query = torch.cat([queries, -torch.diag_embed(time)], -1)[:, None]
+    values = torch.cat([keys[..., :10], times[..., 3:]], -1)[:, None]
+    both = torch.cat([keys, times[..., :3]], -1)[:, None]
+    mean = torch.nn.functional.scaled_dot_product_attention(query, both, values, scale=1.0)
+    weight = torch.cat([layer.kv_up.weight, layer.kv_up.weight_time[:, None]], 1)[3 * 5 :].unflatten(0, (3, 7))
     bias = layer.kv_up.bias[3 * 5 :].unflatten(0, (3, 7))  # type: ignore[index]
-    space = (torch.einsum("bhr,hdr->bhd", mean[:, 0, :, :10], up_value) + bias) * layer.config.value_scale
-    excess = torch.stack([mean[:, 0, head, 10 + head] for head in range(3)], 1)
-    assert torch.allclose(inputs[:, :, 0, :7], space, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(inputs[:, :, 0, 7], excess, rtol=1e-12, atol=1e-12)
+    space = (torch.einsum("bhr,hdr->bhd", mean[:, 0, :, :10], weight) + bias) * layer.config.value_scale
+    excess = torch.stack([mean[:, 0, head, 10 + head] for head in range(3)], 1)[..., None]
+    expected = centroid_space(torch.cat([space, excess], -1), 7)
+    assert torch.allclose(points[..., :7], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["latent", "full"])
@@ -171,13 +172,12 @@ def test_crop_and_reorder_need_to_know_nothing(mode: str) -> None:
 def test_times_keep_their_digits_in_half_precision(dtype: torch.dtype) -> None:
     times = torch.rand(2, 5, 4).exp() * 30
     keys = torch.randn(2, 5, 11).to(dtype)
-    slots = pack(LatentState(keys, times[..., :2], times[..., 2:]))
+    slots = pack(keys, times[..., :2], times[..., 2:])
     assert slots[0].dtype == slots[1].dtype == dtype
     assert slots[0].shape == (2, 1, 5, 11)
     assert slots[1].shape == (2, 1, 5, 8)
-    state = unpack(*slots, 2)
-    assert torch.equal(state.keys, keys)
-    inputs = torch.cat([state.key_excess, state.value_excess], -1)
+    assert torch.equal(slots[0][:, 0], keys)
+    inputs = torch.cat(unpack_times(slots[1][:, 0], 2), -1)
     assert inputs.dtype == torch.float32
     error = ((inputs - times) / times).abs().max().item()
     assert 0 < error < torch.finfo(dtype).eps ** 2
@@ -224,7 +224,7 @@ def test_a_step_compiles_whole_with_a_static_cache(mode: str) -> None:
 
     @torch.compile(backend=counter, fullgraph=True)
     def step(s: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        out: Tensor = layer(layer.entry(s), (cos, sin), None, cache)[0]
+        out: Tensor = layer(layer.down(s), (cos, sin), None, cache)[0]
         return out
 
     outputs = []
@@ -255,7 +255,7 @@ def test_bfloat16_steps_on_a_gpu(mode: str, no_waiting) -> None:
         inputs.append([x.cuda() for x in (s[:, start:stop].bfloat16(), cos, sin, mask.expand(2, 1, -1, -1))])
 
     def run_step(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        out: Tensor = layer(layer.entry(x), (cos, sin), mask, cache)[0]
+        out: Tensor = layer(layer.down(x), (cos, sin), mask, cache)[0]
         return out
 
     step = torch.compile(run_step, fullgraph=True)

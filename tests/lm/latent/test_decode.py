@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
-from hyptree.lm.latent import attention as latent
 from hyptree.ops import backend as backends
+from hyptree.ops import latent_decode
 from tests.lm.latent.test_attention import make, run, tables
 
 pytest.importorskip("triton")
@@ -33,12 +33,12 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sequences each call of the kernels had."""
     calls: list[int] = []
 
-    def counted(queries: Tensor, *args: Any, **settings: Any) -> Tensor:
+    def counted(queries: Tensor, *args: Any) -> Tensor:
         calls.append(queries.shape[0])
-        return decode(queries, *args, **settings)
+        return decode(queries, *args)
 
-    decode = latent.latent_decode
-    monkeypatch.setattr(latent, "latent_decode", counted)
+    decode = latent_decode._forward
+    monkeypatch.setattr(latent_decode, "_forward", counted)
     return calls
 
 
@@ -52,7 +52,7 @@ def step(layer: Any, s: Tensor, start: int, stop: int, cache: Any, mask: Tensor 
     rows = None
     if mask is not None:
         rows = mask[:, :, start:stop, : stop if isinstance(cache, DynamicCache) else None]
-    out, weights = layer(layer.entry(s[:, start:stop]), tables(layer, place, torch.float32), rows, cache, **options)
+    out, weights = layer(layer.down(s[:, start:stop]), tables(layer, place, torch.float32), rows, cache, **options)
     return (out, weights) if options else out
 
 
@@ -138,7 +138,7 @@ def test_a_step_is_one_graph_with_a_static_cache(
     other, counter = copy.deepcopy(cache), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda s, cos, sin, seen: layer(layer.entry(s), (cos, sin), seen, other)[0], backend=counter, fullgraph=True
+        lambda s, cos, sin, seen: layer(layer.down(s), (cos, sin), seen, other)[0], backend=counter, fullgraph=True
     )
     for place in (7, 8, 9):
         expected = step(layer, s, place, place + 1, cache, rows)

@@ -215,7 +215,16 @@ def test_what_is_not_plain_is_called(device: str) -> None:
     handle = model.encode.layers[1].register_forward_pre_hook(lambda *_: None)  # of a part, not of a layer
     assert not runs()
     handle.remove()
+    handle = model.decompose.mlp[1].register_forward_hook(lambda *_: None)  # of what stands between two layers
+    assert not runs()
+    handle.remove()
+    model.decompose.dropout.train()  # by itself
+    assert not runs()
+    model.eval()
     model.decompose.self_out = Wrapped(32, 32).to(device)
+    assert not runs()
+    model = made(device)
+    model.encode.layers[0].mlp[1] = nn.ReLU()
     assert not runs()
     model = made(device)
     assert runs() and not can_evaluate(model, tokens, torch.float32)  # in float32 layers are called

@@ -333,6 +333,41 @@ def test_a_tower_that_cannot_be_adapted_is_named() -> None:
         attach(convnext_clip(), LoraConfig(2, towers=("image",)))
 
 
+def test_a_tower_whose_end_is_unknown_is_named() -> None:
+    model = CLIPS[0]()
+    model.visual_projection = nn.Sequential(model.visual_projection)
+    with pytest.warns(UserWarning, match=r"the image tower of CLIPModel has no end .* say towers=\('text',\)"):
+        handle = attach(model, ScaleAdapterConfig(8, space="embedding"))
+    assert list(handle._set.embeddings) == ["text"]
+
+
+def test_convolutions_beside_attention_are_named() -> None:
+    import open_clip
+
+    text = open_clip.model.CLIPTextCfg(context_length=8, vocab_size=VOCABULARY, width=32, heads=2, layers=2)
+    image = open_clip.model.CLIPVisionCfg(layers=(1, 1, 1, 1), width=8, head_width=16, image_size=32)
+    model = open_clip.CLIP(24, image, text)
+    with pytest.warns(UserWarning, match=r"^CLIP: \d+ convolutions of the image tower .* take no adapter; they stay"):
+        handle = attach(model, LoraConfig(2))
+    assert "visual.attnpool.q_proj.weight" in handle._set.group_of
+
+
+def test_parts_of_neither_tower_are_left_alone_and_named() -> None:
+    """X-CLIP's mit mixes the frames of a film, FLAVA's multimodal model both towers: no text goes through them."""
+    import transformers
+
+    shape = {**IMAGE, "image_size": 32, "patch_size": 16}
+    config = transformers.XCLIPConfig(
+        text_config={**TEXT, "vocab_size": VOCABULARY, "max_position_embeddings": 8},
+        vision_config={**shape, "mit_hidden_size": 24, "mit_intermediate_size": 24, "mit_num_attention_heads": 2},
+        projection_dim=24,
+    )
+    model = transformers.XCLIPModel(config)
+    with pytest.warns(UserWarning, match=r"^XCLIPModel: mit belong to neither tower; they stay as they are$"):
+        sites = attachment_points(model, ("q", "v"))
+    assert {site.name.split(".")[0] for site in sites} == {"text_model", "vision_model"}
+
+
 @pytest.mark.parametrize("targets", [("q", "v"), ("q", "k", "v", "out", "mlp")])
 @pytest.mark.parametrize(("build", "unread"), [(coca, "text_decoder"), (blip, "crossattention")])
 def test_parts_that_no_embedding_reads_get_no_adapter(

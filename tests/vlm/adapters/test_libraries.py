@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from hyptree.errors import UserError
-from hyptree.vlm import AdapterConfig, LoraConfig, ScaleAdapterConfig, attach
-from tests.vlm.adapters.small_clips import CLIPS, encode, pixels, shake, tokens
+from hyptree.vlm import AdapterConfig, LatentHierarchyHead, LoraConfig, ScaleAdapterConfig, attach, load_encoder
+from hyptree.vlm.encoders.patch_features import dense_tower
+from hyptree.vlm.lathadapter.hosts import JointHost, PromptHost
+from tests.vlm.adapters.small_clips import CLIPS, SmallModel, encode, every_clip, pixels, shake, tokens
+from tests.vlm.small_models import save_dual
 
 pytestmark = pytest.mark.filterwarnings(  # their own
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:The following device_map keys:UserWarning"
@@ -57,6 +60,100 @@ def test_offloaded_after_attaching(config: AdapterConfig, place: Any, tmp_path: 
     for _ in range(2):
         torch.testing.assert_close(encode(model, words, pictures), expected, rtol=0, atol=1e-5)
     accelerate.hooks.remove_hook_from_submodules(model)
+
+
+def forward(model: Any, words: Tensor, pictures: Tensor) -> Tensor:
+    """Both embeddings by the model's own forward pass: a method past it brings no offloaded weight in."""
+    if hasattr(model, "encode_text"):
+        return torch.cat(model(pictures, words)[:2], dim=-1)
+    output = model(input_ids=words, pixel_values=pictures)
+    return torch.cat([output.image_embeds, output.text_embeds], dim=-1)
+
+
+@pytest.mark.parametrize("to_disk", [False, True], ids=["cpu", "disk"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["offloaded last", "offloaded first"])
+@every_clip
+@every_config
+@torch.no_grad()
+def test_towers_with_torchs_attention_offloaded(
+    config: AdapterConfig, small: SmallModel, is_first: bool, to_disk: bool, tmp_path: Path
+):
+    """torch's attention reads the weight of its output layer, so a hook around it brings in both."""
+    model, twin, words, pictures = small(), small(), tokens(), pixels()
+    twin.load_state_dict(model.state_dict())
+    handle = attach(twin, config)
+    shake(handle)
+    if not is_first:
+        attach(model, config).load_state_dict(handle.state_dict())
+    whole = {"execution_device": "cpu", "preload_module_classes": ["MultiheadAttention"]}
+    if to_disk:
+        accelerate.disk_offload(model, str(tmp_path), **whole)
+    else:
+        accelerate.cpu_offload(model, **whole)
+    if is_first:
+        attach(model, config).load_state_dict(handle.state_dict())
+    for _ in range(2):
+        actual, expected = forward(model, words, pictures), forward(twin, words, pictures)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_dual(tmp_path_factory.mktemp("clip"), "clip")
+
+
+@every_place
+@pytest.mark.parametrize("kind", [PromptHost, JointHost])
+def test_hosts_and_heads_on_an_offloaded_encoder(kind: Any, place: Any, clip_folder: Path, tmp_path: Path):
+    """LatHAdapter's words of context and prompts, with an adapter below and a head on top that is offloaded as well."""
+    losses, grads = [], []
+    for away in (False, True):
+        encoder = load_encoder(f"hf:{clip_folder}")
+        torch.manual_seed(0)
+        shake(attach(encoder, ScaleAdapterConfig(8)))
+        if away:
+            place(encoder.model, tmp_path)
+            assert any(parameter.is_meta for parameter in encoder.model.parameters())
+        host = kind(encoder)
+        text = host.text_features(["truck", "car", "vehicle"])
+        head = LatentHierarchyHead(24, 2).train()
+        pictures = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
+        images = host.image_features(pictures) if kind is JointHost else encoder.encode_images(pictures)
+        loss = head(images, text, torch.tensor([0, 2]))[1]["total"]
+        loss.backward()
+        losses.append(loss.detach())
+        grads.append([p.grad for p in [*host.parameters(), *head.parameters()]])
+        if away:
+            bare, baked = head.eval()(images, text)[0], head.bake(text)
+            accelerate.cpu_offload(head, execution_device="cpu")
+            torch.testing.assert_close(head(images, text)[0], bare, rtol=0, atol=1e-5)
+            torch.testing.assert_close(head.classify(images, baked), bare, rtol=0, atol=1e-5)
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-5)
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@every_place
+@torch.no_grad()
+def test_patches_of_an_offloaded_tower(place: Any, clip_folder: Path, tmp_path: Path):
+    encoder, twin = (load_encoder(f"hf:{clip_folder}") for _ in range(2))
+    for one in (encoder, twin):
+        torch.manual_seed(0)
+        shake(attach(one, ScaleAdapterConfig(8)))
+    place(encoder.model, tmp_path)
+    pictures = torch.randn(2, 3, 32, 32)
+    actual, expected = (dense_tower(one)(pictures).features for one in (encoder, twin))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(encoder.image_tokens(pictures), twin.image_tokens(pictures), rtol=0, atol=1e-5)
+
+
+def test_patches_of_an_offloaded_tower_of_open_clip_are_one_line():
+    """Its weights would be read where no hook brings them in: any numbers came out, without a word."""
+    model = OPEN_CLIP()
+    accelerate.cpu_offload(model, execution_device="cpu", preload_module_classes=["MultiheadAttention"])
+    with torch.no_grad(), pytest.raises(UserError, match=r"offloaded tower of open_clip; bring model\.visual") as error:
+        dense_tower(model)(pixels())
+    assert "\n" not in str(error.value)
 
 
 @every_place

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyptree.vlm import LoraConfig, OrthogonalConfig, ScaleAdapterConfig, attach
 from hyptree.vlm.adapters.attachment import handle_of
-from tests.sequences import ACTIONS, Bench, run_sequence
+from tests.sequences import ACTIONS, Bench, Wrapper, bare, run_sequence
 from tests.vlm.adapters.small_clips import CLIPS, SmallModel, encode, pixels, shake, tokens
 
 CONFIGS = {
@@ -23,18 +23,6 @@ CONFIGS = {
 WORDS, PICTURES = tokens(2), pixels(2)
 
 
-class Wrapper(nn.Module):
-    """A model inside another one, as in a training loop: its towers are called past the wrapper."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner = inner
-
-
-def bare(model: nn.Module) -> nn.Module:
-    return bare(model.inner) if isinstance(model, Wrapper) else model
-
-
 def attached(model: nn.Module) -> nn.Module:
     """The module that carries the adapters: the wrapper, if they were attached to that."""
     while "hyptree_adapters" not in model._modules and isinstance(model, Wrapper):
@@ -44,7 +32,9 @@ def attached(model: nn.Module) -> nn.Module:
 
 def look(model: nn.Module) -> Tensor:
     clip = bare(model)
-    return encode(clip, WORDS, PICTURES.to(next(clip.parameters()).dtype))
+    weight = next(clip.parameters())
+    device = "cpu" if weight.is_meta else weight.device  # offloaded weights come to any input
+    return encode(clip, WORDS.to(device), PICTURES.to(device, weight.dtype))
 
 
 def fresh(small: SmallModel) -> Callable[[Any], Any]:
@@ -118,7 +108,7 @@ def unmerged(action: Callable[[Bench], None]) -> Callable[[Bench], None]:
 
 
 SAFE = {"look_again", "deep_copy", "switch_training"}
-EVERY = {name: action if name in SAFE else unmerged(action) for name, action in ACTIONS.items()} | {
+EVERY = {name: act if name in SAFE else unmerged(act) for name, act in ACTIONS.items()} | {
     "merge": merge,
     "set_adapter": choose,
     "disable_adapter": disable,
@@ -135,15 +125,24 @@ def build(small: SmallModel, is_wrapped: bool) -> Callable[[], nn.Module]:
                 module.p = 0.0
         carrier = Wrapper(clip) if is_wrapped else clip
         for name, config in CONFIGS.items():
-            if name != "end" or not is_wrapped:
+            if name != "end" or not (is_wrapped or small is CLIPS[1]):  # SigLIP has no projection to merge into
                 shake(attach(carrier, config, name), 0.05)
         return carrier
 
     return model
 
 
-@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_wrapped", [False, True])
-@pytest.mark.parametrize("small", [CLIPS[0], CLIPS[2]], ids=lambda small: small.name)
+@pytest.mark.parametrize(
+    ("small", "seed"),
+    [(CLIPS[number], seed) for number, seeds in ((0, 6), (1, 2), (2, 6), (4, 2)) for seed in range(seeds)],
+    ids=lambda value: getattr(value, "name", None),
+)
 def test_outputs_are_those_of_a_fresh_model(small: SmallModel, is_wrapped: bool, seed: int):
-    run_sequence(build(small, is_wrapped), fresh(small), look, seed=seed, length=14, actions=EVERY)
+    without = {"pickled"}  # a class that is made as it runs
+    if is_wrapped:  # the adapters' names are those of a wrapper, a fresh model has none
+        without |= {"functional"}
+    if small.name == "open_clip":  # torch's attention reads the weights of its last layer itself
+        without |= {"offload"}
+    actions = {name: act for name, act in EVERY.items() if name not in without}
+    run_sequence(build(small, is_wrapped), fresh(small), look, seed=seed, length=14, actions=actions)

@@ -22,6 +22,7 @@ from hyptree.vlm import (
     attach,
 )
 from hyptree.vlm.adapters import adapter_config
+from hyptree.vlm.adapters.attachment import handle_of
 from tests.vlm.adapters.small_clips import CLIPS, encode, pixels, shake, tokens
 
 OPEN_CLIP, HF_CLIP, SIGLIP = CLIPS[2], CLIPS[0], CLIPS[1]
@@ -90,15 +91,34 @@ def test_a_base_with_other_weights_is_told(config: AdapterConfig, tmp_path: Path
         AdapterHandle.load(OPEN_CLIP(), tmp_path)
 
 
-def test_an_adapter_saved_while_merged_says_nothing_of_its_base(tmp_path: Path):
+@pytest.mark.parametrize("merged", ["default", "second"])
+def test_an_adapter_saved_while_one_is_merged_knows_its_base(merged: str, tmp_path: Path):
     model, other = OPEN_CLIP(), OPEN_CLIP()
     other.load_state_dict(model.state_dict())
-    handle = attach(model, LoraConfig(4))
-    shake(handle)
-    handle.merge()
+    handle = attach(model, LoraConfig(4, targets=("q", "v", "mlp")))
+    attach(model, LoraConfig(4, targets=("q", "v", "mlp")), "second")
+    for name in ("default", "second"):
+        shake(handle.set_adapter(name))
+    handle.set_adapter(merged).merge()
     handle.save(tmp_path)
-    assert json.loads((tmp_path / "adapter.json").read_text())["base_weights"] is None
-    AdapterHandle.load(other, tmp_path)
+    assert handle_of(model, merged).merged
+    AdapterHandle.load(other, tmp_path)  # warnings are errors here
+    with pytest.warns(UserWarning, match="other weights of the same shapes"):
+        AdapterHandle.load(OPEN_CLIP(), tmp_path)
+
+
+@torch.no_grad()
+def test_an_offloaded_base_is_compared_too(tmp_path: Path):
+    accelerate = pytest.importorskip("accelerate")
+    model, other = CLIPS[0](), CLIPS[0]()
+    same = CLIPS[0]()
+    same.load_state_dict(model.state_dict())
+    for one in (model, same, other):
+        accelerate.cpu_offload(one, execution_device="cpu")
+    attach(model, LoraConfig(4)).save(tmp_path)
+    AdapterHandle.load(same, tmp_path)
+    with pytest.warns(UserWarning, match="other weights of the same shapes"):
+        AdapterHandle.load(other, tmp_path)
 
 
 def test_sizes_of_vit_b_16_in_float16(tmp_path: Path):
@@ -131,7 +151,7 @@ def test_another_model_is_refused(tmp_path: Path):
     [
         (lambda folder: (folder / "adapter.json").unlink(), "it has no adapter.json"),
         (lambda folder: (folder / "adapter.json").write_text("{"), "is damaged"),
-        (lambda folder: (folder / "adapter.json").write_text("[]"), "does not describe an adapter"),
+        (lambda folder: (folder / "adapter.json").write_text("[]"), "is damaged: it has no name"),
         (lambda folder: (folder / "adapter.safetensors").unlink(), "no such file"),
         (lambda folder: (folder / "adapter.safetensors").write_bytes(b"abc"), "is damaged"),
         (lambda folder: attach(HF_CLIP(), DiagonalConfig()).save(folder / "other"), "belong to different adapters"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hyptree.vlm.encoders.features import (
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.lathadapter.fewshot import freeze
 from hyptree.vlm.lathadapter.fewshot_run import short_names
+from hyptree.vlm.lathadapter.head_file import load_head
 from hyptree.vlm.lathadapter.hosts import Host, JointHost, PromptHost
 from tests.vlm.small_models import register_open_clip, save_bert, save_dual
 
@@ -337,6 +339,25 @@ def test_the_command_trains_tests_writes_and_goes_on(
     assert sorted(map(str, third)) == sorted(map(str, second["rows"]))  # rows that were not asked for stay
     assert command(folder, tmp_path, *options, "--resume", "--beta", "0.2") == 2
     assert "beta 0.1, now 0.2" in capsys.readouterr().err
+
+
+def test_results_and_heads_know_the_weights_they_are_of(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the model holds other weights the next time."""
+    shutil.copytree(folder, tmp_path / "model")
+    options = ["--shots", "1", "--epochs", "1", "--seeds"]
+    assert command(tmp_path / "model", tmp_path, *options, "1") == 0
+    head = next((tmp_path / "out" / "heads").iterdir())
+    load_head(head, load_encoder(f"hf:{tmp_path / 'model'}"))  # warnings are errors here
+    save_dual(tmp_path / "model", "clip", seed=1)
+    assert command(tmp_path / "model", tmp_path, *options, "2", "--resume") == 2
+    assert "holds results of other weights of hf:" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"the head in .* was made on hf:.*, and this model has other weights"):
+        load_head(head, load_encoder(f"hf:{tmp_path / 'model'}"))
+    wider = load_encoder(f"hf:{save_dual(tmp_path / 'siglip', 'siglip')}")
+    with pytest.raises(UserError, match=r"is for features of 24 numbers, hf:.* gives 32"):
+        load_head(head, wider)
 
 
 def test_the_ablation_prints_each_part_on_and_off(

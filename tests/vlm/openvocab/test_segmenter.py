@@ -232,6 +232,8 @@ def test_pixel_loss_by_hand() -> None:
     assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
     loss.backward()
     assert logits.grad is not None and float(logits.grad[0, :, :2].abs().max()) == 0
+    halves = sum(pixel_loss(logits[i : i + 1], truth[i : i + 1], (truth != IGNORE).sum() / 2) for i in range(2)) / 2
+    torch.testing.assert_close(halves, loss)
     nothing = pixel_loss(logits, torch.full((2, 4, 5), IGNORE))
     assert float(nothing.detach()) == 0
 

@@ -272,7 +272,7 @@ def test_cifar10(shared_data):
 
 def test_mistakes_of_the_report_are_one_line(tmp_path):
     for options, message in (
-        ({"suite": ["hyperlx"]}, "suite must be some of .* got 'hyperlx'; did you mean 'hyperlex'"),
+        ({"suite": ["hyperlx"]}, "suite must be one of .* got 'hyperlx'; did you mean 'hyperlex'"),
         ({}, "hierarcaps needs its files: give the folder"),
         ({"data": tmp_path / "none"}, "there is no folder"),
         ({"data": tmp_path}, r"has no hierarcaps_test\.csv"),

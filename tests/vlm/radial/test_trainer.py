@@ -152,8 +152,8 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    def interrupt(progress):
-        if progress.step == 3:
+    def interrupt(step, note):
+        if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -171,7 +171,7 @@ def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encode
     trainer = make(tower)
     message = []
     trainer.remember(tmp_path / FIRST, block=10, show=message.append)
-    assert sum(message) == len(trainer.texts()) and max(message) == 10
+    assert sum(message) == 1 + len(trainer.texts()) and max(message) == 10
     first = trainer.first.clone()
     calls = []
     counting = make(tower)
@@ -187,11 +187,19 @@ def test_first_embeddings_are_taken_from_the_file_unless_it_is_of_another_encode
     assert torch.allclose(first, expected, atol=1e-6)
 
 
+def test_another_encoder_does_not_go_on_with_a_run(tmp_path):
+    train(make(TinyTower(), steps=2), tmp_path)
+    with pytest.raises(UserError, match="made from an encoder of other weights"):
+        train(make(TinyTower(seed=1), steps=4), tmp_path, resume=True)
+    train(make(TinyTower(), steps=4), tmp_path, resume=True)
+
+
 def test_progress_is_told(tmp_path):
     seen = []
-    last = train(make(TinyTower(), steps=4), tmp_path, log_every=2, show=seen.append)
-    assert [p.step for p in seen] == [1, 2, 3, 4] and seen[-1].num_steps == 4
-    assert seen[-1].terms == last and set(last) >= {"total", "entail", "hard", "keep"}
+    last = train(make(TinyTower(), steps=4), tmp_path, log_every=2, show=lambda *told: seen.append(told))
+    assert [step for step, _ in seen] == [1, 2, 3, 4] and set(last) >= {"total", "entail", "hard", "keep"}
+    assert seen[-1][1].startswith(f"total {last['total']:.4f}  entail {last['entail']:.4f}")
+    assert seen[-1][1].endswith(" texts/s")
 
 
 def test_frozen_parts_stay(seed):
@@ -219,7 +227,7 @@ def test_mistakes_are_one_line(tmp_path):
     for settings, message in (
         ({"lr": 0.0}, "lr must be positive"),
         ({"batch_size": 0}, "must be 1 or more"),
-        ({"objective": "cone"}, "objective must be radial or cones, got 'cone'; did you mean 'cones'"),
+        ({"objective": "cone"}, "objective must be one of radial, cones, got 'cone'; did you mean 'cones'"),
         ({"geometry": "cord"}, "geometry must be one of chord"),
         ({"curvature": -1.0}, "curvature must be positive"),
     ):

@@ -15,7 +15,7 @@ from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.sweeps.grid import Grid
-from hyptree.lab.sweeps.messages import print_fits, show_on
+from hyptree.lab.sweeps.messages import print_fits
 from hyptree.progress import progress_bar, say
 
 
@@ -101,7 +101,10 @@ class SweepConfig:
             from hyptree.lab.sweeps.folder import stored_parts
 
             grids = stored_parts(self.out)
-        return [replace(grid, **overrides) for grid in grids]
+        parts = [replace(grid, **overrides) for grid in grids]
+        if self.alpha is not None and all(grid.dist != "power" for grid in parts):
+            raise UserError(f"--alpha is for the shape power, and the data are {parts[0].dist}; leave it out")
+        return parts
 
 
 @dataclass
@@ -159,8 +162,9 @@ def sweep(config: SweepConfig) -> None:
     the models: torchrun --nproc-per-node 2 -m -- hyptree lab sweep (without -- torchrun takes --n and --m for its own).
     """
     parts = config.parts()
-    if config.threads < 0:
-        raise UserError(f"threads must be 0 (chosen) or more, got {config.threads}")
+    for name in ("threads", "chunk", "checkpoint_seconds"):
+        if not getattr(config, name) >= 0:
+            raise UserError(f"{name} must be 0 or more, got {getattr(config, name)}")
     import torch
 
     from hyptree.devices import find_device
@@ -188,7 +192,7 @@ def sweep(config: SweepConfig) -> None:
             overwrite=config.overwrite,
             checkpoint_seconds=config.checkpoint_seconds,
             keep_weights=config.keep_weights,
-            show=None if config.quiet else show_on(bar),
+            bar=None if config.quiet else bar,
             say=say,
         )
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks

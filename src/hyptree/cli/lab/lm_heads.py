@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from hyptree.errors import UserError, as_user_error, require
+from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.progress import say
 
 OVERLAP_COLUMNS = {
     "head": "{head}",
@@ -55,8 +57,8 @@ class OverlapConfig:
     """Also the largest overlap of all pairs; the time grows with the square of the rows."""
     block: int = 8192
     """Rows in memory at once."""
-    curvature: float = 1.0
-    """The c of a hyperbolic head whose hyperplanes have offsets; checkpoints do not hold it."""
+    curvature: float | None = None
+    """The c of a hyperbolic head whose hyperplanes have offsets, for its Lorentz numbers: checkpoints lack it."""
     allow_pickle: bool = False
     """Also read torch's older files, which are pickles, by weights_only."""
     seed: int = 0
@@ -102,16 +104,23 @@ def overlap(config: OverlapConfig) -> None:
         require_lm_head(path)
     from hyptree.lab.figures.drawing import figure_files, require_apart
     from hyptree.lab.lm_heads import overlap as head_overlap
-    from hyptree.tables import show, to_csv
+    from hyptree.lab.lm_heads.checkpoint import find_lm_head
+    from hyptree.tables import show, to_csv, without_nan
 
     drawn = figure_files(config.plot) if config.plot is not None else []
     tables = [config.csv] if config.csv is not None else []
     require_apart(drawn, {"the file of --csv": config.csv} if config.csv is not None else {})
     require_apart([*drawn, *tables], {f"the checkpoint {path}": Path(path) for path in config.paths})
-    names = ("tensor", "remove_pcs", "pairs_sample", "exact", "block", "seed", "allow_pickle", "curvature")
+    heads = [find_lm_head(path, config.tensor, config.allow_pickle) for path in config.paths]
+    offset = [path for path, head in zip(config.paths, heads, strict=True) if head.time_kind == "offset"]
+    if config.curvature is not None and not offset:
+        raise UserError("--curvature is for heads whose hyperplanes have offsets, and none here has; leave it out")
+    if config.curvature is None and offset:
+        say(f"no Lorentz numbers for {', '.join(offset)}: they hold offsets and no curvature; give it by --curvature")
+    names = ("remove_pcs", "pairs_sample", "exact", "block", "seed", "curvature")
     options = {name: getattr(config, name) for name in names}
-    overlaps = [head_overlap.overlap(path, **options) for path in config.paths]
-    lines = [{"head": path, **head_overlap.to_dict(one)} for path, one in zip(config.paths, overlaps, strict=True)]
+    overlaps = [head_overlap.overlap(head, **options) for head in heads]
+    lines = [{"head": path, **asdict(one)} for path, one in zip(config.paths, overlaps, strict=True)]
     widths = sorted({one.m for one in overlaps})
     if config.compare and len(widths) < 2:
         raise UserError(f"--compare needs heads of two widths or more, got {len(overlaps)} of width {widths[0]}")
@@ -120,21 +129,22 @@ def overlap(config: OverlapConfig) -> None:
         fits = {name: head_overlap.compare(overlaps, name == "centred") for name in ("raw", "centred")}
     written: list[Path] = []
     if config.csv is not None:
-        plain = [{k: v for k, v in line.items() if not isinstance(v, list | dict)} for line in lines]
-        written.append(_write_text(config.csv, to_csv(plain)))
+        plain = [{k: v for k, v in without_nan(line).items() if not isinstance(v, list | dict)} for line in lines]
+        with full_disk_is_one_line(config.csv.parent, "run it again"):
+            write_text(config.csv, to_csv(plain))
+        written.append(config.csv)
     if config.plot is not None:
         from hyptree.lab.figures.drawing import write_figure
         from hyptree.lab.figures.lm_head_figures import lm_heads
 
         written += write_figure(config.plot, lm_heads(overlaps, [_short(path) for path in config.paths], fits))
     if config.json:
-        plain_fits = {name: _plain(vars(fit)) for name, fit in fits.items()}
         exponents = {name: fit.exponent for name, fit in fits.items()}
-        print(json.dumps({"heads": lines, "exponent": exponents, "fits": plain_fits}))
+        told = {"heads": lines, "exponent": exponents, "fits": {name: vars(fit) for name, fit in fits.items()}}
+        print(json.dumps(without_nan(told)))
         return
     columns = OVERLAP_COLUMNS | (LORENTZ_COLUMNS if any(one.num_spacelike for one in overlaps) else {})
-    shown = [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
-    print("\n".join(show(shown, columns)))
+    print("\n".join(show(lines, columns)))
     for name, fit in fits.items():
         interval = f", 95 % {fit.low:.3f} to {fit.high:.3f}" if math.isfinite(fit.low) else ", two points: no error"
         error = f" ± {fit.error:.3f}" if math.isfinite(fit.error) else ""
@@ -145,6 +155,7 @@ def overlap(config: OverlapConfig) -> None:
 def llm_fit(config: LlmFitConfig) -> None:
     """Fit losses of language models by one exponent in the width and an offset per family and dataset."""
     from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
+    from hyptree.tables import without_nan
 
     if config.plot is not None:
         require("matplotlib", "plot", asked_by="--plot")
@@ -171,9 +182,9 @@ def llm_fit(config: LlmFitConfig) -> None:
     offsets = {" ".join(map(str, name)) if isinstance(name, tuple) else str(name): b for name, b in fit.offsets.items()}
     expected, error = width_exponent()
     if config.json:
-        values = _plain({k: v for k, v in vars(fit).items() if isinstance(v, float)})
+        values = {k: v for k, v in vars(fit).items() if isinstance(v, float)} | {"num_points": fit.num_points}
         chinchilla = {"exponent": expected, "error": error}
-        print(json.dumps({**values, "num_points": fit.num_points, "offsets": offsets, "chinchilla": chinchilla}))
+        print(json.dumps(without_nan({**values, "offsets": offsets, "chinchilla": chinchilla})))
         return
     print(f"exponent {fit.exponent:.4f} ± {fit.error:.4f}, 95 % over models {fit.low:.3f} to {fit.high:.3f}")
     print(f"scale {fit.scale:.4g}, mean squared residual {fit.mean_square:.3g}, {fit.num_points} points")
@@ -183,20 +194,7 @@ def llm_fit(config: LlmFitConfig) -> None:
     print("\n".join(map(str, written)), end="\n" if written else "")
 
 
-def _plain(values: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
-
-
 def _short(path: str) -> str:
     """The last part of a path that says something."""
     parts = [part for part in Path(path).parts if part not in ("model.safetensors", "model", "/")]
     return parts[-1].removesuffix(".gguf").removesuffix(".safetensors") if parts else path
-
-
-def _write_text(path: Path, text: str) -> Path:
-    from hyptree.files import full_disk_is_one_line, write_text
-
-    with full_disk_is_one_line(path.parent, "run it again"):
-        write_text(path, text)
-    return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from hyptree.errors import UserError
-from hyptree.files import full_disk_is_one_line
+from hyptree.files import full_disk_is_one_line, open_packed
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.caption_chains import Parts
@@ -91,9 +91,7 @@ def _with_models(config: BuildChainsConfig, parts: Parts) -> Parts:
 
 def _captions(path: Path) -> Iterator[tuple[str, str]]:
     """Caption and picture of every row."""
-    if not path.is_file():
-        raise UserError(f"cannot read {path}: no such file")
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with open_packed(path) as file:
         if path.suffix != ".csv":
             for number, line in enumerate(file, 1):
                 if not line.strip():

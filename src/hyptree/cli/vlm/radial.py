@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, require_path, write_text
+from hyptree.errors import UserError
+from hyptree.files import full_disk_is_one_line, read_json, require_path, write_text
 from hyptree.progress import progress_bar, say
 from hyptree.vlm.encoders.spec import check_spec
 from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
@@ -16,7 +17,6 @@ from hyptree.vlm.radial.settings import ADAPTER_LR, RadialSettings
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hierarcaps import Chain
     from hyptree.vlm.encoders.encoder import Encoder
-    from hyptree.vlm.radial.trainer import Progress
 
 AdapterName = Literal["none", "scale", "lora", "diagonal", "orthogonal", "full"]
 
@@ -134,7 +134,7 @@ def train_radial(config: TrainRadialConfig) -> None:
     )
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
-        with progress_bar("embedding texts as they are now", len(trainer.texts()), quiet=config.quiet) as shown:
+        with progress_bar("embedding texts as they are now", 1 + len(trainer.texts()), quiet=config.quiet) as shown:
             trainer.remember(out / radial.FIRST, show=shown.advance)
         with progress_bar("train", trainer.num_steps, quiet=config.quiet) as shown:
             terms = radial.train(
@@ -142,7 +142,7 @@ def train_radial(config: TrainRadialConfig) -> None:
                 out,
                 resume=config.resume,
                 checkpoint_seconds=config.checkpoint_seconds,
-                show=lambda p: shown.reach(p.step, _figures(p)),
+                show=shown.reach,
             )
         if handle is not None:
             handle.save(out / "adapter")
@@ -183,7 +183,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
         "limit": config.limit,
     }
     # Whatever is missing is told before a model is loaded.
-    kept = _kept(config, about) if config.resume else {}
+    earlier = _kept(config, about) if config.resume else {}
+    kept: dict[str, Any] = earlier.get("suites", {})
     suite = check_request(
         config.suite or SUITES[:2], config.images, data=config.data, curvature=config.curvature, limit=config.limit
     )
@@ -211,6 +212,8 @@ def eval_hierarchy(config: EvalHierarchyConfig) -> None:
             limit=config.limit,
             say=lambda text: say(text, config.quiet),
         )
+        if earlier and not math.isclose(new["root_norm"], earlier["root_norm"], rel_tol=1e-3):
+            raise UserError(f"cannot resume in {config.out}: its report is of other weights of {config.model}")
         new["suites"] |= {name: kept[name]} if name in kept else {}
         report = new | about | {"suites": report.get("suites", {}) | new["suites"]}
         if config.out is not None:
@@ -258,14 +261,13 @@ def _chains(config: TrainRadialConfig, quiet: bool) -> list[Chain]:
 
 
 def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
-    """Suites that an earlier report in the folder has, if it is of the same encoder and settings."""
+    """An earlier report in the folder, if it is of the same encoder and settings."""
     if config.out is None:
         raise UserError("--resume needs --out: the folder of the report to go on with")
     path = config.out / "report.json"
     if not path.is_file():
         return {}
-    with as_user_error(str(path)):
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path)
     wanted = {"encoder": config.model, **about}
     if config.geometry is not None:
         wanted["geometry"] = config.geometry
@@ -274,10 +276,4 @@ def _kept(config: EvalHierarchyConfig, about: dict[str, Any]) -> dict[str, Any]:
     for key, value in wanted.items():
         if earlier.get(key) != value:
             raise UserError(f"cannot resume {path}: it was made with {key} = {earlier.get(key)}, now it is {value}")
-    suites: dict[str, Any] = earlier.get("suites", {})
-    return suites
-
-
-def _figures(p: Progress) -> str:
-    numbers = "  ".join(f"{name} {p.terms[name]:.4f}" for name in ("total", "entail", "keep") if name in p.terms)
-    return f"{numbers}  {p.texts_per_second:,.0f} texts/s".strip()
+    return earlier

@@ -20,10 +20,9 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hyptree.data.hierarchies.hierarcaps import NUM_LEVELS, Chain
 from hyptree.data.hierarchies.noun_phrases import BOUNDARIES, DETERMINERS, first_phrase
@@ -47,28 +46,14 @@ ANIMALS = ("dog", "cat", "horse", "elephant", "bird", "sheep")
 """What takes the place of other people in a contradiction."""
 
 
-class Generator(Protocol):
-    """More general captions of a caption."""
+Generator = Callable[[str], list[str]]
+"""More general captions of a caption, any number of them, the most general first; they are checked afterwards."""
 
-    def __call__(self, caption: str) -> list[str]:
-        """Any number of them, the most general first; they are checked afterwards."""
-        ...
+Entailment = Callable[[Sequence[tuple[str, str]]], list[float]]
+"""Probability, for each (premise, hypothesis), that the hypothesis follows."""
 
-
-class Entailment(Protocol):
-    """Whether texts follow from others."""
-
-    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Probability, for each (premise, hypothesis), that the hypothesis follows."""
-        ...
-
-
-class Contradictor(Protocol):
-    """Texts like one of a chain that are wrong for the picture."""
-
-    def __call__(self, text: str, caption: str) -> list[str]:
-        """Candidates for ``text``, one level of the chain of ``caption``, the best first."""
-        ...
+Contradictor = Callable[[str, str], list[str]]
+"""Candidates, the best first, like one text of the chain of a caption (``text, caption``) but wrong for the picture."""
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,7 @@ class _Generates:
     @classmethod
     def load(cls, name: Path | str, device: str = "cpu", **options: Any) -> Self:
         """From a folder of transformers or a name on the hub."""
-        transformers = require("transformers", "lm")
-        config, tokenizer = _opened(transformers, str(name))
-        auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-        return cls(_weights(auto, str(name)).to(device), tokenizer, **options)
+        return cls(*_load(str(name), device), **options)
 
     def _ask(self, **fields: str) -> list[str]:
         """The lines of the answer."""
@@ -128,10 +125,7 @@ class InferenceEntailment:
     @classmethod
     def load(cls, name: Path | str, device: str = "cpu", **options: Any) -> Self:
         """From a folder of transformers or a name on the hub."""
-        transformers = require("transformers", "lm")
-        _, tokenizer = _opened(transformers, str(name))
-        model = _weights(transformers.AutoModelForSequenceClassification, str(name))
-        return cls(model.to(device), tokenizer, **options)
+        return cls(*_load(str(name), device, classifies=True), **options)
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """For each (premise, hypothesis)."""
@@ -153,28 +147,29 @@ class InferenceEntailment:
         return scores
 
 
-def _opened(transformers: Any, name: str) -> tuple[Any, Any]:
+def _load(name: str, device: str, classifies: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer: one that tells classes apart, or one that writes text."""
+    transformers = require("transformers", "lm")
+    what = "model"
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        return config, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        writes = "Seq2SeqLM" if config.is_encoder_decoder else "CausalLM"
+        auto = getattr(transformers, f"AutoModelFor{'SequenceClassification' if classifies else writes}")
+        what = "weights of"
+        check_weights(name)
+        model, info = auto.from_pretrained(name, trust_remote_code=False, output_loading_info=True)
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:160]
         raise UserError(
-            f"cannot read the model {name}: {why}; give a folder of save_pretrained with a tokenizer"
+            f"cannot read the {what} {name}: {why}; give a folder of save_pretrained with a tokenizer"
         ) from error
-
-
-def _weights(auto: Any, name: str) -> Any:
-    check_weights(name)
-    try:
-        model, info = auto.from_pretrained(name, trust_remote_code=False, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:160]
-        raise UserError(f"cannot read the weights of {name}: {why}") from error
     missing = sorted(info["missing_keys"])
     if missing:  # a head that is not in the checkpoint would be random
         raise UserError(f"{name} lacks {len(missing)} weights, e.g. {missing[0]}; it was made for another task")
-    return model
+    return model.to(device), tokenizer
 
 
 def _lines(answer: str) -> list[str]:

@@ -6,19 +6,20 @@ Needs numpy alone.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
+from hyptree.data.npz import open_npz, take
 from hyptree.errors import UserError
+from hyptree.files import open_packed
 
 MAX_PAIRS = 200_000_000
 """A closure with more pairs is refused: it would not fit into an ordinary memory."""
@@ -107,12 +108,7 @@ def read_hierarchy(
         raise UserError(f"{path} is a folder; expected a file of (child, parent) rows")
     if not path.exists():
         raise UserError(f"cannot read {path}: no such file")
-    try:
-        names, pairs = _read_npz(path) if path.suffix == ".npz" else _read_text(path, header)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path}: {error.__class__.__name__}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
+    names, pairs = _read_npz(path) if path.suffix == ".npz" else _read_text(path, header)
     if len(pairs) == 0:
         raise UserError(f"{path}: no edges in it; expected one (child, parent) row per edge")
     try:
@@ -155,7 +151,7 @@ def transitive_closure(
     offsets, parents = _offsets(pairs, num_nodes), pairs[:, 1]
     ancestors: list[np.ndarray] = [np.empty(0, np.int64)] * num_nodes
     total = 0
-    for u in _parents_first(pairs, num_nodes, names):
+    for u in _parents_first(parents.tolist(), offsets.tolist(), names):
         above = parents[offsets[u] : offsets[u + 1]]
         if len(above) == 0:
             continue
@@ -171,44 +167,18 @@ def transitive_closure(
     return _sorted_unique(np.stack([children, above_all], 1), num_nodes)
 
 
-def _parents_first(pairs: np.ndarray, n: int, names: list[str] | None) -> Iterator[int]:
+def _parents_first(parents: list[int], offsets: list[int], names: list[str] | None) -> Iterator[int]:
     """Nodes in an order in which parents come before their children."""
-    waiting = np.bincount(pairs[:, 0], minlength=n)
-    by_parent = pairs[np.argsort(pairs[:, 1], kind="stable")]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 1], minlength=n))])
-    children = by_parent[:, 0].tolist()
-    starts = offsets.tolist()
-    left = waiting.tolist()
-    ready = np.flatnonzero(waiting == 0).tolist()
-    done = 0
-    while ready:
-        u = ready.pop()
-        done += 1
-        yield u
-        for child in children[starts[u] : starts[u + 1]]:
-            left[child] -= 1
-            if left[child] == 0:
-                ready.append(child)
-    if done < n:
-        raise UserError(f"there is a cycle: {_describe_cycle(pairs, left, names)}; a hierarchy has none")
-
-
-def _describe_cycle(pairs: np.ndarray, left: list[int], names: list[str] | None) -> str:
-    """One cycle among the nodes that never got ready, as ``a -> b -> a``."""
-    stuck = np.asarray(left) > 0
-    # Every stuck node has a stuck parent, so walking up must come back to a node already seen.
-    inside = pairs[stuck[pairs[:, 0]] & stuck[pairs[:, 1]]]
-    up = dict(inside[::-1].tolist())
-    path: list[int] = [int(inside[0, 0])]
-    seen = {path[0]: 0}
-    while (above := up[path[-1]]) not in seen:
-        seen[above] = len(path)
-        path.append(above)
-    cycle = [*path[seen[above] :], above]
-    shown = [names[i] if names else str(i) for i in cycle]
-    if len(shown) > 8:
-        shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
-    return " -> ".join(shown)
+    graph: TopologicalSorter[int] = TopologicalSorter()
+    for u, (start, stop) in enumerate(pairwise(offsets)):
+        graph.add(u, *parents[start:stop])
+    try:
+        yield from graph.static_order()
+    except CycleError as error:
+        shown = [names[i] if names else str(i) for i in reversed(error.args[1])]
+        if len(shown) > 8:
+            shown = [*shown[:4], f"({len(shown) - 7} more)", *shown[-3:]]
+        raise UserError(f"there is a cycle: {' -> '.join(shown)}; a hierarchy has none") from error
 
 
 def _sorted_unique(pairs: np.ndarray, n: int) -> np.ndarray:
@@ -224,17 +194,9 @@ def _offsets(pairs: np.ndarray, n: int) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if "pairs" not in archive:
-                there = ", ".join(archive.files) or "nothing"
-                raise UserError(f"{path}: expected an array 'pairs' of shape (E, 2), found {there}")
-            pairs = archive["pairs"]
-            names = archive.get("names")
-    except ValueError as error:  # pickled objects, a truncated archive
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"cannot read {path}: {error}") from error
+    with open_npz(path) as archive:
+        pairs = take(archive, "pairs", path)
+        names = take(archive, "names", path) if "names" in archive else None
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise UserError(f"{path}: 'pairs' must have the shape (E, 2), got {pairs.shape}")
     if pairs.dtype.kind == "f":
@@ -256,7 +218,7 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind not in (".tsv", ".csv", ".txt", ""):
         raise UserError(f"{path}: unknown kind of file {kind!r}; expected .tsv, .csv or .txt (also .gz), or .npz")
-    with _open(path) as file:
+    with open_packed(path) as file:
         rows = [
             (number, row[0].strip(), row[1].strip() if len(row) > 1 else None)
             for number, row in _split_lines(file, kind, path)
@@ -272,11 +234,6 @@ def _read_text(path: Path, header: str) -> tuple[list[str], np.ndarray]:
     if rows and (header == "yes" or (header == "auto" and _looks_like_header(rows))):
         rows = rows[1:]
     return _number([(n, child, parent or "") for n, child, parent in rows], path)
-
-
-def _open(path: Path) -> IO[str]:
-    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _split_lines(file: Iterable[str], kind: str, path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -6,16 +6,14 @@ The files are read, never packaged. A level is split from the next by ``=>``; co
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from hyptree.errors import UserError
-from hyptree.files import path_inside
+from hyptree.files import find_file, open_packed, path_inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,9 +85,8 @@ def read_hierarcaps(path: Path | str, part: str | None = None) -> list[Chain]:
         UserError: no such file, not HierarCaps, an empty caption, or a chain of other than four levels.
     """
     path = _find(Path(path), part)
-    if path.suffix == ".json":
-        return _read_json(path)
-    return _guarded(path, _read_csv)
+    with open_packed(path, hint=_EXPECTED) as file:
+        return _read_json(file, path) if path.suffix == ".json" else _read_csv(file, path)
 
 
 def without_images_of(chains: Iterable[Chain], held_out: Iterable[Chain]) -> list[Chain]:
@@ -102,10 +99,10 @@ def without_images_of(chains: Iterable[Chain], held_out: Iterable[Chain]) -> lis
 
 
 def first_of_each_image(chains: Iterable[Chain]) -> list[Chain]:
-    """One chain per picture, the first, in order."""
-    first: dict[str, Chain] = {}
+    """One chain per picture, the first, in order; of those without a picture every one."""
+    first: dict[str | Chain, Chain] = {}
     for chain in chains:
-        first.setdefault(chain.image, chain)
+        first.setdefault(chain.image or chain, chain)
     return list(first.values())
 
 
@@ -132,7 +129,7 @@ def image_sources(path: Path | str, names: Sequence[str]) -> dict[str, Path | by
     Raises:
         UserError: some picture is not there.
     """
-    from hyptree.data.pictures.decoding import open_npz, take, take_packed
+    from hyptree.data.npz import open_npz, take, take_packed
 
     path = Path(path)
     sources: dict[str, Path | bytes] = {}
@@ -163,30 +160,10 @@ def _find(path: Path, part: str | None) -> Path:
         return path
     if part not in FILES:
         raise UserError(f"{path} is a folder: part must be one of {', '.join(FILES)}, got {part!r}")
-    for folder in (path, path / "hierarcaps"):
-        for name in FILES[part]:
-            if (folder / name).is_file():
-                return folder / name
-    raise UserError(f"{path} has no {FILES[part][0]}; it must be the folder of HierarCaps, or the one above")
+    return find_file(path, "hierarcaps", FILES[part], "HierarCaps")
 
 
-def _guarded(path: Path, read: Callable[[IO[str]], Any]) -> Any:
-    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return read(file)
-    except FileNotFoundError as error:
-        raise UserError(f"cannot read {path}: no such file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8; {_EXPECTED}") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error.__class__.__name__}: {error}") from error
-
-
-def _read_csv(file: IO[str]) -> list[Chain]:
-    name = getattr(file, "name", "") or getattr(getattr(file, "buffer", None), "name", "")
+def _read_csv(file: IO[str], name: Path) -> list[Chain]:
     reader = csv.DictReader(file)
     columns = set(reader.fieldnames or ())
     if "captions" not in columns and not {"positive", "negative"} <= columns:
@@ -204,9 +181,12 @@ def _read_csv(file: IO[str]) -> list[Chain]:
     return chains
 
 
-def _read_json(path: Path) -> list[Chain]:
+def _read_json(file: IO[str], path: Path) -> list[Chain]:
     """Columns of a table as {"positive": {row: chain}, "negative": {row: chain}}."""
-    values = _guarded(path, json.load)
+    try:
+        values = json.load(file)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(values.get(key), dict) for key in ("positive", "negative")):
         raise UserError(f"{path}: {_EXPECTED}, or JSON with 'positive' and 'negative'")
     positive, negative = values["positive"], values["negative"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyptree.errors import UserError
+from hyptree.files import find_file, open_packed
 
 SUBSETS = {"all": "hyperlex-all.txt", "nouns": "hyperlex-nouns.txt", "verbs": "hyperlex-verbs.txt"}
 """File of each subset: 2616, 2163 and 453 pairs."""
@@ -60,21 +61,13 @@ def read_hyperlex(
                 f"got {split!r} and {portion!r}"
             )
         name = f"splits/{split}/hyperlex_{portion}_all_{split}.txt"
-    for folder in (path, path / "hyperlex"):
-        if (folder / name).is_file():
-            pairs = _read(folder / name)
-            wanted = {"all": "NV", "nouns": "N", "verbs": "V"}[subset]
-            return [pair for pair in pairs if pair.pos in wanted]
-    raise UserError(f"{path} has no {name}; it must be the folder of HyperLex, or the one above")
+    wanted = {"all": "NV", "nouns": "N", "verbs": "V"}[subset]
+    return [pair for pair in _read(find_file(path, "hyperlex", [name], "HyperLex")) if pair.pos in wanted]
 
 
 def _read(path: Path) -> list[WordPair]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise UserError(f"cannot read {path}: no such file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8; expected HyperLex") from error
+    with open_packed(path, hint="expected HyperLex") as file:
+        lines = file.read().splitlines()
     if not lines or tuple(lines[0].split()[:4]) != _HEADER:
         raise UserError(f"{path}: expected HyperLex, whose first line begins with {' '.join(_HEADER)}")
     pairs = []

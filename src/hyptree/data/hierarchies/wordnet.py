@@ -6,16 +6,14 @@ The folder holds ``noun_synsets.tsv.gz`` (wnid, name, lemmas, gloss) and ``noun_
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 from hyptree.data.hierarchies.edges import Hierarchy, read_hierarchy
 from hyptree.errors import UserError
+from hyptree.files import find_file, open_packed
 
 SYNSETS, HYPERNYMS = "noun_synsets.tsv", "noun_hypernyms.tsv"
 
@@ -60,9 +58,8 @@ class Nouns:
     @classmethod
     def read(cls, folder: Path | str) -> Nouns:
         """The nouns of a folder of WordNet; a ``UserError`` where a table is missing or not one."""
-        folder = Path(folder)
-        path = _find(folder, HYPERNYMS)
-        rows = {row[0]: row for row in _table(_find(folder, SYNSETS))}
+        path = find_table(folder, HYPERNYMS)
+        rows = {row[0]: row for row in read_table(find_table(folder, SYNSETS), "wnid", "name", "lemmas")}
         edges = read_hierarchy(path, closure="given")
         missing = [wnid for wnid in edges.names if wnid not in rows]
         if missing:
@@ -162,21 +159,15 @@ class Nouns:
         return not self._things or i in self._things or not self._things.isdisjoint(self.ancestors(i))
 
 
-def _find(folder: Path, name: str) -> Path:
-    for inner in (folder, folder / "wordnet"):
-        for path in (inner / f"{name}.gz", inner / name):
-            if path.is_file():
-                return path
-    raise UserError(f"{folder} has no {name}.gz; it must be the folder of WordNet's tables, or the one above")
+def find_table(folder: Path | str, name: str) -> Path:
+    """The file of a table in the folder of WordNet, or in the one above."""
+    return find_file(folder, "wordnet", (f"{name}.gz", name), "WordNet's tables")
 
 
-def _table(path: Path) -> list[list[str]]:
-    opener: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error.__class__.__name__}: {error}") from error
-    if not rows or rows[0][:3] != ["wnid", "name", "lemmas"] or any(len(row) < 3 for row in rows):
-        raise UserError(f"{path}: expected a table with the columns wnid, name, lemmas")
+def read_table(path: Path, *columns: str) -> list[list[str]]:
+    """The rows of a table that begins with these columns."""
+    with open_packed(path) as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if not rows or rows[0][: len(columns)] != [*columns] or any(len(row) < len(columns) for row in rows):
+        raise UserError(f"{path}: expected a table with the columns {', '.join(columns)}")
     return rows[1:]

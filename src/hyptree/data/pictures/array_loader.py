@@ -15,6 +15,7 @@ from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import BadSample
 from hyptree.data.seeding import preserve_rng, reseed, uniforms
+from hyptree.data.settings import AugmentSettings
 
 
 class ArrayLoader(Loader):
@@ -60,12 +61,10 @@ class ArrayLoader(Loader):
         augment = self.transform.augment
         if augment is None or not (augment.flip or augment.translate):
             return self.images[indices]
-        size, reach = self.images.shape[-1], augment.translate
-        chance = uniforms(self.plan.seed, epoch, indices, 3)
-        flip = (chance[:, 0] < augment.flip).tolist()
-        shift = (np.floor(chance[:, 1:] * (2 * reach + 1)).astype(int) - reach).tolist()
+        size = self.images.shape[-1]
+        flip, shift = (drawn.tolist() for drawn in draw_moves(augment, uniforms(self.plan.seed, epoch, indices, 3)))
         moved = np.empty((len(indices), *self.images.shape[1:]), np.uint8)
-        if reach:
+        if augment.translate:
             moved[:] = np.array(self.transform.fill, np.uint8)[:, None, None]
         # A loop of slices: indexing all pixels at once would be several times slower.
         for out, index, flipped, (dy, dx) in zip(moved, indices.tolist(), flip, shift, strict=True):
@@ -76,6 +75,13 @@ class ArrayLoader(Loader):
                 :, max(-dy, 0) : size + min(-dy, 0), max(-dx, 0) : size + min(-dx, 0)
             ]
         return moved
+
+
+def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) whether each picture is flipped, then (B, 2) pixels down and right."""
+    reach = augment.translate
+    flip = (chance[:, 0] < augment.flip).astype(np.int64)
+    return flip, np.floor(chance[:, 1:3] * (2 * reach + 1)).astype(np.int64) - reach
 
 
 def whole_arrays(dataset: Any, transform: Any) -> tuple[np.ndarray, np.ndarray] | None:

@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures.decoding import (
-    MemoryPictures,
-    Packed,
-    check_equal,
-    check_labels,
-    class_tree,
-    find_npz,
-    find_split,
-    name_some,
-    open_npz,
-    take,
-    take_packed,
-)
+from hyptree.data.npz import Packed, check_equal, check_labels, find_npz, name_some, open_npz, take, take_packed
+from hyptree.data.pictures.decoding import MemoryPictures, class_tree, find_split
 from hyptree.errors import UserError
 
 if TYPE_CHECKING:

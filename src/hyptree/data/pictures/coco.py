@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, name_some
+from hyptree.data.npz import name_some
+from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
 from hyptree.files import path_inside
@@ -44,11 +45,13 @@ class Coco(Pictures):
         data = _load(self.annotation_file)
         categories = sorted(data["categories"], key=lambda category: category["id"])
         self.category_ids = tuple(int(category["id"]) for category in categories)
-        if len(set(self.category_ids)) < len(self.category_ids):
-            raise UserError(f"{self.annotation_file}: two categories have the same id")
         label_of = {id: k for k, id in enumerate(self.category_ids, 1)}
         self._images = sorted(data["images"], key=lambda image: image["id"])
         self.image_ids = {str(image["file_name"]): int(image["id"]) for image in self._images}
+        image_ids = [image["id"] for image in self._images]
+        for what, ids in (("categories", self.category_ids), ("pictures", image_ids)):
+            if len(set(ids)) < len(ids):
+                raise UserError(f"{self.annotation_file}: two {what} have the same id")
         if len(self.image_ids) < len(self._images):
             raise UserError(f"{self.annotation_file}: two pictures have the same file name")
         self._files = [
@@ -154,6 +157,8 @@ def _decode_masks(rows: Sequence[dict[str, Any]], height: int, width: int, id: s
         shape = row["segmentation"]
         try:
             if isinstance(shape, list):
+                if any(len(part) < 6 or len(part) % 2 for part in shape):  # four numbers would be taken for a box
+                    raise ValueError("a polygon is x and y of three points or more")
                 runs = mask.merge(mask.frPyObjects(shape, height, width))
             else:
                 _check_runs(shape, height, width)

@@ -1,18 +1,12 @@
-"""What the datasets of real pictures share: decoding that names what it cannot read, packed files, class trees."""
+"""What the datasets of real pictures share: decoding that names what it cannot read, splits, class trees."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import math
 import os
-import struct
-import warnings
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures.single import rgb_pixels
+from hyptree.data.npz import Packed, name_some
+from hyptree.data.pictures.single import decode, rgb_pixels
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError
 
@@ -33,6 +28,9 @@ SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", 
 
 _ORIENTATION = 0x0112
 """EXIF's tag of how the camera was held; 1 is upright."""
+
+_VERSION = 2
+"""Part of the name of pixels that are kept: raised whenever the same file gives other ones."""
 
 MAX_BYTES = 2**31
 """Pictures of a dataset that take more memory than this are not all held decoded."""
@@ -147,7 +145,7 @@ class MemoryPictures(Pictures):
             from hyptree.data.world.store import load_or_build
 
             rows = ((i, {"image": image[None]}) for i, image in self._decode_all(shape[1:]))
-            folder = self._store / f"{self._files.fingerprint(self._kept)}-{len(self)}"
+            folder = self._store / f"v{_VERSION}-{self._files.fingerprint(self._kept)}-{len(self)}"
             return load_or_build(folder, {"image": (shape, "uint8")}, lambda: rows)["image"]
         except _Uneven:
             return None
@@ -160,30 +158,30 @@ class MemoryPictures(Pictures):
             yield i, image
 
 
+class FilePictures(Pictures):
+    """Pictures with one label each in files of their own.
+
+    Args:
+        root: folder of the split.
+        files: their paths below it.
+        labels: class of each.
+    """
+
+    def __init__(self, root: Path, files: Sequence[str], labels: Sequence[int], **options: Any):
+        super().__init__(len(files), **options)
+        self._root, self._files, self._labels = root, files, np.array(labels, np.int64)
+
+    def _read(self, i: int) -> Sample:
+        id = f"{self._root.name}/{self._files[i]}"
+        return Sample(decode_image(self._root / self._files[i], id), id, label=int(self._labels[i]))
+
+    def labels(self) -> np.ndarray:
+        """(n,) int64 class of every picture, without reading one."""
+        return self._labels[self._kept]
+
+
 class _Uneven(Exception):
     """A picture has another size than the first one."""
-
-
-class Packed:
-    """Files one after the other in one array of bytes; file i is ``data[offsets[i]:offsets[i + 1]]``."""
-
-    def __init__(self, data: np.ndarray, offsets: np.ndarray, where: str):
-        if offsets.ndim != 1 or len(offsets) < 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(data):
-            raise UserError(f"{where}: the offsets must rise from 0 to at most {len(data)}, the bytes there are")
-        self._data, self._offsets = data, offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, i: int) -> bytes:
-        return self._data[self._offsets[i] : self._offsets[i + 1]].tobytes()
-
-    def fingerprint(self, kept: np.ndarray) -> str:
-        """A name that stands for the content of these files, in this order."""
-        content = hashlib.sha256(self._data.tobytes())
-        for numbers in (self._offsets, kept):
-            content.update(numbers.astype(np.int64).tobytes())
-        return content.hexdigest()[:24]
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
@@ -196,114 +194,50 @@ def decode_image(source: Path | bytes, id: str, size: tuple[int, int] | None = N
         size: (height, width) of its labels, where it has labels of pixels or boxes. A picture that the camera marked
             as turned then has to tell by its shape whether they were drawn on it as it is stored or as it is seen.
     """
-    return torch.from_numpy(_decode(_read_bytes(source, id), id, True, size)).permute(2, 0, 1).contiguous()
+
+    def pixels(picture: Any) -> np.ndarray:
+        turned = picture.getexif().get(_ORIENTATION, 1)
+        if size is not None and turned in range(2, 9):
+            if turned < 5 or size[0] == size[1]:
+                raise ValueError(f"labels may be for it turned or not (EXIF {turned}); save it upright")
+            stored = picture.size if picture.format == "TIFF" else picture.size[::-1]  # of TIFF PIL gives that seen
+            if size == stored:
+                del picture.getexif()[_ORIENTATION]
+        return rgb_pixels(picture)
+
+    return torch.from_numpy(_decode(source, id, pixels)).permute(2, 0, 1).contiguous()
 
 
 def decode_labels(source: Path | bytes, id: str) -> Tensor:
     """(H, W) uint8 of a label map: the stored numbers, palettes left alone."""
-    values = _decode(_read_bytes(source, id), id, False)
-    if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_) or values.max(initial=0) > 255:
+    values = _decode(source, id, _stored_numbers)
+    if values.ndim != 2 or values.dtype not in (np.uint8, np.uint16, np.int32, np.bool_):
         raise BadSample(id, f"a label map has one number from 0 to 255 per pixel, found {values.dtype} {values.shape}")
+    if values.max(initial=0) > 255 or values.min(initial=0) < 0:
+        raise BadSample(id, f"a label map has numbers from 0 to 255, found {values.min()} to {values.max()}")
     return torch.from_numpy(values.astype(np.uint8))
 
 
-def _read_bytes(source: Path | bytes, id: str) -> bytes:
-    if isinstance(source, bytes):
-        return source
+def _stored_numbers(picture: Any) -> np.ndarray:
+    """The numbers of a label map; ``ValueError`` where PIL would give others."""
+    if picture.format == "JPEG":
+        raise ValueError("JPEG changes the numbers of a label map; draw it again as PNG")
+    how = str(picture.tile)  # before the tags are asked for, which may read the picture
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        raise ValueError("a label map that is marked as turned may be meant either way; save it upright")
+    if any(scaled in how for scaled in ("'L;", "'1;", "'ppm")):
+        raise ValueError("2 or 4 bits of grey, and 0 for white, are read as other numbers; save it with 8 bits")
+    return np.array(picture)
+
+
+def _decode(source: Path | bytes, id: str, take: Callable[[Any], np.ndarray]) -> np.ndarray:
     try:
-        return source.read_bytes()
-    except FileNotFoundError as error:
-        raise BadSample(id, "no such file") from error
-    except OSError as error:
-        raise BadSample(id, error.strerror or str(error)) from error
+        return decode(source, take)
+    except ValueError as error:
+        raise BadSample(id, str(error)) from error
 
 
-def _decode(data: bytes, id: str, colours: bool, size: tuple[int, int] | None = None) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        # PIL warns about odd EXIF data and palettes, a thousand times in some collections; what counts are the pixels.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as picture:
-                if not colours and picture.format == "JPEG":
-                    raise BadSample(id, "JPEG changes the numbers of a label map; draw it again as PNG")
-                turned = picture.getexif().get(_ORIENTATION, 1)
-                if size is not None and turned in range(2, 9):
-                    if turned < 5 or size[0] == size[1]:
-                        raise BadSample(id, f"labels may be for it turned or not (EXIF {turned}); save it upright")
-                    if size == (picture.height, picture.width):
-                        del picture.getexif()[_ORIENTATION]
-                return rgb_pixels(picture) if colours else np.array(picture)
-    except UnidentifiedImageError as error:
-        raise BadSample(id, "not a picture" if data else "empty file") from error
-    except (OSError, EOFError, ValueError, SyntaxError, IndexError, struct.error, zlib.error) as error:
-        # All of these are what PIL raises for damaged files of one format or another.
-        raise BadSample(id, str(error) or type(error).__name__) from error
-    except Image.DecompressionBombError as error:
-        raise BadSample(id, f"too many pixels: {error}") from error
-
-
-# -------------------------------------------------------------------------------------------------------- files, trees
-
-
-def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:
-    """The labels as int64, or a ``UserError`` when one is not the number of a class."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError(f"{where} must be whole numbers, one per picture, got {labels.dtype} {labels.shape}")
-    if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
-        raise UserError(
-            f"{where} go from {labels.min()} to {labels.max()},"
-            f" expected 0 to {num_classes - 1} for the {num_classes} classes"
-        )
-    return labels.astype(np.int64)
-
-
-def check_equal(what: str, counts: Mapping[str, int]) -> None:
-    """``UserError`` unless all counts are the same."""
-    if len(set(counts.values())) > 1:
-        each = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise UserError(f"{what}: expected as many of each, found {each}")
-
-
-def find_npz(root: Path) -> Path | None:
-    """The .npz file that ``root`` is, or the only one in that folder; None when there is none."""
-    if not root.exists():
-        raise UserError(f"there is no {root}; root must be the folder or file of the pictures")
-    if root.is_file():
-        if root.suffix != ".npz":
-            raise UserError(f"{root} is a file of another kind; expected a folder or an .npz file")
-        return root
-    files = sorted(root.glob("*.npz"))
-    if len(files) > 1:
-        raise UserError(f"{root} holds {len(files)} .npz files ({name_some(p.name for p in files)}); name one of them")
-    return files[0] if files else None
-
-
-def open_npz(path: Path) -> Any:
-    """The archive, opened; arrays are read when they are asked for by ``take``."""
-    # numpy leaves a broken archive open, so look first. The table of contents comes last: a cut file has none.
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"cannot read {path}: no .npz archive, or cut off")
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-
-
-def take(archive: Any, key: str, path: Path) -> np.ndarray:
-    """One array of an archive, or a ``UserError`` that says which keys there are."""
-    if key not in archive:
-        raise UserError(f"{path}: no array {key!r} in it, found {name_some(archive.files) or 'nothing'}")
-    try:
-        return archive[key]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: cannot read {key!r}: {error}") from error
-
-
-def take_packed(archive: Any, data: str, offsets: str, path: Path) -> Packed:
-    """Packed files of an archive."""
-    return Packed(take(archive, data, path), take(archive, offsets, path), f"{path}, {offsets}")
+# -------------------------------------------------------------------------------------------------------- names, trees
 
 
 def find_split(names: Iterable[str], split: str, where: Path | str) -> str:
@@ -330,13 +264,6 @@ def is_picture(name: str) -> bool:
 def list_pictures(folder: Path) -> list[Path]:
     """The picture files of a folder, sorted."""
     return sorted(path for path in folder.iterdir() if is_picture(path.name))
-
-
-def name_some(names: Iterable[str], at_most: int = 8) -> str:
-    """A list for a message: ``a, b, c and 12 more``."""
-    names = list(names)
-    shown = ", ".join(names[:at_most])
-    return f"{shown} and {len(names) - at_most} more" if len(names) > at_most else shown
 
 
 def class_tree(paths: Sequence[Sequence[str]]) -> Tree:

@@ -6,22 +6,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
+from hyptree.data.npz import name_some
 from hyptree.data.pictures.decoding import (
-    Pictures,
+    FilePictures,
     class_tree,
-    decode_image,
     find_split,
     is_picture,
     list_pictures,
-    name_some,
 )
-from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 
 
-class FolderPictures(Pictures):
+class FolderPictures(FilePictures):
     """Pictures under ``root/train/CLASS/`` and ``root/val/CLASS/`` (also valid, validation, test).
 
     A class is a folder that holds pictures itself. With folders inside folders (``train/animal/dog/``) the class is
@@ -44,24 +40,14 @@ class FolderPictures(Pictures):
                 f"{folder} has the class {name_some(unknown)}, which {train} has not;"
                 f" both must hold the same {len(classes)} classes"
             )
-        self._root, self._files, labels = folder, [], []
+        files, labels = [], []
         for name in names:
-            files = list_pictures(folder / name)
-            self._files += [str(path.relative_to(folder)) for path in files]
-            labels += [number[name]] * len(files)
-        self._labels = np.array(labels, np.int64)
+            inside = [f"{name}/{path.name}" for path in list_pictures(folder / name)]
+            files += inside
+            labels += [number[name]] * len(inside)
         is_nested = any("/" in name for name in classes)
         tree = class_tree([["all", *name.split("/")] for name in classes]) if is_nested else None
-        super().__init__(len(self._files), classes=classes, tree=tree)
-
-    def _read(self, i: int) -> Sample:
-        name = self._files[i]
-        id = f"{self._root.name}/{name}"
-        return Sample(decode_image(self._root / name, id), id, label=int(self._labels[i]))
-
-    def labels(self) -> np.ndarray:
-        """(n,) int64 class of every picture, without reading one."""
-        return self._labels[self._kept]
+        super().__init__(folder, files, labels, classes=classes, tree=tree)
 
 
 def _class_folders(folder: Path, prefix: str = "") -> Iterator[str]:

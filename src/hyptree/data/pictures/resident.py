@@ -8,7 +8,6 @@ index). It is drawn on the CPU, 26 numbers a picture: 96 bytes per picture trave
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.pictures.array_loader import draw_moves
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
@@ -228,13 +228,6 @@ def draw_windows(augment: AugmentSettings, shape: tuple[int, int], size: int, ch
     return np.stack([start[0], long[0], same, zero, start[1], long[1], same, zero], 1).astype(np.int64)
 
 
-def draw_moves(augment: AugmentSettings, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(B,) whether each picture is flipped, then (B, 2) pixels down and right; as ``ArrayLoader`` draws them."""
-    reach = augment.translate
-    flip = (chance[:, 0] < augment.flip).astype(np.int64)
-    return flip, np.floor(chance[:, 1:3] * (2 * reach + 1)).astype(np.int64) - reach
-
-
 def centre_window(shape: tuple[int, int], size: int, crop_pct: float) -> list[list[int]]:
     """(1, 8) the centre crop of an evaluation, as torchvision's Resize and CenterCrop make it."""
     resized = _fit_shorter(shape, round(size / crop_pct))
@@ -336,25 +329,20 @@ def _stored(dataset: Any, device: torch.device) -> tuple[np.ndarray, np.ndarray]
 def require_memory(shape: tuple[int, ...], device: torch.device) -> None:
     """``UserError`` when uint8 pictures of this shape are more than the device has room for."""
     needed, free = int(np.prod(shape, dtype=np.int64)), free_bytes(device)
-    if free is not None and needed > free:
+    if needed > free:
         raise UserError(
             f"data.resident: {shape[0]:,} pictures of {_by(shape)} pixels need {needed:,} bytes, "
             f"{device} has {free:,} free; leave data.resident out, or use fewer (data.num_train, data.num_val)"
         )
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a device; None where nobody can tell."""
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _by(shape: tuple[int, ...]) -> str:

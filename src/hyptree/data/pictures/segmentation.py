@@ -10,22 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures.decoding import (
-    Packed,
-    Pictures,
-    check_equal,
-    check_labels,
-    class_tree,
-    decode_image,
-    decode_labels,
-    find_npz,
-    find_split,
-    list_pictures,
-    name_some,
-    open_npz,
-    take,
-    take_packed,
-)
+from hyptree.data.npz import Packed, check_equal, check_labels, find_npz, name_some, open_npz, take, take_packed
+from hyptree.data.pictures.decoding import Pictures, class_tree, decode_image, decode_labels, find_split, list_pictures
 from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.errors import UserError
 from hyptree.files import path_inside
@@ -92,14 +78,14 @@ class CamVid(LabelMaps):
             with open_npz(path) as archive:
                 images, maps, names, _ = _take_pairs(archive, split, path)
                 classes = [str(c).lower() for c in take(archive, "class_names", path).tolist()]
-            if classes and classes[-1].startswith(("unlabel", "void")):
-                classes.pop()
         else:
             images, maps = _pair_folders(root, split)
             names = [path.relative_to(root).as_posix() for path in images]
             listed = root / "classes.txt"
             classes = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else list(CAMVID_CLASSES)
             classes = [name.strip() for name in classes if name.strip()]
+        if classes and classes[-1].lower().startswith(("unlabel", "void")):
+            classes.pop()
         super().__init__(images, maps, names, _table(len(classes), unlabelled=len(classes)), classes)
 
 

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.errors import UserError, as_user_error
+from hyptree.errors import as_user_error
+from hyptree.files import require_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-__all__ = ["data_url", "fit", "model_input", "read_picture", "resize_detections", "rgb_pixels"]
+__all__ = ["data_url", "decode", "fit", "model_input", "read_picture", "resize_detections", "rgb_pixels"]
+
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
+"""TIFF's tags of bits per number, of what 0 is (0: white), and of whether numbers have a sign (2)."""
 
 
 def read_picture(image: Any) -> np.ndarray:
     """(H, W, 3) uint8 RGB from a path, a PIL image, or a uint8 array or tensor, channels first or last."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if isinstance(image, (str, Path)):
-        try:
-            with Image.open(image) as opened, as_user_error(str(image)):
-                return rgb_pixels(opened)
-        except FileNotFoundError as error:
-            raise UserError(f"{image}: no such picture") from error
-        except (UnidentifiedImageError, OSError) as error:
-            raise UserError(f"{image}: not a picture that can be read; expected PNG, JPEG, WebP, ...") from error
+        require_path(image, "picture")
+        with as_user_error(str(image)):
+            return decode(Path(image), rgb_pixels)
     if isinstance(image, Image.Image):
         return rgb_pixels(image)
     pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
@@ -44,21 +47,54 @@ def read_picture(image: Any) -> np.ndarray:
     return pixels
 
 
-def rgb_pixels(picture: Image) -> np.ndarray:
-    """(H, W, 3) uint8 of a PIL image: upright by its EXIF orientation, 16 bits of grey brought to 8.
+def decode(source: Path | bytes, take: Callable[[Image], np.ndarray]) -> np.ndarray:
+    """What ``take`` makes of a picture in a file, or of the bytes of one.
 
     Raises:
-        ValueError: 32 bits per pixel, whole or float, which PIL would cut off at 255 without a word.
+        ValueError: why it cannot be read: it is missing, truncated, no picture, or not what ``take`` wants.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        # PIL warns about odd EXIF data and palettes, a thousand times in some collections; what counts are the pixels.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as picture:
+                return take(picture)
+    except UnidentifiedImageError as error:
+        raise ValueError("not a picture that can be read" if data else "empty file") from error
+    except FileNotFoundError as error:
+        raise ValueError("no such file") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"too many pixels: {error}") from error
+    except (OSError, EOFError, SyntaxError, IndexError, struct.error, zlib.error) as error:
+        # All of these are what PIL raises for damaged files of one format or another.
+        raise ValueError(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
+
+
+def rgb_pixels(picture: Image) -> np.ndarray:
+    """(H, W, 3) uint8 of a PIL image: upright by its EXIF orientation, 12 and 16 bits of grey brought to 8.
+
+    Raises:
+        ValueError: signed numbers or 32 bits per pixel, whole or float, which PIL would cut off without a word.
     """
     from PIL import ImageOps
 
-    kind = "I;16" if picture.mode == "I" and picture.format == "PNG" else picture.mode  # older versions of PIL
+    # PIL keeps grey of 16 bits and less as it is stored, and of TIFF leaves out what its tags say of it.
+    tags = getattr(picture, "tag_v2", {})
+    bits, is_negative = max(tags.get(_BITS, (16,))), tags.get(_PHOTOMETRIC) == 0
+    kind = "I;16" if picture.mode == "I" and picture.format in ("PNG", "PPM") else picture.mode
     picture = ImageOps.exif_transpose(picture)
     if kind.startswith("I;16"):
         grey = np.asarray(picture).astype(np.uint32)
-        return np.repeat(((grey * 255 + 32767) // 65535).astype(np.uint8)[..., None], 3, axis=2)
+        white = 2**bits - 1
+        grey = white - grey if is_negative else grey
+        return np.repeat(((grey * 255 + white // 2) // white).astype(np.uint8)[..., None], 3, axis=2)
     if kind in ("I", "F"):
         raise ValueError("32 bits per pixel have no agreed range; save it with 8 or 16 bits")
+    if tags.get(_SAMPLE_FORMAT, (1,))[0] == 2:
+        raise ValueError("signed numbers have no agreed range; save it with 8 or 16 bits without a sign")
     return np.array(picture.convert("RGB"))
 
 

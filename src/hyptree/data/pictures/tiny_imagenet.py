@@ -7,24 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from hyptree.data.npz import check_equal, check_labels, find_npz, name_some, open_npz, take, take_packed
 from hyptree.data.pictures.decoding import (
+    FilePictures,
     MemoryPictures,
     Pictures,
-    check_equal,
-    check_labels,
     class_tree,
-    decode_image,
-    find_npz,
     find_split,
     list_pictures,
-    name_some,
-    open_npz,
-    take,
-    take_packed,
 )
-from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 from hyptree.files import path_inside
 
@@ -49,7 +40,7 @@ def TinyImageNet(root: Path | str, split: str = "train") -> Pictures:
     if (root / "tiny-imagenet-200").is_dir():
         root = root / "tiny-imagenet-200"
     if root.is_dir() and (root / "wnids.txt").exists():
-        return _Folder(root, split)
+        return _in_files(root, split)
     path = find_npz(root)
     if path is None:
         raise UserError(f"{root}: {_EXPECTED}, found {name_some(sorted(p.name for p in root.iterdir())) or 'nothing'}")
@@ -68,40 +59,33 @@ def _packed(path: Path, split: str) -> MemoryPictures:
     return MemoryPictures(files, labels, names, prefix=f"{path.stem}/{name}", tree=tree)
 
 
-class _Folder(Pictures):
+def _in_files(root: Path, split: str) -> FilePictures:
     """The layout of the original archive; a ``val`` that was sorted into folders per class is fine as well."""
-
-    def __init__(self, root: Path, split: str):
-        wnids = (root / "wnids.txt").read_text(encoding="utf-8").split()
-        number = {wnid: i for i, wnid in enumerate(wnids)}
-        self._folder = root / ("train" if split == "train" else "val")
-        if not self._folder.is_dir():
-            raise UserError(f"there is no folder {self._folder}; {_EXPECTED}")
-        self._files: list[Path] = []
-        labels: list[int] = []
-        annotations = self._folder / "val_annotations.txt"
-        if split != "train" and annotations.exists():
-            for line_number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
-                cells = line.split("\t")
-                if len(cells) < 2 or cells[1] not in number:
-                    raise UserError(
-                        f"{annotations}, line {line_number}: expected a file and one of the {len(wnids)} wnids"
-                    )
-                where = f"{annotations}, line {line_number}"
-                self._files.append(path_inside(self._folder / "images", cells[0], where))
-                labels.append(number[cells[1]])
-        else:
-            for wnid in wnids:
-                files = _pictures_of(path_inside(self._folder, wnid, str(root / "wnids.txt")))
-                self._files += files
-                labels += [number[wnid]] * len(files)
-        self._labels = np.array(labels, np.int64)
-        names, tree = _names_and_tree(root, wnids)
-        super().__init__(len(self._files), classes=names, tree=tree)
-
-    def _read(self, i: int) -> Sample:
-        id = self._files[i].relative_to(self._folder.parent).as_posix()
-        return Sample(decode_image(self._files[i], id), id, label=int(self._labels[i]))
+    wnids = (root / "wnids.txt").read_text(encoding="utf-8").split()
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    if len(number) < len(wnids):
+        raise UserError(f"{root / 'wnids.txt'}: a class is listed twice")
+    folder = root / ("train" if split == "train" else "val")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; {_EXPECTED}")
+    files: list[Path] = []
+    labels: list[int] = []
+    annotations = folder / "val_annotations.txt"
+    if split != "train" and annotations.exists():
+        for line_number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
+            where, cells = f"{annotations}, line {line_number}", line.split("\t")
+            if len(cells) < 2 or cells[1] not in number:
+                raise UserError(f"{where}: expected a file and one of the {len(wnids)} wnids")
+            files.append(path_inside(folder / "images", cells[0], where))
+            labels.append(number[cells[1]])
+    else:
+        for wnid in wnids:
+            inside = _pictures_of(path_inside(folder, wnid, str(root / "wnids.txt")))
+            files += inside
+            labels += [number[wnid]] * len(inside)
+    names, tree = _names_and_tree(root, wnids)
+    below = [path.relative_to(folder).as_posix() for path in files]
+    return FilePictures(folder, below, labels, classes=names, tree=tree)
 
 
 def _pictures_of(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 from hyptree.data.text.packing import TextBlocks
 from hyptree.data.text.settings import TextSettings
 from hyptree.data.text.sources import source_of
-from hyptree.data.text.stream import BlockBatches, TextLoader
+from hyptree.data.text.stream import TextLoader
 from hyptree.data.text.tokenizer import default_tokenizer, load_tokenizer
 from hyptree.data.text.tokens import tokens_of
 
@@ -43,29 +43,10 @@ def build_text(settings: TextSettings, split: str, tokenizer: Any = None) -> Tex
     )
 
 
-def build_text_loader(
-    dataset: TextBlocks,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    shuffle: bool = True,
-    rank: int = 0,
-    world_size: int = 1,
-    accumulate: int = 1,
-    pin_memory: bool = False,
-) -> TextLoader:
+def build_text_loader(dataset: TextBlocks, **options: Any) -> TextLoader:
     """The loader of a split: ``set_epoch(epoch, start_batch)``, ``len``, iteration, ``state_dict``, ``close``.
 
-    See :class:`hyptree.data.text.stream.BlockBatches` for the arguments. Whether it trains or evaluates follows from
-    the dataset.
+    See :class:`hyptree.data.text.stream.BlockBatches` for the options, and ``pin_memory``. Whether it trains or
+    evaluates follows from the dataset.
     """
-    batches = BlockBatches(
-        dataset,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        rank=rank,
-        world_size=world_size,
-        accumulate=accumulate,
-    )
-    return TextLoader(batches, pin_memory)
+    return TextLoader(dataset, **options)

@@ -6,11 +6,8 @@ same; empty documents are left out as well.
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +15,9 @@ from typing import Any
 
 from hyptree.data.text.settings import Documents
 from hyptree.errors import UserError
+from hyptree.files import open_packed
 
-_COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
+_COMPRESSED = (".gz", ".xz")
 _JSON = (".jsonl", ".ndjson")
 _PARQUET = (".parquet",)
 _TEXT = (".txt", ".text", ".md")
@@ -55,18 +53,13 @@ def read_documents(file: Path, documents: Documents = "auto", field: str = "text
         UserError: not UTF-8, not JSON, no such field, a damaged archive; each with the place.
     """
     kind = _kind(file)
-    try:
-        if kind in _PARQUET:
-            texts = _read_parquet(file, field)
-        elif kind in _JSON:
-            texts = _read_json(file, field)
-        else:
-            texts = _read_text(file, documents)
-        yield from (text for text in texts if text.strip())
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{file} is not a whole {file.suffix} file: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+    if kind in _PARQUET:
+        texts = _read_parquet(file, field)
+    elif kind in _JSON:
+        texts = _read_json(file, field)
+    else:
+        texts = _read_text(file, documents)
+    yield from (text for text in texts if text.strip())
 
 
 def _kind(file: Path) -> str:
@@ -82,9 +75,8 @@ def _is_text(file: Path, root: Path) -> bool:
 
 def _lines(file: Path) -> Iterator[str]:
     """The lines of a file with their ends, decoded one by one, so that an error can name the byte."""
-    opener: Any = _COMPRESSED.get(file.suffix.lower(), open)
     offset = 0
-    with opener(file, "rb") as stream:
+    with open_packed(file, "rb") as stream:
         for number, line in enumerate(stream):
             try:
                 text = line.decode("utf-8")
@@ -155,18 +147,19 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
         parquet: Any = import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise UserError(f"reading {file} needs pyarrow: pip install pyarrow") from error
-    try:
-        table = parquet.ParquetFile(file)
-    except ValueError as error:  # what pyarrow raises for any damage is one
-        raise UserError(f"{file} is not a whole parquet file: {' '.join(str(error).split())}") from error
-    names = list(table.schema_arrow.names)
-    if field not in names:
-        raise UserError(f"{file} has no column {field!r}, only {_names(names)}; set field")
-    row = 0
-    for batch in table.iter_batches(batch_size=1024, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            row += 1
-            yield _checked(text, field, f"{file} row {row}")
+    with open_packed(file, "rb"):  # for its words on what goes wrong
+        try:
+            table = parquet.ParquetFile(file)
+        except ValueError as error:  # what pyarrow raises for any damage is one
+            raise UserError(f"{file} is not a whole parquet file: {' '.join(str(error).split())}") from error
+        names = list(table.schema_arrow.names)
+        if field not in names:
+            raise UserError(f"{file} has no column {field!r}, only {_names(names)}; set field")
+        row = 0
+        for batch in table.iter_batches(batch_size=1024, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                yield _checked(text, field, f"{file} row {row}")
 
 
 def _names(names: Any) -> str:

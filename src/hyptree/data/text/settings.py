@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from hyptree.files import cache_folder
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 MIN_VOCABULARY = 256 + len(SPECIAL_TOKENS)
@@ -69,8 +70,7 @@ class TextSettings:
         """Where tokens and trained tokenizers are kept."""
         if self.cache is not None:
             return self.cache.expanduser()
-        root = os.environ.get("HYPTREE_CACHE")
-        return Path(root) / "text" if root else Path(".cache") / "hyptree" / "text"
+        return cache_folder("text")
 
 
 def _paths(paths: Any) -> tuple[Path, ...]:

@@ -114,13 +114,11 @@ def _digest(file: Path) -> bytes:
         about = file.stat()
         with file.open("rb") as stream:
             if about.st_size <= _WHOLE:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-            else:
-                digest.update(f"{about.st_size} {about.st_mtime_ns}".encode())
-                digest.update(stream.read(_CHUNK))
-                stream.seek(-_CHUNK, 2)
-                digest.update(stream.read(_CHUNK))
+                return hashlib.file_digest(stream, "sha256").digest()
+            digest.update(f"{about.st_size} {about.st_mtime_ns}".encode())
+            digest.update(stream.read(_CHUNK))
+            stream.seek(-_CHUNK, 2)
+            digest.update(stream.read(_CHUNK))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     return digest.digest()

@@ -55,7 +55,7 @@ class BlockOrder:
         return self._permuted[1]
 
 
-class BlockBatches:
+class BlockBatches(Loader):
     """Blocks of each batch for this process: a ``batch_sampler`` for torch's ``DataLoader`` that can be resumed.
 
     Training batches follow the endless row, ``len`` of them make an epoch: they do not stop where a pass over the text
@@ -83,16 +83,12 @@ class BlockBatches:
         Raises:
             UserError: a batch larger than the text, or one that the processes cannot share evenly.
         """
+        super().__init__(Plan(len(dataset), batch_size, seed, dataset.train, rank, world_size))
         self.dataset, self.batch_size, self.accumulate = dataset, batch_size, accumulate
-        self.rank, self.world_size = rank, world_size
         self.order = BlockOrder(dataset.num_tokens, dataset.block_length, seed, shuffle and dataset.train)
         self.place = 0
         """Blocks that were given to any process so far."""
-        if batch_size < 1 or (batch_size % world_size and (dataset.train or batch_size < world_size)):
-            raise UserError(
-                f"batch_size {batch_size} cannot be shared evenly by {world_size} processes; "
-                f"choose a multiple of {world_size}"
-            )
+        self.plan.check_share()
         if len(self) == 0:
             raise UserError(
                 f"the training text has {len(dataset)} blocks of {dataset.block_length} tokens, less than one step of "
@@ -103,32 +99,22 @@ class BlockBatches:
         """Batches of an epoch."""
         if self.dataset.train:
             return len(self.dataset) // (self.batch_size * self.accumulate) * self.accumulate
-        return -(-len(self.dataset) // self.batch_size)
+        return self.plan.num_batches
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """The next iteration gives this epoch from this batch on."""
-        if not 0 <= start_batch <= len(self):
-            raise ValueError(f"start_batch must be from 0 to {len(self)}, the batches of an epoch, got {start_batch}")
+        super().set_epoch(epoch, start_batch)
         passed = epoch * len(self) if self.dataset.train else 0
         self.place = (passed + start_batch) * self.batch_size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        share = self._train_batches() if self.dataset.train else self._eval_batches()
-        for blocks in share:
-            mine = np.array_split(blocks, self.world_size)[self.rank]
-            if len(mine):
-                yield mine.tolist()
-
-    def _train_batches(self) -> Iterator[np.ndarray]:
+    def __iter__(self) -> Iterator[Any]:
+        if not self.dataset.train:
+            yield from (blocks.tolist() for blocks in self.plan.batches(0, self.place // self.batch_size))
+            return
         length = len(self) * self.batch_size
         for _ in range(-(-(length - self.place % length) // self.batch_size)):
             blocks = self.order.blocks(self.place, self.batch_size)
             self.place += self.batch_size  # before it is handed out: the state is what comes next
-            yield blocks
-
-    def _eval_batches(self) -> Iterator[np.ndarray]:
-        for begin in range(self.place, len(self.dataset), self.batch_size):
-            yield np.arange(begin, min(begin + self.batch_size, len(self.dataset)))
+            yield np.array_split(blocks, self.plan.world_size)[self.plan.rank].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, in JSON's types; the same in every process after the same number of batches.
@@ -150,45 +136,21 @@ class BlockBatches:
         self.place = self.order.first(state["epoch"]) + state["next_block"]
 
     def _about(self) -> dict[str, Any]:
-        order = self.order
-        fingerprint = self.dataset.tokens.fingerprint
-        return {
-            "block_length": order.block_length,
-            "seed": order.seed,
-            "shuffle": order.shuffle,
-            "fingerprint": fingerprint,
-        }
+        about = {name: getattr(self.order, name) for name in ("block_length", "seed", "shuffle")}
+        return about | {"fingerprint": self.dataset.tokens.fingerprint}
 
 
-class TextLoader(Loader):
+class TextLoader(BlockBatches):
     """Batches of a text as dicts of (B, L) tensors, for the training loop; see :class:`BlockBatches`.
 
     No workers: a block is a slice of a mapped file, which takes microseconds.
     """
 
-    def __init__(self, batches: BlockBatches, pin_memory: bool = False):
-        order = batches.order
-        train = batches.dataset.train
-        num_blocks = len(batches.dataset)
-        super().__init__(Plan(num_blocks, batches.batch_size, order.seed, train, batches.rank, batches.world_size))
-        self.batches, self.pin_memory = batches, pin_memory
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        super().set_epoch(epoch, start_batch)
-        self.batches.set_epoch(epoch, start_batch)
+    def __init__(self, dataset: TextBlocks, *, pin_memory: bool = False, **options: Any):
+        super().__init__(dataset, **options)
+        self.pin_memory = pin_memory
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for blocks in self.batches:
-            batch = self.batches.dataset.batch(blocks)
+        for blocks in super().__iter__():
+            batch = self.dataset.batch(blocks)
             yield {name: value.pin_memory() for name, value in batch.items()} if self.pin_memory else batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`BlockBatches.state_dict`."""
-        return self.batches.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`BlockBatches.load_state_dict`."""
-        self.batches.load_state_dict(state)

@@ -6,11 +6,12 @@ encoded, to the last character. ``tokenizer(text)`` begins with ``<bos>``, as th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from hyptree.data.text.settings import SPECIAL_TOKENS, check_vocab_size
 from hyptree.data.text.sources import TextSource
 from hyptree.errors import UserError, require
-from hyptree.files import new_folder, path_inside
+from hyptree.files import new_folder, path_inside, read_json
 
 _PADDING_ROWS = 1024
 """Rows that a model's vocabulary may have beyond the tokenizer's: many are padded to a round number."""
@@ -52,10 +53,11 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, name: str = "the 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    some = _NotEmpty(documents)
-    tokenizer.train_from_iterator(some, trainer)
-    if not some.seen:
+    documents = iter(documents)
+    first = list(islice(documents, 1))
+    if not first:
         raise UserError(f"{name}: there is no text to train a tokenizer on")
+    tokenizer.train_from_iterator(chain(first, documents), trainer)
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise UserError(
@@ -95,11 +97,9 @@ def load_tokenizer(folder: Path | str) -> Any:
 
 def _model_type(folder: Path) -> str | None:
     """What the model beside a tokenizer says it is; None where there is none, or nothing that can be read."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None
+    with contextlib.suppress(UserError):
+        return read_json(folder / "config.json").get("model_type")
+    return None
 
 
 def save_tokenizer(tokenizer: Any, folder: Path | str) -> Path:
@@ -224,18 +224,6 @@ class Encoder:
             options = {"add_special_tokens": False, "split_special_tokens": True, "truncation": False}
             encoded = self._slow(documents, **options)["input_ids"]
         return [np.asarray(self.before + ids + self.after, self.dtype) for ids in encoded]
-
-
-class _NotEmpty:
-    """Passes documents on and remembers whether there was one."""
-
-    def __init__(self, documents: Iterable[str]):
-        self._documents, self.seen = documents, False
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._documents:
-            self.seen = True
-            yield text
 
 
 def _wrap(tokenizer: Any) -> Any:

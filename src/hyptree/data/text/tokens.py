@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -96,12 +96,11 @@ def in_memory(documents: Iterable[Iterable[int]], fingerprint: str = "memory") -
 def _write(work: Path, fingerprint: str, source: TextSource, encode: Encoder) -> None:
     num_tokens = num_documents = 0
     with (work / "tokens.bin").open("wb") as tokens, (work / "starts.bin").open("wb") as starts:
-        token_file, start_file = _Summed(tokens), _Summed(starts)
         for batch in _batches(source):
             documents = [ids for ids in encode(batch) if len(ids)]
             begins = num_tokens + np.cumsum([0, *map(len, documents)])
-            start_file.write(begins[:-1].astype("<i8"))
-            token_file.write(np.concatenate(documents).astype(encode.dtype.newbyteorder("<")) if documents else b"")
+            starts.write(begins[:-1].astype("<i8").tobytes())
+            tokens.write(b"".join(ids.astype(encode.dtype.newbyteorder("<")).tobytes() for ids in documents))
             num_tokens, num_documents = int(begins[-1]), num_documents + len(documents)
     if not num_tokens:
         hint = "; give val_path, or smaller documents, of which some can be held out" if source.held_out else ""
@@ -112,7 +111,9 @@ def _write(work: Path, fingerprint: str, source: TextSource, encode: Encoder) ->
         "num_tokens": num_tokens,
         "num_documents": num_documents,
         "dtype": encode.dtype.name,
-        "checksums": {"tokens": token_file.checksum, "starts": start_file.checksum},
+        "checksums": {
+            name: zlib.crc32(np.memmap(work / f"{name}.bin", mode="r").data) for name in ("tokens", "starts")
+        },
     }
     (work / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -138,7 +139,7 @@ def _open(folder: Path, fingerprint: str) -> Tokens:
         raise ValueError(f"{folder} holds another text")
     arrays = {}
     for name, dtype, count in (
-        ("tokens", about["dtype"], about["num_tokens"]),
+        ("tokens", {"uint16": "uint16", "uint32": "uint32"}[about["dtype"]], about["num_tokens"]),
         ("starts", "int64", about["num_documents"]),
     ):
         file = folder / f"{name}.bin"
@@ -149,15 +150,3 @@ def _open(folder: Path, fingerprint: str) -> Tokens:
             raise ValueError(f"{file} is damaged (its checksum differs)")
         arrays[name] = array.view(np.ndarray)  # memmap's own indexing is several times slower
     return Tokens(arrays["tokens"], arrays["starts"], fingerprint, folder)
-
-
-class _Summed:
-    """A file that knows the checksum of what was written to it."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file, self.checksum = file, 0
-
-    def write(self, data: Any) -> None:
-        content = bytes(data)
-        self.checksum = zlib.crc32(content, self.checksum)
-        self._file.write(content)

@@ -17,8 +17,9 @@ from hyptree.data.world.classes import CLASSES, class_tree
 from hyptree.data.world.render import render
 from hyptree.data.world.scene import MAX_OBJECTS, picture_keys, sample_scenes
 from hyptree.data.world.shape_builder import PARTS
-from hyptree.data.world.store import Arrays, default_cache, load_or_build
+from hyptree.data.world.store import Arrays, load_or_build
 from hyptree.errors import UserError, suggest
+from hyptree.files import cache_folder
 from hyptree.tree import Tree
 
 VERSION = 4
@@ -46,7 +47,7 @@ class World:
         num_images: how many pictures; by default ``SPLITS[split]``.
         size: side in pixels, 32 to 512.
         seed: of the whole world.
-        cache: a folder that keeps rendered pictures, or True for the default one (``default_cache``). Without one
+        cache: a folder that keeps rendered pictures, or True for ``files.cache_folder("world")``. Without one
             they are rendered when they are asked for, in runs of neighbours, and up to 256 MiB of them are kept.
 
     Raises:
@@ -76,7 +77,7 @@ class World:
         self.seed = _whole("seed", seed, 0, 2**63 - 1)
         self.split = split
         self.tree: Tree | None = class_tree()
-        self.cache = default_cache() if cache is True else Path(cache) if cache else None
+        self.cache = cache_folder("world") if cache is True else Path(cache) if cache else None
         self._run = max(1, min(128, 2**19 // self.size**2))  # pictures rendered together on the fly
         self._kept: OrderedDict[int, Arrays] = OrderedDict()
         self._stored: Arrays | None = None

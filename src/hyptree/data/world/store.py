@@ -25,12 +25,6 @@ _MANIFEST = "manifest.json"
 _BLOCK = 1 << 24
 
 
-def default_cache() -> Path:
-    """Where ``cache=True`` keeps pictures: $HYPTREE_CACHE/world, or .cache/hyptree/world under the current folder."""
-    root = os.environ.get("HYPTREE_CACHE")
-    return Path(root) / "world" if root else Path(".cache") / "hyptree" / "world"
-
-
 def load_or_build(
     folder: Path, layout: dict[str, tuple[tuple[int, ...], str]], build: Callable[[], Iterator[tuple[int, Arrays]]]
 ) -> Arrays:

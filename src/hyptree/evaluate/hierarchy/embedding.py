@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from hyptree.errors import UserError, as_called
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
+from hyptree.files import load_tensors, open_packed
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
+from hyptree.vlm.radial.order import spearman
 
 POINTS, CLOSURE, NAMES = "embedding.safetensors", "closure.safetensors", "names.txt"
 
@@ -46,8 +49,6 @@ def resume_command(folder: Path) -> str:
 
 def load_embedding(folder: Path | str) -> Embedding:
     """The embedding that ``hyptree tree embed`` left in a run folder."""
-    from hyptree.files import load_tensors
-
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"no run in {folder}: no such folder; expected what `hyptree tree embed --out {folder}` writes")
@@ -57,10 +58,8 @@ def load_embedding(folder: Path | str) -> Embedding:
         raise UserError(f"{folder} has no {POINTS}; {hint}")
     tensors, state = load_tensors(folder / POINTS)
     pairs = load_tensors(folder / CLOSURE)[0]["pairs"].long()
-    try:
-        names = (folder / NAMES).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read {folder / NAMES}: {error.strerror}") from error
+    with open_packed(folder / NAMES) as file:
+        names = file.read().splitlines()
     points = tensors["points"]
     if points.ndim != 2 or len(points) != len(names):
         raise UserError(
@@ -84,7 +83,7 @@ def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int =
     """
     points, pairs, manifold = embedding.points, embedding.pairs, embedding.manifold
     ranks = reconstruction(points, pairs, manifold, num_samples=num_samples, seed=seed)
-    radius = manifold.dist0(points)
+    radius = manifold.dist0(points.detach())
     result: dict[str, Any] = {
         "map": ranks.map,
         "mean_rank": ranks.mean_rank,
@@ -106,7 +105,7 @@ def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int =
     result |= {
         "radius_mean": float(radius.mean()),
         "radius_max": float(radius.max()),
-        "radius_depth_correlation": _rank_correlation(radius, depth),
+        "radius_depth_correlation": 0.0 if math.isnan(rho := spearman(radius.cpu(), depth.cpu())) else rho,
     }
     return result
 
@@ -136,19 +135,6 @@ def _distortion(embedding: Embedding) -> dict[str, Any]:
         "distortion_worst": distortion.worst,
         "distortion_scale": distortion.scale,
     }
-
-
-def _rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation, ties at their mean rank; 0 where one of the two does not vary."""
-
-    def ranks(values: Tensor) -> Tensor:
-        _, place, count = values.unique(return_inverse=True, return_counts=True)
-        return (count.cumsum(0).double() - (count - 1) / 2)[place]
-
-    a, b = ranks(x.detach()), ranks(y)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float((a.square().sum() * b.square().sum()).sqrt())
-    return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
 def disk_points(embedding: Embedding) -> np.ndarray:

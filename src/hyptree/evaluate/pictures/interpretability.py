@@ -20,6 +20,7 @@ from hyptree.evaluate.pictures.superpixels import (
     slic_clusters,
     superpixel_scores,
 )
+from hyptree.tables import aligned
 
 __all__ = ["ClusterMap", "cluster_maps", "interpretability_table", "print_table"]
 
@@ -157,11 +158,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> str:
         figures = (row["asa"], row["boundary_recall"], row["undersegmentation"], row["purity"])
         name = f"  {row['method']}" if row["rival"] else str(row["method"])
         lines.append((name, f"{row['num_clusters']:.1f}", *(f"{value:.3f}" for value in figures)))
-    width = [max(len(line[k]) for line in lines) for k in range(len(head))]
-    return "\n".join(
-        f"{line[0]:<{width[0]}}" + "".join(f"  {cell:>{w}}" for cell, w in zip(line[1:], width[1:], strict=True))
-        for line in lines
-    )
+    return "\n".join(aligned(lines))
 
 
 def _labelled(dataset: Any, num_images: int, target: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -17,6 +17,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate.text.choices_tasks import Item, load_items
 from hyptree.evaluate.text.likelihood import PairEncoder, context_length, is_too_long, log_likelihoods
 from hyptree.progress import progress_bar
+from hyptree.tables import aligned
 
 __all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
 
@@ -147,17 +148,17 @@ def evaluate_tasks(
 
 def score_lines(scores: Sequence[ChoiceScore]) -> list[str]:
     """A table for a terminal."""
-    width = max(len("task"), *(len(score.task) for score in scores)) + 2
-    lines = [f"{'task':<{width}}{'items':>7}{'shots':>7}{'accuracy':>18}{'per byte':>18}{'chance':>9}"]
+    lines = [("task", "items", "shots", "accuracy", "per byte", "chance")]
     for score in scores:
         plain = f"{score.accuracy:.4f} ± {score.accuracy_error:.4f}"
         norm = f"{score.accuracy_norm:.4f} ± {score.accuracy_norm_error:.4f}"
-        lines.append(
-            f"{score.task:<{width}}{score.num_items:>7}{score.num_shots:>7}{plain:>18}{norm:>18}{score.chance:>9.4f}"
-        )
-        if score.num_truncated:
-            lines.append(f"  {score.num_truncated} questions were longer than the context and lost their beginning")
-    return lines
+        lines.append((score.task, str(score.num_items), str(score.num_shots), plain, norm, f"{score.chance:.4f}"))
+    lost = [
+        f"{one.task}: {one.num_truncated} questions were longer than the context and lost their beginning"
+        for one in scores
+        if one.num_truncated
+    ]
+    return [*aligned(lines), *lost]
 
 
 def _best(values: Sequence[float]) -> int:

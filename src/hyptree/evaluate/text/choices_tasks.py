@@ -7,17 +7,15 @@ and the query is the prompt as it is.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyptree.errors import UserError, suggest
-from hyptree.files import data_folder
+from hyptree.files import data_folder, open_packed
 
 Row = Mapping[str, Any]
 
@@ -195,25 +193,17 @@ def _spread(rows: Sequence[Any], limit: int | None) -> list[Any]:
 
 def _rows(path: Path, fields: tuple[str, str, str]) -> Iterator[tuple[str, Row]]:
     """Where each line is, and what it holds; ``fields`` are checked: the question, its choices, the right one."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path} line {number}"
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{where} is not JSON: {error}") from error
-                _check(row, fields, where)
-                yield where, row
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; convert it first") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a whole .gz file: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with open_packed(path) as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path} line {number}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{where} is not JSON: {error}") from error
+            _check(row, fields, where)
+            yield where, row
 
 
 def _check(row: Any, fields: tuple[str, str, str], where: str) -> None:

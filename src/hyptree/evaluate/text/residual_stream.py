@@ -34,10 +34,10 @@ def stream_statistics(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     inputs = {name: value[:MAX_SEQUENCES] for name, value in batch.items() if name != "labels"}
     with contextlib.ExitStack() as stack:
         for i, layer in enumerate(model.base_model.layers):
-            stack.enter_context(_hook(layer, norms, i, _mean_norm))
+            stack.enter_context(reading(layer, norms, i, _mean_norm))
             for module in layer.modules():
                 if hasattr(module, "balance_bias"):  # the gate of a mixture of experts
-                    stack.enter_context(_hook(module, loads, i, _load))
+                    stack.enter_context(reading(module, loads, i, _load))
                 if getattr(module, "log_curvature", None) is not None:
                     curvatures[i] = torch.as_tensor(module.curvature())
         stack.enter_context(bounds)
@@ -59,7 +59,9 @@ def stream_statistics(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _hook(module: nn.Module, readings: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
+def reading(module: nn.Module, readings: dict[int, Tensor], place: int, measure: Any) -> Iterator[None]:
+    """Within it, every call of a module puts the measure of its output into ``readings[place]``."""
+
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         readings[place] = measure(output)
 
@@ -70,9 +72,14 @@ def _hook(module: nn.Module, readings: dict[int, Tensor], place: int, measure: A
         handle.remove()
 
 
-def _mean_norm(output: Any) -> Tensor:
+def hidden_state(output: Any) -> Tensor:
+    """The points of the tokens, of what a layer gives."""
     hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden.float().norm(dim=-1).mean()
+    return hidden
+
+
+def _mean_norm(output: Any) -> Tensor:
+    return hidden_state(output).float().norm(dim=-1).mean()
 
 
 def _load(route: Any) -> Tensor:

@@ -9,7 +9,7 @@ learning. Euclidean models are measured alike, by norms.
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyptree.data.hierarchies.wordnet import HYPERNYMS, SYNSETS, find_table, read_table
 from hyptree.errors import UserError
+from hyptree.evaluate.text.residual_stream import hidden_state, reading
 from hyptree.tree.measure import gromov_delta
+from hyptree.vlm.radial.order import spearman
 
 MIN_COUNT = 5
 """A token that the text has fewer times says little about frequency."""
@@ -64,14 +67,9 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
     seen = torch.zeros(size, dtype=torch.float64, device=device)
     points: dict[int, Tensor] = {}
 
-    def keep(place: int) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            points[place] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    handles = [layer.register_forward_hook(keep(k)) for k, layer in enumerate(layers)]
-    try:
+    with contextlib.ExitStack() as stack:
+        for k, layer in enumerate(layers):
+            stack.enter_context(reading(layer, points, k, hidden_state))
         for batch in batches:
             inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
             model.base_model(**inputs, use_cache=False)
@@ -83,9 +81,6 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
             for k in range(len(layers)):
                 radius = space.dist0(points[k].double()).reshape(-1)
                 sums[k].index_add_(0, ids, radius * weight)
-    finally:
-        for handle in handles:
-            handle.remove()
     means = torch.where(seen > 0, sums / seen.clamp_min(1), math.nan)
     return means.cpu().numpy(), seen.cpu().numpy().astype(np.int64)
 
@@ -120,9 +115,11 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = 
 
     The interval is Fisher's, with the variance of Bonett and Wright (2000) for ranks, ``(1 + r^2/2)/(n - 3)``.
     """
-    r = _pearson(_ranks(x), _ranks(y))
+    if not len(x):
+        return Correlation(math.nan, math.nan, math.nan, 0)
+    r = spearman(x, y)
     if control is not None:
-        rx, ry = _pearson(_ranks(x), _ranks(control)), _pearson(_ranks(y), _ranks(control))
+        rx, ry = spearman(x, control), spearman(y, control)
         rest = (1 - rx * rx) * (1 - ry * ry)
         r = (r - rx * ry) / math.sqrt(rest) if rest > 1e-12 else math.nan
     free = len(x) - 3 - (control is not None)
@@ -130,22 +127,6 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = 
         return Correlation(r, math.nan, math.nan, len(x))
     middle, half = math.atanh(r), 1.96 * math.sqrt((1 + r * r / 2) / free)
     return Correlation(r, math.tanh(middle - half), math.tanh(middle + half), len(x))
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    """Places in order, equal values sharing their mean place."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean: np.ndarray = last - (counts - 1) / 2
-    return mean[inverse]
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    if len(x) < 2:
-        return math.nan
-    x, y = x - x.mean(), y - y.mean()
-    scale = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / scale if scale > 0 else math.nan
 
 
 # -------------------------------------------------------------------------------------------------------------- WordNet
@@ -166,11 +147,10 @@ def read_depths(folder: Path | str) -> dict[str, int]:
     The first sense of ``dog`` is the synset that WordNet names ``dog.n.01``; words whose first sense is named by
     another word are left out. Depth is the length of the shortest way to the root over hypernyms, instances left out.
     """
-    folder = Path(folder)
-    names = {row[0]: row[1] for row in _table(folder / "noun_synsets.tsv.gz")}
+    names = {row[0]: row[1] for row in read_table(find_table(folder, SYNSETS), "wnid", "name")}
     below: dict[str, list[str]] = {}
     children = set()
-    for child, parent, kind in _table(folder / "noun_hypernyms.tsv.gz"):
+    for child, parent, kind, *_ in read_table(find_table(folder, HYPERNYMS), "child", "parent", "kind"):
         if kind == "h":
             below.setdefault(parent, []).append(child)
             children.add(child)
@@ -182,16 +162,6 @@ def read_depths(folder: Path | str) -> dict[str, int]:
         following = (child for node in level for child in below.get(node, ()) if child not in depth)
         level, at = list(dict.fromkeys(following)), at + 1
     return {names[node].removesuffix(".n.01"): at for node, at in depth.items() if names[node].endswith(".n.01")}
-
-
-def _table(path: Path) -> Iterable[list[str]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            next(file)  # names of the columns
-            for line in file:
-                yield line.rstrip("\n").split("\t")
-    except (OSError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def single_token_nouns(tokenizer: Any, depths: Mapping[str, int]) -> Nouns:

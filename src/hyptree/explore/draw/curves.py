@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from hyptree.tree import Tree
 
-__all__ = ["Line", "line_chart", "run_curves", "svg_confusion"]
+__all__ = ["Axes", "Line", "line_chart", "run_curves", "svg_confusion", "ticks"]
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
@@ -37,24 +37,35 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
 
     The loss of training and validation share a chart, and so do all shares of the validation (between 0 and 1).
     """
-    charts = []
-    losses = [_series(rows, split, "loss", name) for split, name in (("train", "training"), ("val", "validation"))]
-    if kept := [line for line in losses if line is not None]:
-        charts.append(("Loss", kept, ".2f"))
-    shares = [
-        line
+    losses = {name: _series(rows, split, "loss") for split, name in (("train", "training"), ("val", "validation"))}
+    shares = {
+        _format(key): points
         for key in _numeric_keys(rows, "val")
         if not key.startswith("loss")
-        and (line := _series(rows, "val", key, _format(key)))
-        and max(line.y) <= 1
-        and min(line.y) >= 0
+        and len(kept := (points := _series(rows, "val", key))[np.isfinite(points[:, 1]), 1])
+        and 0 <= kept.min() <= kept.max() <= 1
+    }
+    charts = [
+        ("Loss", losses, ".2f"),
+        ("Validation accuracy", dict(list(shares.items())[:4]), ".0%"),
+        ("Learning rate", {"learning rate": _series(rows, "train", "lr")}, ".1e"),
     ]
-    if shares:
-        charts.append(("Validation accuracy", shares[:4], ".0%"))
-    rate = _series(rows, "train", "lr", "learning rate")
-    if rate is not None:
-        charts.append(("Learning rate", [rate], ".1e"))
-    return charts
+    drawn = [(*lines_of(title, series), number) for title, series, number in charts]
+    return [(title, lines, number) for title, lines, number in drawn if lines]
+
+
+def lines_of(title: str, series: Mapping[str, np.ndarray]) -> tuple[str, list[Line]]:
+    """Lines through points (n, 2); those that are not finite are left out, and the title says how many they are."""
+    lines, lost = [], 0
+    for name, points in series.items():
+        kept = points[np.isfinite(points).all(1)]
+        lost += len(points) - len(kept)
+        if len(kept) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
+            kept = np.array([group.mean(0) for group in np.array_split(kept, MAX_POINTS)])
+        if len(kept):
+            lines.append(Line(name, kept[:, 0].tolist(), kept[:, 1].tolist()))
+    values = "value is" if lost == 1 else "values are"
+    return f"{title} ({lost} {values} not finite and left out)" if lost else title, lines
 
 
 def _format(key: str) -> str:
@@ -76,62 +87,75 @@ def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
     return list(keys)
 
 
-def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str, name: str) -> Line | None:
+def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str) -> np.ndarray:
+    """(n, 2) epochs (steps, where the log has no epochs) and values."""
     points = [
-        (float(row.get("epoch", row.get("step", 0))), float(row[key]))
+        (row.get("epoch", row.get("step", 0)), row[key])
         for row in rows
-        if row.get("split") == split and isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
+        if row.get("split") == split and isinstance(row.get(key), (int, float))
     ]
-    if not points:
-        return None
-    if len(points) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
-        groups = np.array_split(np.array(points), MAX_POINTS)
-        points = [tuple(group.mean(0)) for group in groups]
-    return Line(name, [p[0] for p in points], [p[1] for p in points])
+    return np.array(points, np.float64).reshape(-1, 2)
+
+
+class Axes:
+    """Where numbers lie inside a chart, and the chart's frame.
+
+    Args:
+        x: its smallest and largest number reach from side to side. y: round numbers that enclose it are marked.
+        right: pixel where the axes end.
+    """
+
+    def __init__(self, x: Sequence[float], y: Sequence[float], right: int = WIDTH - 14):
+        self.x0, self.x1, self.right = float(min(x)), float(max(x)), right
+        self.y_ticks = ticks(float(min(y)), float(max(y)))
+
+    def px(self, value: float) -> float:
+        return LEFT + (value - self.x0) / ((self.x1 - self.x0) or 1) * (self.right - LEFT)
+
+    def py(self, value: float) -> float:
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return HEIGHT - BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - BOTTOM - TOP)
+
+    def frame(self, label: str, x_name: str, number: str = ".4g") -> list[str]:
+        """The beginning of the ``<svg>``: lines across with their numbers, and the name of x."""
+        parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+        for tick in self.y_ticks:
+            y, text = self.py(tick), _short(tick, number)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        name = f'<text class="tick" x="{self.right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>'
+        return [*parts, name]
+
+    def under(self, value: float, text: str | None = None) -> str:
+        """A number, or what stands for it, below its place."""
+        text, y = f"{value:.4g}" if text is None else text, HEIGHT - BOTTOM + 18
+        return f'<text class="tick" x="{self.px(value):.1f}" y="{y}" text-anchor="middle">{text}</text>'
+
+    def line(self, kind: str, x: Iterable[float], y: Iterable[float]) -> str:
+        """A line through points."""
+        path = " ".join(f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x, y, strict=True))
+        return f'<polyline class="{kind}" points="{path}"/>'
 
 
 def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: str = "epoch") -> str:
     """An ``<svg>`` with labelled axes and the name and last value at the end of each line."""
-    every_x, every_y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
-    x0, x1 = float(every_x.min()), float(every_x.max())
-    ticks = _ticks(min(0.0, float(every_y.min())), float(every_y.max()))
-    y0, y1 = ticks[0], ticks[-1]
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def px(x: float) -> float:
-        return LEFT + (x - x0) / ((x1 - x0) or 1) * (right - LEFT)
-
-    def py(y: float) -> float:
-        return bottom - (y - y0) / ((y1 - y0) or 1) * (bottom - TOP)
-
+    every_x, every_y = ([value for line in lines for value in getattr(line, name)] for name in "xy")
+    axes = Axes(every_x, [min(0.0, *every_y), max(every_y)], WIDTH - RIGHT)
     text = ", ".join(f"{line.name} ends at {line.y[-1]:{number}}" for line in lines)
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(text)}">'
-    ]
-    for tick in ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{_short(tick, number)}</text>'
-        )
-    for tick in _ticks(x0, x1):
-        if x0 <= tick <= x1:
-            parts.append(
-                f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick:.3g}</text>'
-            )
-    parts.append(f'<text class="tick" x="{right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
+    parts = axes.frame(f"{title}: {text}", x_name, number)
+    parts += [axes.under(tick) for tick in ticks(axes.x0, axes.x1) if axes.x0 <= tick <= axes.x1]
     # Beside the end of a line: its value, and of several lines the name above. Below the axis are the numbers of x.
-    down = 14 if len(lines) > 1 else 0
-    ends = _spread([py(line.y[-1]) + 4 - down / 2 for line in lines], 30.0, bottom + 4.0 - down)
+    down, side = 14 if len(lines) > 1 else 0, axes.right + 9
+    ends = _spread([axes.py(line.y[-1]) + 4 - down / 2 for line in lines], 30.0, HEIGHT - BOTTOM + 4.0 - down)
     for k, (line, end) in enumerate(zip(lines, ends, strict=True)):
-        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
-        parts.append(f'<polyline class="line series{k}" points="{path}"/>')
+        x, y, name = axes.px(line.x[-1]), axes.py(line.y[-1]), escape(line.name if len(lines) > 1 else "")
+        last = _short(line.y[-1], number) if number.endswith("e") else f"{line.y[-1]:{number}}"
         parts.append(
-            f'<circle class="end series{k}" cx="{px(line.x[-1]):.1f}" cy="{py(line.y[-1]):.1f}" r="3.5"/>'
-            f'<text class="name series{k}" x="{right + 9}" y="{end:.1f}">{escape(line.name if len(lines) > 1 else "")}'
-            f'<tspan class="last" x="{right + 9}" y="{end + down:.1f}">{_last(line.y[-1], number)}</tspan></text>'
+            f'{axes.line(f"line series{k}", line.x, line.y)}<circle class="end series{k}" cx="{x:.1f}" cy="{y:.1f}" '
+            f'r="3.5"/><text class="name series{k}" x="{side}" y="{end:.1f}">{name}<tspan class="last" x="{side}" '
+            f'y="{end + down:.1f}">{last}</tspan></text>'
         )
-    parts.append("</svg>")
-    return "".join(parts)
+    return "".join(parts) + "</svg>"
 
 
 def _short(tick: float, number: str) -> str:
@@ -141,15 +165,10 @@ def _short(tick: float, number: str) -> str:
     if number.endswith("e") and tick:
         mantissa, _, exponent = f"{tick:.1e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{tick:.3g}"
+    return f"{tick:.4g}"
 
 
-def _last(value: float, number: str) -> str:
-    """The value at the end of a line, written as the ticks are where those have powers of ten."""
-    return _short(value, number) if number.endswith("e") else f"{value:{number}}"
-
-
-def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers that enclose [low, high]."""
     if not high > low:
         high = low + (abs(low) or 1.0)

@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
+from hyptree.explore.draw.style import hex_colour, read_beside
 from hyptree.tokens.draw import cluster_colours
 
 __all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
@@ -16,43 +17,10 @@ WIDTH, HEIGHT = 760, 240
 LEFT, TOP, BOTTOM = 44, 8, 14
 """Room for the heights on the left, and for the patches' own colours below."""
 
-STYLE = """
-.merge { display: grid; grid-template-columns: 15rem 1fr; gap: 1.2rem; align-items: center; margin: 1rem 0; }
-.merge .seen { position: relative; } .merge .seen img, .merge .seen svg { display: block; width: 100%; }
-.merge .seen svg { position: absolute; inset: 0; height: 100%; }
-.merge .seen rect { fill: transparent; shape-rendering: crispEdges; }
-.merge .seen.lit rect { fill: color-mix(in srgb, var(--ground) 78%, transparent); }
-.merge .seen.lit rect.on { fill: transparent; }
-.merge figcaption { grid-column: 1 / -1; }
-svg.dendrogram { width: 100%; height: auto; } svg.dendrogram path { fill: none; stroke-width: 1.1; }
-svg.dendrogram path.hit { stroke: transparent; stroke-width: 7; cursor: pointer; }
-svg.dendrogram g.on path { stroke: var(--ink); stroke-width: 2; } svg.dendrogram g.on path.hit { stroke: transparent; }
-svg.dendrogram text { font-size: 10px; fill: var(--soft); }
-svg.dendrogram .cut { stroke: var(--bad); stroke-dasharray: 5 4; }
-@media (max-width: 46rem) { .merge { grid-template-columns: 1fr; } }
-"""
+STYLE = read_beside(__file__, "dendrogram.css")
 
 # Each link knows which stretch of leaves lies below it, each patch at which leaf it is: that is all the pointer needs.
-SCRIPT = """
-document.querySelectorAll('.merge').forEach(figure => {
-  const seen = figure.querySelector('.seen'), svg = seen.querySelector('svg');
-  const leaf = seen.dataset.leaf.split(',').map(Number), columns = Number(seen.dataset.columns);
-  const patches = leaf.map((at, k) => {
-    const rect = document.createElementNS('http://www.w3.org/2000/svg', 'rect');
-    rect.setAttribute('x', k % columns); rect.setAttribute('y', Math.floor(k / columns));
-    rect.setAttribute('width', 1); rect.setAttribute('height', 1);
-    return svg.appendChild(rect);
-  });
-  figure.querySelectorAll('g[data-from]').forEach(link => {
-    const from = Number(link.dataset.from), to = Number(link.dataset.to);
-    link.addEventListener('pointerenter', () => {
-      link.classList.add('on'); seen.classList.add('lit');
-      patches.forEach((rect, k) => rect.classList.toggle('on', leaf[k] >= from && leaf[k] < to));
-    });
-    link.addEventListener('pointerleave', () => { link.classList.remove('on'); seen.classList.remove('lit'); });
-  });
-});
-"""
+SCRIPT = read_beside(__file__, "dendrogram.js")
 
 
 @dataclass(frozen=True)
@@ -112,7 +80,7 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
         first[node], last[node] = min(first[left], first[right]), max(last[left], last[right])
         some[node] = some[left]
-        stroke = "#{:02x}{:02x}{:02x}".format(*colours[some[node]]) if k < num_merges else "#b9bfcc"
+        stroke = hex_colour(colours[some[node]]) if k < num_merges else "#b9bfcc"
         way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
         parts.append(
             f'<g data-from="{first[node]}" data-to="{last[node]}"><path d="{way}" stroke="{stroke}"/>'
@@ -122,10 +90,9 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         at = y_of(float(links[num_merges - 1, 2] + links[num_merges, 2]) / 2)
         parts.append(f'<line class="cut" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
     for leaf in range(num):
-        fill = "#{:02x}{:02x}{:02x}".format(*colours[leaf])
         parts.append(
             f'<rect x="{LEFT + place[leaf] * step:.1f}" y="{HEIGHT - BOTTOM + 4}" width="{step:.2f}" height="8" '
-            f'fill="{fill}"/>'
+            f'fill="{hex_colour(colours[leaf])}"/>'
         )
     return "".join(parts) + "</svg>"
 

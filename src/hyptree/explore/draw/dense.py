@@ -60,6 +60,8 @@ def draw_segmentation(
     picture, labels = read_picture(image), _array(semantic).astype(np.int64)
     if labels.shape != picture.shape[:2]:
         raise ValueError(f"semantic must be (H, W) like the picture, {picture.shape[:2]}, got {labels.shape}")
+    if len(classes) > IGNORE:
+        raise ValueError(f"{len(classes)} classes cannot be told from {IGNORE}, which marks pixels that do not count")
     present, area = np.unique(labels[labels != IGNORE], return_counts=True)
     if len(present) and not 0 <= present.min() <= present.max() < len(classes):
         raise ValueError(f"semantic has class {present.max()}, but there are names for {len(classes)}")
@@ -68,9 +70,9 @@ def draw_segmentation(
     labels = labels.repeat(zoom, 0).repeat(zoom, 1)
 
     palette = np.full((256, 3), 128, np.uint8)
-    palette[: len(classes)] = class_colours(len(classes))[:256]
+    palette[: len(classes)] = class_colours(len(classes))
     strength = np.full(256, opacity, np.float32)
-    strength[[k for k, name in enumerate(classes[:256]) if name == "background"]] = 0
+    strength[[k for k, name in enumerate(classes) if name == "background"]] = 0
     weight = strength[labels][..., None]
     canvas = (1 - weight) * canvas + weight * palette[labels]
     canvas[_borders(labels)] = _PAPER
@@ -110,9 +112,15 @@ def draw_detections(
     picture = read_picture(image)
     box, label = _array(boxes).reshape(-1, 4).astype(np.float64), _array(labels).astype(np.int64)
     score = None if scores is None else _array(scores).astype(np.float64)
-    on = None if masks is None else _array(masks).reshape(len(box), -1, *picture.shape[:2])[:, 0] > 0.5
+    on = None if masks is None else _array(masks)
     if len(label) != len(box) or (score is not None and len(score) != len(box)):
         raise ValueError(f"boxes, labels and scores must be equally many, got {len(box)} boxes, {len(label)} labels")
+    if on is not None:
+        if on.size != len(box) * picture.shape[0] * picture.shape[1]:
+            raise ValueError(f"masks are {on.shape}, expected one of {picture.shape[:2]} for each of {len(box)} boxes")
+        on = on.reshape(len(box), *picture.shape[:2]) > 0.5
+    if score is not None and not np.isfinite(score).all():
+        raise ValueError("scores must be finite")
     order = range(len(box)) if score is None else [i for i in np.argsort(score, kind="stable") if score[i] >= min_score]
     zoom = _zoom(picture, side)
     colours = class_colours(int(label.max(initial=0)) + 1)

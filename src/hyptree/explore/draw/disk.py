@@ -1,14 +1,12 @@
 """Pictures of a tree on the Poincaré disk, made for reading: one colour per branch, every name where it can be read.
 
-What goes where is decided once, in :func:`_labels`; the SVG and the PNG show the same thing. ``move.js`` decides it
-again in the browser, where the disk can be moved.
+Where names go is decided in :func:`_svg_names`, and again by ``move.js`` in the browser, where the disk can be moved.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,31 +14,14 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import require
+from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, read_beside
 from hyptree.tree import Tree
-from hyptree.tree.layout import geodesic
+from hyptree.tree.drawing import children_above
 
 __all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
 
-# Distinct hues of similar weight on white, also for most readers who see red and green alike.
-PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
-NEUTRAL = "#4a5160"
-INK, RIM, INSIDE = "#1c2030", "#c3c8d4", "#f7f8fb"
-
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
-
-
-@dataclass(frozen=True)
-class _Label:
-    node: int
-    text: str
-    x: float
-    y: float
-    turn: float  # degrees, counter-clockwise
-    anchor: str  # start, middle or end
-    size: float  # in pixels of the SVG
-    bold: bool
-    below: bool  # hangs below its place instead of standing on it
 
 
 def branch_colors(tree: Tree) -> list[str]:
@@ -74,32 +55,33 @@ def _dot(tree: Tree, node: int) -> float:
     return 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
 
 
-def _labels(tree: Tree, points: np.ndarray, flat: bool) -> list[_Label]:
+def _svg_names(tree: Tree, points: np.ndarray, flat: bool) -> str:
     """Names of inner nodes above their dots, names of leaves outward along the radius, smaller towards the rim.
 
     Where the children of a node go upwards its name goes below it: above, it would lie across theirs.
     """
-    if tree.label is None:
-        return []
-    child = np.flatnonzero(tree.parent >= 0)
-    way = np.zeros((tree.num_nodes, 2))  # from each node to its children, added up
-    np.add.at(way, tree.parent[child], points[child] - points[tree.parent[child]])
-    below = (way[:, 1] > 0.5 * np.abs(way[:, 0])) & (tree.depth > 0)
-    labels = []
-    for node, text in enumerate(tree.label):
+    below = children_above(tree, points)
+    rows = []
+    for node, text in enumerate(tree.label or ()):
         x, y = points[node]
         distance = math.hypot(x, y)
         shrink = 1.0 if flat else min(1.0, (1 - distance * distance) / 0.05)
-        gap = (_dot(tree, node) + 5) / RADIUS
-        if tree.is_leaf[node] and distance > 0.2:
-            turn, left = math.degrees(math.atan2(y, x)), x < 0
-            push = 1 + gap / distance
-            place = (x * push, y * push, turn + 180 if left else turn, "end" if left else "start")
-        else:
-            place = (x, y - gap if below[node] else y + gap, 0.0, "middle")
         size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * shrink
-        labels.append(_Label(node, text, *place, size, bool(tree.depth[node] <= 1), bool(below[node])))
-    return labels
+        gap, turn, anchor = (_dot(tree, node) + 5) / RADIUS, 0.0, "middle"
+        if tree.is_leaf[node] and distance > 0.2:
+            turn, anchor = math.degrees(math.atan2(y, x)), "start"
+            x, y, down = x * (1 + gap / distance), y * (1 + gap / distance), "0.34em"
+            if x < 0:
+                turn, anchor = turn + 180, "end"
+        else:
+            y, down = (y - gap, "0.73em") if below[node] else (y + gap, "0")
+        weight = ' font-weight="600"' if tree.depth[node] <= 1 else ""
+        hidden = ' display="none"' if size < SMALLEST else ""
+        rows.append(
+            f'<text data-node="{node}" transform="translate({_px(x)} {_py(y)}) rotate({-turn:.1f})" '
+            f'text-anchor="{anchor}" dy="{down}" font-size="{size:.1f}"{weight}{hidden}>{escape(text)}</text>'
+        )
+    return f'<g class="names" fill="{INK}" {HALO} pointer-events="none">{"".join(rows)}</g>'
 
 
 def _arc(p: np.ndarray, q: np.ndarray, flat: bool) -> str:
@@ -151,8 +133,7 @@ def svg_disk(
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
-        + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+        f"{FONT}" + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
     ]
     if not flat:
         middle = SIZE / 2
@@ -177,36 +158,14 @@ def svg_disk(
         )
     parts.append("</g>")
     if names:
-        parts.append(_svg_names(_labels(tree, points, flat)))
+        parts.append(_svg_names(tree, points, flat))
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _down(label: _Label) -> str:
-    """How far the baseline of a name lies below its place."""
-    if label.anchor != "middle":
-        return "0.34em"
-    return "0.73em" if label.below else "0"
-
-
-def _svg_names(labels: list[_Label]) -> str:
-    rows = []
-    for label in labels:
-        weight = ' font-weight="600"' if label.bold else ""
-        hidden = ' display="none"' if label.size < SMALLEST else ""
-        rows.append(
-            f'<text data-node="{label.node}" '
-            f'transform="translate({_px(label.x)} {_py(label.y)}) rotate({-label.turn:.1f})" '
-            f'text-anchor="{label.anchor}" dy="{_down(label)}" '
-            f'font-size="{label.size:.1f}"{weight}{hidden}>{escape(label.text)}</text>'
-        )
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
-    return f'<g class="names" fill="{INK}" {halo} pointer-events="none">{"".join(rows)}</g>'
-
-
 def move_script() -> str:
     """The JavaScript that lets readers move the disks of a page."""
-    return (Path(__file__).parent / "move.js").read_text(encoding="utf-8")
+    return read_beside(__file__, "move.js")
 
 
 def _moving_data(tree: Tree, points: np.ndarray) -> str:
@@ -233,7 +192,7 @@ def draw_disk(
     title: str | None = None,
     dpi: int = 140,
 ) -> None:
-    """Writes the picture as a file (.png, .pdf), the same as :func:`svg_disk` shows.
+    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
 
     Args:
         points: (n, 2) points of the unit disk (curvature -1).
@@ -241,48 +200,12 @@ def draw_disk(
         dpi: dots per inch of a square of 8 inches.
     """
     require("matplotlib", "plot")
-    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
-    from matplotlib.patheffects import withStroke
 
     points = _checked(tree, points, flat=False)
-    colors = branch_colors(tree) if colors is None else colors
-    inches, points_per_pixel = 8.0, 8.0 * 72 / SIZE
-    figure = Figure(figsize=(inches, inches), facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))
-    extent = SIZE / 2 / RADIUS
-    ax.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal")
-    ax.set_axis_off()
-    ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.5 * points_per_pixel))
-    child = np.flatnonzero(tree.parent >= 0)
-    share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
-    if len(child):
-        arcs = geodesic(points[tree.parent[child]], points[child], 32)
-        width = (1.4 + 4.2 * share[child]) * points_per_pixel
-        edge_colors = [colors[node] for node in child]
-        ax.add_collection(LineCollection(list(arcs), colors=edge_colors, linewidths=width, capstyle="round", zorder=2))
-    area = [(2 * _dot(tree, node) * points_per_pixel) ** 2 for node in range(tree.num_nodes)]
-    ax.scatter(
-        points[:, 0], points[:, 1], s=area, c=colors, edgecolors="white", linewidths=1.2 * points_per_pixel, zorder=3
-    )
-    for label in _labels(tree, points, flat=False):
-        if label.size < SMALLEST:
-            continue
-        ax.text(
-            label.x,
-            label.y,
-            label.text,
-            rotation=label.turn,
-            rotation_mode="anchor",
-            ha={"start": "left", "end": "right", "middle": "center"}[label.anchor],
-            va="center_baseline" if label.anchor != "middle" else "top" if label.below else "baseline",
-            fontsize=label.size * points_per_pixel,
-            fontweight="bold" if label.bold else "normal",
-            color=INK,
-            zorder=4,
-            path_effects=[withStroke(linewidth=3.5 * points_per_pixel, foreground="white")],
-        )
-    if title:
-        figure.text(0.5, 0.975, title, ha="center", va="top", fontsize=11, color=INK)
-    figure.savefig(path, dpi=dpi, metadata={"Software": None} if str(path).endswith(".png") else None)
+    figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
+    ax = figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
+    rgb = np.array([to_rgb(color) for color in (branch_colors(tree) if colors is None else colors)])
+    tree.draw(ax=ax, layout=points, color=rgb, names=True, title=title)
+    figure.savefig(path, metadata={"Software": None} if str(path).endswith(".png") else None)

@@ -16,9 +16,9 @@ import numpy as np
 
 from hyptree.data.pictures.single import read_picture
 from hyptree.errors import require
-from hyptree.explore.draw.disk import INK, INSIDE, RIM
 from hyptree.explore.draw.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
-from hyptree.explore.pages.himapper_log import SOFT, plot_tree_stats
+from hyptree.explore.draw.style import INK, INSIDE, RIM, SOFT
+from hyptree.explore.pages.himapper_log import plot_tree_stats
 from hyptree.tree.layout import geodesic
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url, fit
-from hyptree.explore.draw.disk import INK, PALETTE, RADIUS, SIZE, svg_disk
+from hyptree.explore.draw.disk import RADIUS, SIZE, svg_disk
 from hyptree.explore.draw.scenes import disk_points
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, PALETTE, RIM, SOFT, overlap, shortened
 from hyptree.tree import Tree
 
 __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
@@ -19,7 +21,7 @@ __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg
 WIDTH, THUMB, GAP = 1000, 46, 4
 CLASS_END, ATTRIBUTE_END = 170, 320
 """Where names of classes and of attributes end, in pixels of the SVG; pictures follow."""
-SOFT, GOOD, PLAIN = "#5a6172", "#18794e", "#c3c8d4"
+GOOD = "#18794e"
 ROOT = "all classes"
 
 
@@ -135,8 +137,7 @@ def disk_of(latent: LatentTree) -> tuple[Tree, np.ndarray, float]:
 def svg_tree_disk(latent: LatentTree) -> tuple[str, str]:
     """The disk as an ``<svg>``, and what is true in it in words."""
     tree, points, zoom = disk_of(latent)
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke" pointer-events="none"'
-    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {halo}>']
+    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {HALO} pointer-events="none">']
     for node, x, y, size in names_on(tree, points):
         bold = ' font-weight="600"' if tree.height[node] == 2 else ""
         place = f'x="{SIZE / 2 + RADIUS * x:.1f}" y="{SIZE / 2 - RADIUS * y:.1f}"'
@@ -165,7 +166,7 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
         x, y = float(points[node, 0]), float(points[node, 1]) + 12 / RADIUS
         for base in (y, y - high - 24 / RADIUS):  # above the dot, else below
             box = (x - width / 2, base, x + width / 2, base + high)
-            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            if not any(overlap(box, other) for other in taken):
                 taken.append(box)
                 placed.append((node, x, base, size))
                 break
@@ -175,54 +176,30 @@ def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, fl
 # ---- as a dendrogram -------------------------------------------------------------------------------------------------
 
 
-def rows_of(latent: LatentTree) -> list[tuple[Branch, float, float]]:
-    """Every row with its upper edge and its height, in pixels."""
-    per_line = pictures_per_line()
-    rows, top = [], 6.0
-    last = -1
-    for branch in branches(latent):
-        top += 10 if branch.node != last and last >= 0 else 0
-        last = branch.node
-        height = max(1, -(-len(branch.pictures) // per_line)) * (THUMB + GAP) if branch.pictures else 24.0
-        rows.append((branch, top, height))
-        top += height
-    return rows
-
-
-def pictures_per_line() -> int:
-    """How many thumbnails stand side by side."""
-    return (WIDTH - ATTRIBUTE_END - 30) // (THUMB + GAP)
-
-
-def class_colours(latent: LatentTree) -> dict[int, str]:
-    """A colour for each class that has something below it, in the order of the disk."""
-    used = [node for node in latent.classes.tolist() if latent.tree.num_children[node]]
-    return {node: PALETTE[k % len(PALETTE)] for k, node in enumerate(used)}
-
-
-def thumbnail(latent: LatentTree, picture: int, pixels: int = 2 * THUMB) -> np.ndarray | None:
-    """(pixels, pixels, 3) of a picture; None where there are none."""
-    return fit(latent.thumbnails[picture], pixels) if len(latent.thumbnails) else None
-
-
 def svg_dendrogram(latent: LatentTree) -> str:
     """Classes on the left, their attributes, their pictures; frames are green where the class is the picture's own."""
-    rows, colours = rows_of(latent), class_colours(latent)
+    per_line = (WIDTH - ATTRIBUTE_END - 30) // (THUMB + GAP)  # thumbnails side by side
+    rows: dict[int, list[tuple[Branch, float, float]]] = {}  # of every class: branch, upper edge, height in pixels
+    bottom = 6.0
+    for branch in branches(latent):
+        bottom += 10 if branch.node not in rows and rows else 0
+        height = -(-len(branch.pictures) // per_line) * (THUMB + GAP) if branch.pictures else 24.0
+        rows.setdefault(branch.node, []).append((branch, bottom, height))
+        bottom += height
     names: Any = latent.tree.label or [str(i) for i in range(latent.tree.num_nodes)]
-    bottom = max((top + height for _, top, height in rows), default=20.0) + 6
     parts = [
-        f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {bottom:.0f}" role="img" aria-label="{len(latent.classes)} '
-        f'classes, {len(latent.attributes)} attributes, {len(latent.pictures)} pictures" font-size="14" '
-        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
+        f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {(bottom if rows else 20) + 6:.0f}" role="img" aria-label="'
+        f'{len(latent.classes)} classes, {len(latent.attributes)} attributes, {len(latent.pictures)} pictures" '
+        f'font-size="14" {FONT}>'
     ]
-    for node, colour in colours.items():
-        own = [(branch, top + height / 2) for branch, top, height in rows if branch.node == node]
-        middle = (own[0][1] + own[-1][1]) / 2
+    for (node, own), colour in zip(rows.items(), itertools.cycle(PALETTE), strict=False):
+        places = [top + height / 2 for _, top, height in own]
+        middle = (places[0] + places[-1]) / 2
         parts.append(
             f'<text class="tone" x="{CLASS_END - 8}" y="{middle:.1f}" dy=".34em" text-anchor="end" font-weight="600" '
             f'fill="{colour}">{escape(shortened(names[node], 20))}</text>'
         )
-        for branch, y in own:
+        for (branch, _, _), y in zip(own, places, strict=True):
             end = ATTRIBUTE_END - 105 if branch.attribute is not None else ATTRIBUTE_END
             way = f"M{CLASS_END} {middle:.1f}H{CLASS_END + 20}V{y:.1f}H{end}"
             parts.append(f'<path class="tone" d="{way}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
@@ -231,38 +208,24 @@ def svg_dendrogram(latent: LatentTree) -> str:
                     f'<text class="ink" x="{end + 6}" y="{y:.1f}" dy=".34em" fill="{INK}">'
                     f"{escape(shortened(names[branch.attribute], 15))}</text>"
                 )
-    for branch, top, height in rows:
+    for branch, top, height in itertools.chain(*rows.values()):
         if not branch.pictures:
             parts.append(
                 f'<text class="soft" x="{ATTRIBUTE_END + 10}" y="{top + height / 2:.1f}" dy=".34em" '
                 f'fill="{SOFT}">no picture</text>'
             )
         for k, picture in enumerate(branch.pictures):
-            x, y = place_of(k, top)
-            text = escape(names[latent.pictures[picture]])
-            shown = thumbnail(latent, picture)
-            inside = (
-                f'<rect class="blank" x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" fill="#e7eaf1"/>'
-                if shown is None
-                else f'<image x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}" href="{data_url(shown, 82)}"/>'
-            )
-            frame = frame_colour(latent, picture)
+            line, column = divmod(k, per_line)
+            x, y = ATTRIBUTE_END + 10 + column * (THUMB + GAP), top + GAP / 2 + line * (THUMB + GAP)
+            place = f'x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}"'
+            inside = f'<rect class="blank" {place} fill="{FLOOR}"/>'
+            if len(latent.thumbnails):
+                inside = f'<image {place} href="{data_url(fit(latent.thumbnails[picture], 2 * THUMB), 82)}"/>'
             parts.append(
-                f"<g>{inside}<rect x='{x}' y='{y:.1f}' width='{THUMB}' height='{THUMB}' fill='none' stroke='{frame}' "
-                f"stroke-width='2.5' rx='3'/><title>{text}</title></g>"
+                f'<g>{inside}<rect {place} fill="none" stroke="{GOOD if latent.is_right(picture) else RIM}" '
+                f'stroke-width="2.5" rx="3"/><title>{escape(names[latent.pictures[picture]])}</title></g>'
             )
     return "".join(parts) + "</svg>"
-
-
-def place_of(k: int, top: float) -> tuple[float, float]:
-    """Upper left corner of picture ``k`` of a row."""
-    line, column = divmod(k, pictures_per_line())
-    return ATTRIBUTE_END + 10 + column * (THUMB + GAP), top + GAP / 2 + line * (THUMB + GAP)
-
-
-def frame_colour(latent: LatentTree, picture: int) -> str:
-    """Green for a picture under its own class, grey for all others."""
-    return GOOD if latent.is_right(picture) else PLAIN
 
 
 def dendrogram_caption(latent: LatentTree) -> str:
@@ -289,8 +252,3 @@ def dendrogram_caption(latent: LatentTree) -> str:
         rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
         parts.append(f"Nothing hangs under {', '.join(names[:8])}{rest}.")
     return " ".join(parts)
-
-
-def shortened(text: str, longest: int) -> str:
-    """The text, cut where it is too long."""
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

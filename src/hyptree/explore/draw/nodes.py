@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.disk import PALETTE
+from hyptree.explore.draw.style import PALETTE, main_axes
 from hyptree.tree import Tree
 
 __all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]
@@ -155,10 +155,7 @@ def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]
     kept = 1.0
     direction = v
     if v.shape[1] > 2:
-        axes = np.linalg.svd(v, full_matrices=False)[2][:2]
-        for axis in axes:  # the sign of an axis is free: make it the same each time
-            axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
-        direction = v @ axes.T
+        direction = v @ main_axes(v).T
         kept = float((direction**2).sum() / max((v**2).sum(), 1e-300))
         if c is None:
             return direction, kept

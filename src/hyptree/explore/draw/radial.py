@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyptree.errors import UserError
-from hyptree.explore.draw.curves import _ticks
+from hyptree.explore.draw.curves import ticks
+from hyptree.explore.draw.style import main_axes
 
 if TYPE_CHECKING:
     from hyptree.vlm.radial.suites import Texts
@@ -151,11 +152,7 @@ def _projected(unit: np.ndarray) -> tuple[np.ndarray, float, float]:
     from hyptree.vlm.radial.order import spearman
 
     centred = unit - unit.mean(0)
-    axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
-    for axis in axes:  # the sign of an axis is free: make it the same each time
-        axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
-    flat = np.zeros((len(unit), 2))
-    flat[:, : len(axes)] = centred @ axes.T
+    flat = centred @ main_axes(centred).T
     angle = np.arctan2(flat[:, 1], flat[:, 0])
     kept = float((flat**2).sum() / max((centred**2).sum(), 1e-300))
     i, j = np.triu_indices(len(unit), 1)
@@ -168,8 +165,8 @@ def _projected(unit: np.ndarray) -> tuple[np.ndarray, float, float]:
 def axis_of(picture: RadialPicture) -> list[float]:
     """Distances that get a ring; the first is where the scale begins: 0, unless all captions are far from there."""
     low, high = float(picture.radius.min()), float(picture.radius.max())
-    ticks = _ticks(low if low > 0.3 * high else 0.0, high, 4)
-    return [ticks[0], *(tick for tick in ticks[1:] if tick <= high)]
+    first, *rest = ticks(low if low > 0.3 * high else 0.0, high)
+    return [first, *(tick for tick in rest if tick <= high)]
 
 
 def _format(value: float) -> str:

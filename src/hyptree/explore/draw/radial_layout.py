@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.disk import INK, INSIDE, RIM
 from hyptree.explore.draw.radial import RadialPicture, axis_of
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, INSIDE, RIM, SOFT, hex_colour, overlap, shortened
 
 __all__ = ["Label", "Layout", "layout_of", "level_colours", "svg_radial"]
 
@@ -21,7 +21,7 @@ X, Y = WIDTH / 2, HEIGHT / 2
 """Where the root is."""
 HOLE = 70
 """Radius of the disk in the middle that stands for distances nearer to the root than any caption."""
-SOFT, INWARD, FLOOR = "#5a6172", "#d1242f", "#e7eaf1"
+INWARD = "#d1242f"
 _ENDS = ((49, 87, 201), (24, 121, 78), (194, 130, 12), (160, 50, 120))
 """Colours of four levels, general first; other numbers of levels are mixed from them."""
 
@@ -30,7 +30,7 @@ def level_colours(num_levels: int) -> list[str]:
     """A colour for each level, general first."""
     at = np.linspace(0, len(_ENDS) - 1, num_levels) if num_levels > 1 else np.zeros(1)
     mixed = [[np.interp(x, range(len(_ENDS)), [end[k] for end in _ENDS]) for k in range(3)] for x in at]
-    return ["#{:02x}{:02x}{:02x}".format(*(round(float(value)) for value in colour)) for colour in mixed]
+    return [hex_colour(colour) for colour in mixed]
 
 
 # ---- what goes where -------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
     labels = []
     for i in np.lexsort((-picture.radius, picture.level)).tolist():
         size = (19.0, 15.5, 13.0)[min(int(picture.level[i]), 2)]
-        text = _short(picture.captions[i])
+        text = shortened(picture.captions[i], 34)
         width, (x, y), gap = (0.62 if picture.level[i] == 0 else 0.55) * size * len(text), points[i], dots[i] + 4
         right, left = ("start", x + gap, y), ("end", x - gap, y)
         over, under = ("middle", x, y - gap - 0.55 * size), ("middle", x, y + gap + 0.55 * size)
@@ -112,19 +112,11 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
             box = [start, line - 0.55 * size, start + width, line + 0.55 * size]
             inside = box[0] > 4 and box[2] < WIDTH - 4 and box[1] > 4 and box[3] < HEIGHT - 4
             crowd = taken if attempt < 4 else [one for one in taken if one[0] < 0]  # most general: rather over a dot
-            if inside and not any(_overlap(box, other) for k, other in crowd if k != i):
+            if inside and not any(overlap(box, other) for k, other in crowd if k != i):
                 taken.append((-1, box))
                 labels.append(Label(i, text, at, line, anchor, size))
                 break
     return labels
-
-
-def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def _short(text: str, longest: int = 34) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
 # ---- as SVG ---------------------------------------------------------------------------------------------------------
@@ -136,7 +128,7 @@ def svg_radial(picture: RadialPicture) -> str:
     parts = [
         f'<svg class="radial" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="'
         f'{len(picture.captions)} captions around the root, {escape(picture.title)}" '
-        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
+        f"{FONT}>"
     ]
     # Colours are for a white page; a page with a scheme of its own gives the classes others.
     disks = [("rim", REACH, INSIDE), ("hole", layout.hole, FLOOR), *(("round", r, "none") for r, *_ in layout.rings)]
@@ -161,11 +153,10 @@ def svg_radial(picture: RadialPicture) -> str:
             f'fill="{colours[picture.level[i]]}" stroke="white" stroke-width="1.3">'
             f"<title>{escape(line)}</title></circle>"
         )
-    halo = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
-    parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {halo}>')
+    parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {HALO}>')
     parts += [f'<text x="{x:.1f}" y="{y + 5:.1f}">{text}</text>' for _, text, (x, y) in layout.rings]
     parts.append(
-        f'<text x="{X}" y="{Y + 22}">root</text></g><g class="names" fill="{INK}" {halo} pointer-events="none">'
+        f'<text x="{X}" y="{Y + 22}">root</text></g><g class="names" fill="{INK}" {HALO} pointer-events="none">'
     )
     for label in layout.labels:
         bold = ' font-weight="600"' if picture.level[label.caption] == 0 else ""

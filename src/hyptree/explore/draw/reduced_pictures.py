@@ -11,6 +11,7 @@ import numpy as np
 
 from hyptree.data.pictures.single import data_url
 from hyptree.explore.draw.dendrogram import LayerTree, merge_figure
+from hyptree.explore.draw.style import read_beside
 from hyptree.tokens.draw import draw
 
 if TYPE_CHECKING:
@@ -23,12 +24,7 @@ SIDE = 336
 CAPTION_HEIGHT = 22
 """Pixels above a drawing for its caption."""
 
-STYLE = """
-.rows { display: grid; gap: .8rem; align-items: end; overflow-x: auto; margin: .8rem 0 1.4rem; }
-.rows figure { margin: 0; } .rows img { display: block; width: 100%; border-radius: 3px; }
-.rows b { align-self: center; font-weight: 600; }
-details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; }
-"""
+STYLE = read_beside(__file__, "reduced_pictures.css")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
+from hyptree.explore.draw.style import main_axes
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
 from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
@@ -83,12 +84,7 @@ def disk_points(tree: Tree) -> tuple[np.ndarray, float]:
     inner = torch.as_tensor(tree.depth == 1)
     middle = lorentz.centroid(points[inner])
     v = lorentz.logmap0(lorentz.boost(-middle, points)).numpy()
-    axes = np.linalg.svd(v[tree.depth > 0], full_matrices=False)[2][:2]
-    for axis in axes:  # the sign of an axis is free: make it the same each time
-        axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
-    if len(axes) < 2:
-        axes = np.vstack([axes, np.zeros_like(axes[:1])])
-    flat = v @ axes.T
+    flat = v @ main_axes(v[tree.depth > 0]).T
     flat[tree.depth == 0] = 0
     v[tree.depth == 0] = 0
     length = np.linalg.norm(v, axis=1, keepdims=True)
@@ -221,7 +217,7 @@ def _layers(clusters: Sequence[BlockClusters]) -> list[dict[str, Any]]:
                 "title": f"stage {one.stage}, block {one.block}",
                 "heads": one.num_heads,
                 "names": names,
-                "about": about,
+                "about": f"{about} Centres that are no patch's first choice are not shown.",
                 "disk": disk,
             }
         )
@@ -278,4 +274,7 @@ def _mostly(tree: Tree, leaf: np.ndarray, regions: np.ndarray) -> list[list[int]
 
 
 def _base64(values: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values).astype(dtype).tobytes()).decode("ascii")
+    packed = np.ascontiguousarray(values).astype(dtype)
+    if not np.array_equal(packed, values):
+        raise ValueError(f"numbers from {values.min()} to {values.max()} do not fit into {dtype} in the page's data")
+    return base64.b64encode(packed.tobytes()).decode("ascii")

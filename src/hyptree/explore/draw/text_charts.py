@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
+from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, Axes, ticks
 from hyptree.explore.draw.radial_layout import level_colours
+from hyptree.explore.draw.style import read_beside
 
 __all__ = ["STYLE", "dot_chart", "level_chart", "tau_chart"]
 
-MAX_DOTS = 1200
-END = WIDTH - 14
-STYLE = """
-.box { fill-opacity: .22; stroke-width: 1.6; } .whisker { stroke-width: 1.6; } .mid { stroke-width: 3; }
-.bar0 { fill: var(--series0); } .bar1 { fill: var(--soft); opacity: .5; }
-.level { filter: var(--lift); }
-.spot { fill: var(--series0); opacity: .3; } .middle { fill: none; stroke: var(--ink); stroke-width: 2; }
-"""
-
-
-class _Axes:
-    """Places of numbers inside a chart, and its frame."""
-
-    def __init__(self, y: Sequence[float], x: Sequence[float]):
-        self.y_ticks, self.x_ticks = _ticks(min(y), max(y)), _ticks(min(x), max(x))
-        self.low, self.high = self.y_ticks[0], self.y_ticks[-1]
-        self.left, self.right = min(x), max(x)
-
-    def px(self, value: float) -> float:
-        return LEFT + (value - self.left) / ((self.right - self.left) or 1) * (END - LEFT)
-
-    def py(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.low) / ((self.high - self.low) or 1) * (HEIGHT - BOTTOM - TOP)
-
-    def frame(self, title: str, x_name: str, form: str = ".3g") -> list[str]:
-        parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-        for tick in self.y_ticks:
-            y = self.py(tick)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{END}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:{form}}</text>')
-        parts.append(
-            f'<text class="tick" x="{END}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>',
-        )
-        return parts
-
-    def under(self, value: float, text: str) -> str:
-        return (
-            f'<text class="tick" x="{self.px(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
-        )
+MAX_DOTS = 1500
+"""Of more dots some are left out, evenly along their order: more cannot be told apart."""
+STYLE = read_beside(__file__, "charts.css")
 
 
 def level_chart(distance: Any, words: Sequence[float]) -> str:
@@ -64,11 +28,11 @@ def level_chart(distance: Any, words: Sequence[float]) -> str:
     distance = np.asarray(distance, np.float64)
     num_levels = distance.shape[1]
     low, high = np.quantile(distance, 0.05, axis=0).min(), np.quantile(distance, 0.95, axis=0).max()
-    axes = _Axes([float(low if low > 0.3 * high else 0.0), float(high)], [0.5, num_levels + 0.5])
+    axes = Axes([0.5, num_levels + 0.5], [low if low > 0.3 * high else 0.0, high])
     means = distance.mean(0)
     text = ", ".join(f"level {k + 1} {mean:.3f}" for k, mean in enumerate(means))
     parts = axes.frame(f"mean distance from the root: {text}", "level (words)")
-    half = min(34.0, 0.32 * (END - LEFT) / num_levels)
+    half = min(34.0, 0.32 * (axes.right - LEFT) / num_levels)
     for k, colour in enumerate(level_colours(num_levels)):
         low, first, middle, third, high = np.quantile(distance[:, k], (0.05, 0.25, 0.5, 0.75, 0.95))
         x = axes.px(k + 1)
@@ -102,7 +66,7 @@ def tau_chart(tau: Any, baseline: Any) -> str:
         centres = (edges[:-1] + edges[1:]) / 2
         counts = [np.histogram(v, edges)[0] for v in kept]
     shares = [count / max(1, len(v)) for count, v in zip(counts, values, strict=True)]
-    axes = _Axes([0.0, max(float(share.max(initial=0.0)) for share in shares) or 1.0], [-1.15, 1.15])
+    axes = Axes([-1.15, 1.15], [0.0, max(float(share.max(initial=0.0)) for share in shares) or 1.0])
     parts = axes.frame("share of chains by tau, by distance and by word count", "Kendall's tau of a chain", ".0%")
     width = 10.0 if len(centres) <= 8 else 6.0
     for k, (share, count) in enumerate(zip(shares, counts, strict=True)):
@@ -122,16 +86,25 @@ def tau_chart(tau: Any, baseline: Any) -> str:
     return "".join(parts) + "</svg>"
 
 
-def dot_chart(title: str, x: Any, y: Any, x_name: str, bins: int = 12) -> str:
-    """Dots with a line through medians of groups of equal size along x."""
+def dot_chart(title: str, x: Any, y: Any, x_name: str, bins: int | None = None) -> str:
+    """Dots with a line through medians.
+
+    Args:
+        bins: medians of so many groups of equal size along x; without it of every value of x that three dots have or
+            more, and dots are spread around it.
+    """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    axes = _Axes(y.tolist(), x.tolist())
-    parts = axes.frame(title, x_name)
+    if bins is None:
+        groups = [group for value in np.unique(x) if len(group := np.flatnonzero(x == value)) >= 3]
+    else:
+        groups = [group for group in np.array_split(np.argsort(x, kind="stable"), bins) if len(group)]
     step = max(1, math.ceil(len(x) / MAX_DOTS))
-    for a, b in zip(x[::step], y[::step], strict=True):
-        parts.append(f'<circle class="spot" cx="{axes.px(a):.1f}" cy="{axes.py(b):.1f}" r="2.2"/>')
-    groups = np.array_split(np.argsort(x, kind="stable"), min(bins, len(x)))
-    line = " ".join(f"{axes.px(np.median(x[g])):.1f},{axes.py(np.median(y[g])):.1f}" for g in groups)
-    parts.append(f'<polyline class="middle" points="{line}"/>')
-    parts += [axes.under(tick, f"{tick:.3g}") for tick in axes.x_ticks if axes.left <= tick <= axes.right]
-    return "".join(parts) + "</svg>"
+    shown_x, x_ticks = x[::step], ticks(float(x.min()), float(x.max()))
+    if bins is None:  # spread by the golden ratio, the same every time
+        shown_x = shown_x + 0.7 * ((np.arange(len(shown_x)) * 0.618034) % 1 - 0.5)
+    axes = Axes([*shown_x, *x_ticks], y)
+    parts = axes.frame(f"{title}: {len(x)} dots against {x_name}", x_name)
+    parts += [axes.under(tick) for tick in x_ticks]
+    for a, b in zip(shown_x, y[::step], strict=True):
+        parts.append(f'<circle class="dot" cx="{axes.px(a):.1f}" cy="{axes.py(b):.1f}" r="2"/>')
+    return "".join(parts) + axes.line("middle", *([np.median(v[g]) for g in groups] for v in (x, y))) + "</svg>"

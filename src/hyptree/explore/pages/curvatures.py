@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import numpy as np
 
 from hyptree.explore.draw.curves import Line, line_chart
-from hyptree.explore.pages.page import table
+from hyptree.explore.pages.page import chart, table
 
 __all__ = ["curvature_section"]
 
@@ -34,11 +33,12 @@ def curvature_section(curves: Mapping[str, Curve]) -> str:
         layers.setdefault(int(first), {})[int(second)] = curve
     layers = {layer: dict(sorted(experts.items())) for layer, experts in sorted(layers.items())}
     most = sorted(layers, key=lambda layer: -max(map(_moved, layers[layer].values())))[:MAX_LAYERS]
-    charts = _chart("All experts", _range(list(curves.values())), ".3f")
+    drawn = {"All experts": (_range(list(curves.values())), ".3f")}
     for layer in sorted(most):
         experts = sorted(layers[layer].items(), key=lambda pair: -_moved(pair[1]))[:MAX_EXPERTS]
         lines = [Line(f"expert {name}", curve["step"], _change(curve)) for name, curve in sorted(experts)]
-        charts += _chart(f"Layer {layer}: change of K since the first line of the log, %", lines, "+.2f")
+        drawn[f"Layer {layer}: change of K since the first line of the log, %"] = lines, "+.2f"
+    charts = "".join(chart(title, line_chart(title, *what, "step")) for title, what in drawn.items())
     rows = [
         [f"layer {layer}, expert {name}", f"{start:.4f}", f"{end:.4f}", f"{end / start - 1:+.2%}"]
         for layer, experts in layers.items()
@@ -46,18 +46,14 @@ def curvature_section(curves: Mapping[str, Curve]) -> str:
         for start, end in [(curve["value"][0], curve["value"][-1])]
     ]
     rest = len(layers) - len(most)
-    drawn = f" The {len(most)} layers that moved most are drawn, the other {rest} are in the table." if rest else ""
+    note = f" The {len(most)} layers that moved most are drawn, the other {rest} are in the table." if rest else ""
     return (
         "<p>Every routed expert works on a hyperboloid of its own, of curvature -K. K starts between the ends of the "
         "configured range and is learned at a tenth of the learning rate. It moves by percents: the charts of layers "
-        f"show how far each has gone from where the log found it first.{drawn}</p>"
+        f"show how far each has gone from where the log found it first.{note}</p>"
         f'<div class="pairs">{charts}</div>'
         f'<div class="card">{table(["", "K, first logged", "K, last", "change"], rows)}</div>'
     )
-
-
-def _chart(title: str, lines: Sequence[Line], number: str) -> str:
-    return f'<figure class="card"><h3>{escape(title)}</h3>{line_chart(title, lines, number, "step")}</figure>'
 
 
 def _change(curve: Curve) -> list[float]:

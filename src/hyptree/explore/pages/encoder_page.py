@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from hyptree import __version__
 from hyptree.data.hierarchies.hierarcaps import Chain
+from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import radial_picture, same_levels
 from hyptree.explore.draw.radial_layout import svg_radial
 from hyptree.explore.pages import encoder_parts as parts
 from hyptree.explore.pages.encoder_parts import STYLE, EncodedPicture
-from hyptree.explore.pages.page import Section, page
+from hyptree.explore.pages.page import Section, explorer_page
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
@@ -63,7 +64,6 @@ def write(
         says: a sentence more below the title.
         random_init: the weights are random: the page says so in red.
     """
-    from hyptree.errors import as_user_error
     from hyptree.vlm.radial.suites import Texts
 
     if chains is None:
@@ -74,8 +74,11 @@ def write(
         chains = [Chain(captions, wrong) for captions, wrong in words]
     own = getattr(encoder, "curvature", None)
     geometry = geometry or ("chord" if own is None else "lorentz")
+    c = next((float(value) for value in (curvature, own) if value is not None), 1.0)
+    if curvature is not None and (geometry != "lorentz" or not c > 0):
+        raise UserError(f"a curvature is for geometry lorentz and positive, got {curvature:g} for {geometry}")
     with as_user_error():
-        texts = Texts(getattr(encoder, "encode_text", encoder), geometry, float(curvature or own or 1.0), own_c=own)
+        texts = Texts(getattr(encoder, "encode_text", encoder), geometry, c, own_c=own)
         texts.distance([""])  # an unknown geometry is told before the work
     name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
     report = measured(texts, name, chains, pairs) if report is None else report
@@ -87,14 +90,8 @@ def write(
         f"{name}: embeddings of {texts.root.shape[0]} numbers. General texts should lie near the root, the embedding "
         f"of the empty text, and specific ones straight behind them. {says}"
     )
-    here, path = Path(__file__).parent, Path(out)
-    return page(
-        *(path, "The hierarchy in an encoder", lead.strip(), page_sections),
-        script=(here / "explorer.js").read_text(encoding="utf-8"),
-        style=(here / "explorer.css").read_text(encoding="utf-8") + STYLE,
-        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
-        footer=f"hyptree {__version__}. Written by hyptree explain.",
-    )
+    footer = f"hyptree {__version__}. Written by hyptree explain."
+    return explorer_page(out, "The hierarchy in an encoder", lead.strip(), page_sections, style=STYLE, footer=footer)
 
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:

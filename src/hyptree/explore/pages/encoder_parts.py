@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -16,40 +15,14 @@ from hyptree.errors import UserError
 from hyptree.explore.draw import text_charts as charts
 from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_caption, svg_dendrogram, svg_tree_disk
 from hyptree.explore.draw.radial_layout import level_colours
+from hyptree.explore.draw.style import read_beside
+from hyptree.explore.pages.page import Html, cards, chart, table
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
-STYLE = (
-    charts.STYLE
-    + """
-.sheets { background: var(--surface); border-radius: 14px; padding: .8rem; box-shadow: var(--shadow); margin: .8rem 0;
-  overflow-x: auto; }
-.sheets svg { min-width: 40rem; }
-.radial .hole { fill: var(--line); }
-.radial .round, .radial .hole { stroke: color-mix(in srgb, var(--soft) 35%, transparent); }
-.radial .root, .radial .names, .dendrogram .ink { fill: var(--ink); }
-.radial .soft, .dendrogram .soft { fill: var(--soft); } .dendrogram .blank { fill: var(--line); }
-.radial .names, .radial .halo { stroke: var(--ground); } .radial .caption { stroke: var(--ground); }
-.radial .marks, .dendrogram .tone { filter: var(--lift); }
-svg.radial, svg.dendrogram, svg.disk { display: block; width: 100%; height: auto; }
-svg.radial, svg.disk { max-width: 58rem; margin: 0 auto; }
-.warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
-.chains { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .8rem; margin: .6rem 0; }
-.chain { margin: 0; padding: 0; list-style: none; font-size: .92rem; line-height: 1.35; }
-.chain li { display: grid; grid-template-columns: 3.2rem 1fr; gap: .6rem; padding: .16rem .3rem; border-radius: 5px;
-  background: linear-gradient(90deg, color-mix(in srgb, var(--tone) 20%, transparent) calc(var(--p) * 100%),
-  transparent 0); }
-.chain li span { color: var(--soft); font-variant-numeric: tabular-nums; text-align: right; }
-.chain li.true { font-weight: 650; } .chain .falls { color: var(--bad); }
-.looked { display: grid; grid-template-columns: 7.5rem 1fr; gap: .9rem; align-items: start; }
-.looked img { width: 100%; border-radius: 8px; }
-.looked figcaption { min-height: 0; margin: .3rem 0 0; font-size: .82rem; }
-.report h3 { margin-top: 1.4rem; } .report table { width: auto; margin: .7rem 0 1.1rem; font-size: .92rem; }
-.report tbody tr:not(.rival) td { border-top: 0; } .numbers dd small { display: block; }
-"""
-)
+STYLE = charts.STYLE + read_beside(__file__, "encoder.css")
 
 
 @dataclass(frozen=True)
@@ -72,19 +45,14 @@ def cards_html(captions: Sequence[Sequence[str]], distance: np.ndarray, texts: T
     from hyptree.vlm.radial.suites import graded_entailment
 
     mine, words = order_of_levels(distance), length_baselines(captions)["words"]
-    cards = [
-        ("order of chains, tau_d", mine.tau_a, f"word count alone {words.tau_a:.3f}"),
-        ("order of levels 1 and 2", mine.first_two, f"word count alone {words.first_two:.3f}"),
+    shown = [
+        ("order of chains, tau_d", f"{mine.tau_a:.3f}", f"word count alone {words.tau_a:.3f}"),
+        ("order of levels 1 and 2", f"{mine.first_two:.3f}", f"word count alone {words.first_two:.3f}"),
     ]
     if len(pairs) and (lexical := graded_entailment(texts, pairs).get("all")):
-        cards.append(("HyperLex, rho of the angle", lexical["angle"], f"cosine {lexical['cosine']:.3f}"))
-    cards.append(("chains", float(len(captions)), f"of {len(captions[0])} levels"))
-    drawn = "".join(
-        f"<div><dt>{title}</dt><dd>{f'{value:.0f}' if title == 'chains' else f'{value:.3f}'}<small>{beside}</small>"
-        "</dd></div>"
-        for title, value, beside in cards
-    )
-    return f'<dl class="numbers">{drawn}</dl>'
+        shown.append(("HyperLex, rho of the angle", f"{lexical['angle']:.3f}", f"cosine {lexical['cosine']:.3f}"))
+    shown.append(("chains", str(len(captions)), f"of {len(captions[0])} levels"))
+    return cards({title: Html(f"{value}<small>{beside}</small>") for title, value, beside in shown})
 
 
 def levels_html(captions: Sequence[Sequence[str]], distance: np.ndarray) -> str:
@@ -93,14 +61,19 @@ def levels_html(captions: Sequence[Sequence[str]], distance: np.ndarray) -> str:
 
     counts = np.array([[len(caption.split()) for caption in chain] for chain in captions], np.float64)
     tau, by_words = kendall_tau(distance)[0], kendall_tau(counts)[0]
-    return (
-        '<div class="charts"><figure class="card"><h3>Distance from the root</h3>'
-        f"{charts.level_chart(distance, counts.mean(0).tolist())}<figcaption>Boxes hold half of the captions of a "
-        "level, lines 90 %, dots are means; below, the level and its mean number of words.</figcaption></figure>"
-        f'<figure class="card"><h3>Order along each chain</h3>{charts.tau_chart(tau, by_words)}<figcaption>Kendall\'s '
-        "tau of every chain: 1 where distance rises from level to level, -1 where it falls all the way. Captions of "
-        f"equal length have no order. {int(np.isnan(tau).sum())} chains have no tau.</figcaption></figure></div>"
+    levels = chart(
+        "Distance from the root",
+        charts.level_chart(distance, counts.mean(0).tolist()),
+        caption="Boxes hold half of the captions of a level, lines 90 %, dots are means; below, the level and its mean "
+        "number of words.",
     )
+    order = chart(
+        "Order along each chain",
+        charts.tau_chart(tau, by_words),
+        caption="Kendall's tau of every chain: 1 where distance rises from level to level, -1 where it falls all the "
+        f"way. Captions of equal length have no order. {int(np.isnan(tau).sum())} chains have no tau.",
+    )
+    return f'<div class="charts">{levels}{order}</div>'
 
 
 def extremes_html(captions: Sequence[Sequence[str]], distance: np.ndarray, count: int = 3) -> str:
@@ -203,8 +176,7 @@ def hyperlex_html(texts: Texts, pairs: Sequence[WordPair]) -> str:
         ("Baseline: cosine", "cosine of X and Y", texts.cosine(words, general).numpy()),
     )
     drawn = "".join(
-        f'<figure class="card"><h3>{title}: rho {spearman(values, scores):.3f}</h3>'
-        f"{charts.dot_chart(f'{title} against the answers', values, scores, axis)}</figure>"
+        chart(f"{title}: rho {spearman(values, scores):.3f}", charts.dot_chart(title, values, scores, axis, bins=12))
         for title, axis, values in ways
     )
     same = int((texts.raw(words) == texts.raw(general)).all(1).sum())
@@ -217,30 +189,12 @@ def hyperlex_html(texts: Texts, pairs: Sequence[WordPair]) -> str:
 
 def tables_html(report: Mapping[str, Any]) -> str:
     """The tables that ``hyptree vlm eval-hierarchy`` prints, as HTML."""
-    from hyptree.vlm.radial.report_lines import report_lines
+    from hyptree.vlm.radial.report_lines import report_head, report_tables
 
-    first, *lines = report_lines(report)
-    parts = [f"<p>{escape(first)}.</p>"]
-    block: list[str] = []
-    for line in [*lines, ""]:
-        if line.startswith("  "):
-            block.append(line[2:])
-            continue
-        parts += [_table(block)] if block else []
-        block = []
-        parts += [f"<h3>{escape(line)}</h3>"] if line else []
+    parts = [f"<p>{escape(report_head(report))}.</p>"]
+    for name, suite in report["suites"].items():
+        parts.append(f"<h3>{escape(name)}</h3>")
+        for head, *rows in report_tables(suite):
+            rivals = {k: "rival" for k, row in enumerate(rows) if "baseline" in row[0] or row[0] == "chance"}
+            parts.append(table(head, rows, rivals))
     return f'<div class="card report">{"".join(parts)}</div>'
-
-
-def _table(lines: Sequence[str]) -> str:
-    """Aligned lines as a table: columns begin where the names of the first line begin."""
-    starts = [match.start() for match in re.finditer(r"(?:(?<=^)|(?<=  ))\S", lines[0])]
-    rows = [[line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)] for line in lines]
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-    body = "".join(
-        f"<tr{' class=rival' if 'baseline' in row[0] or row[0] == 'chance' else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
-        for row in rows[1:]
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,14 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
+from hyptree.explore.pages.run_pictures import world_pictures as drawn
+from hyptree.files import read_json
+from hyptree.progress import say
 
 __all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
 
+NUM_LOOKED = 8
+"""Pictures of the world for which captions are looked up."""
 NUM_TREE = 40
 """Pictures of the world in its tree."""
 SHOTS = 4
@@ -31,7 +35,7 @@ def page_of_encoder(
     texts: Sequence[str] = (),
     head: Path | None = None,
     pairs: Path | None = None,
-    num_pictures: int = 8,
+    num_pictures: int | None = None,
     geometry: str | None = None,
     random_init: bool = False,
     device: str = "cpu",
@@ -47,10 +51,12 @@ def page_of_encoder(
     looked = [EncodedPicture(read_picture(path), path.name) for path in images]
     encoder = load_encoder(model, random_init=random_init, device=find_device(device))
     sees = encoder.image_tower is not None
+    if num_pictures is not None and (images or texts or not sees):
+        raise UserError("--pictures counts pictures of the built-in world, of which none are shown here; leave it out")
     if not sees and (images or head):
         raise UserError(f"{model} reads text alone; leave {'the pictures' if images else '--head'} out")
     if sees and not images and not texts:
-        looked = world_pictures(num_pictures)
+        looked = world_pictures(num_pictures or NUM_LOOKED)
     latent = None
     if head is not None:
         latent = head_latent(encoder, head, looked if images else world_pictures(NUM_TREE))
@@ -120,17 +126,8 @@ def world_pictures(count: int) -> list[EncodedPicture]:
     words = [captions for captions, _ in captions_of(world)]
     return [
         EncodedPicture(picture, captions[2], frozenset(captions))
-        for picture, captions in zip(_drawn(world, range(count)), words, strict=True)
+        for picture, captions in zip(drawn(world, range(count), SHOWN_PIXELS), words, strict=True)
     ]
-
-
-def _drawn(world: Any, index: Any) -> list[np.ndarray]:
-    """(H, W, 3) uint8 pictures at these places alone; the dataset would draw their neighbours too."""
-    from hyptree.data.world.render import render
-    from hyptree.data.world.scene import picture_keys, sample_scenes
-
-    scenes = sample_scenes(picture_keys(world.seed, world.split, np.asarray(index)))
-    return list(np.ascontiguousarray(render(scenes, world.size).image.transpose(0, 2, 3, 1)))
 
 
 def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: int = 0) -> LatentTree:
@@ -151,7 +148,7 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     settings = FewShotSettings()
     host = Host(encoder.encode_text, settings.template)
     with torch.no_grad():
-        rows = encoder.encode_images(_drawn(world, index)).float()
+        rows = encoder.encode_images(drawn(world, index, SHOWN_PIXELS)).float()
     features = FeatureSet(rows, labels[index], world.classes)
     head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, PARTS, seed)
     everything = torch.arange(len(index))
@@ -163,7 +160,8 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     )
     val = World("val", num_images=count, size=SHOWN_PIXELS)
     names = [captions[2] for captions, _ in captions_of(val)]
-    return _latent(encoder, head, host, world.classes, _drawn(val, range(count)), names, val.labels().tolist(), says)
+    pictures = drawn(val, range(count), SHOWN_PIXELS)
+    return _latent(encoder, head, host, world.classes, pictures, names, val.labels().tolist(), says)
 
 
 def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
@@ -172,18 +170,18 @@ def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> L
     from hyptree.vlm.lathadapter.hosts import Host
     from hyptree.vlm.lathadapter.settings import FewShotSettings
 
-    head, learned, about = load_head(path)
+    head, learned, about = load_head(path, encoder)
     classes = about.get("classes")
     if learned or not classes:
         why = "was trained with learned prompts" if learned else "names no classes"
         raise UserError(f"{path}: the head {why}; explain shows heads of the frozen host (train-fewshot --host frozen)")
-    if head.d != encoder.width:
-        raise UserError(f"{path} is for features of {head.d} numbers, {encoder.name} gives {encoder.width}")
     results = Path(path).parent.parent / "results.json"
     template = FewShotSettings.template
     if results.is_file():
-        with as_user_error(str(results)):
-            template = json.loads(results.read_text(encoding="utf-8"))["settings"].get("template", template)
+        template = read_json(results, "settings")["settings"].get("template", template)
+    else:
+        why = f"there is no {results} that tells its template, so texts are made by {template!r}"
+        say(f"warning: {path}: {why}")
     says = f"The head of {Path(path).name}, {about.get('shots', '?')} shots per class."
     pictures, names = [one.picture for one in looked], [one.name for one in looked]
     return _latent(encoder, head, Host(encoder.encode_text, template), classes, pictures, names, (), says)

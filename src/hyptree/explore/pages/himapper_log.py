@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore.draw.curves import Line
-from hyptree.explore.draw.disk import INK, PALETTE
+from hyptree.explore.draw.curves import Line, lines_of
+from hyptree.explore.draw.style import INK, PALETTE, SOFT
 from hyptree.files import read_log
 from hyptree.runs import RunFolder
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_tree_stats", "stat_curves"]
 
-SOFT = "#5a6172"
 STATS = (
     ("contrastive", "Contrastive loss", "both signs of this loss can fall: look at the distances", ".2f"),
     ("kl", "KL of the top level", "mean over nodes and dimensions", ".3g"),
@@ -37,25 +36,24 @@ def stat_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[
     """
     charts = []
     for name, title, note, number in STATS:
-        lines = []
+        series = {}
         for split, called in (("train", "training"), ("val", "validation")):
             points = [
-                (float(row.get("step", at)), float(value))
+                (row.get("step", at), value)
                 for at, row in enumerate(rows)
                 if row.get("split", "train") == split and (value := _value(row, name)) is not None
             ]
-            if points:
-                lines.append(Line(called, [p[0] for p in points], [p[1] for p in points]))
+            series[called] = np.array(points, np.float64).reshape(-1, 2)
+        title, lines = lines_of(title, series)
         if lines:
             charts.append((title, note, lines, number))
     return charts
 
 
 def _value(row: Mapping[str, Any], name: str) -> float | None:
-    """The finite number a row has under a name, with or without a prefix."""
+    """The number a row has under a name, with or without a prefix."""
     for key, value in row.items():
-        is_it = key == name or key.endswith((f"/{name}", f".{name}"))
-        if is_it and isinstance(value, (int, float)) and np.isfinite(value):
+        if (key == name or key.endswith((f"/{name}", f".{name}"))) and isinstance(value, (int, float)):
             return float(value)
     return None
 

@@ -12,12 +12,13 @@ import numpy as np
 from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
 from hyptree.explore.draw.curves import line_chart
-from hyptree.explore.draw.disk import INK, svg_disk
+from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.himapper import ALARM, disk_caption, plot_assignment, plot_tree_maps
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
-from hyptree.explore.pages.himapper_log import SOFT, STATS, stat_curves
-from hyptree.explore.pages.page import Section, table
+from hyptree.explore.draw.style import INK, SOFT, hex_colour, read_beside
+from hyptree.explore.pages.himapper_log import STATS, stat_curves
+from hyptree.explore.pages.page import Section, cards, chart, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,20 +28,7 @@ __all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tr
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
 """Colours of the figures' ground and text where the page is dark, as explorer.css has them."""
-STYLE = """
-.mapped { margin: .8rem 0; } .mapped summary { cursor: pointer; display: flex; gap: .8rem; align-items: center; }
-.mapped summary img { width: 54px; height: 54px; object-fit: cover; border-radius: 8px; }
-.mapped summary span { font-weight: 600; } .mapped summary::after { content: "▸"; color: var(--soft); }
-.mapped[open] summary::after { content: "▾"; } .mapped .sheet { display: var(--day); width: 100%; height: auto; }
-.mapped .sheet.dark { display: var(--night); }
-.sheets { background: var(--surface); border-radius: 8px; padding: .4rem; overflow-x: auto; margin: .8rem 0; }
-.sheets .sheet { min-width: 46rem; } svg.disk { display: block; width: 100%; height: auto; }
-.warned { border-left: 4px solid var(--bad); padding: .5rem .9rem; background: var(--surface); border-radius: 6px; }
-.lies { display: grid; grid-template-columns: 3fr 2fr; gap: 1.6rem; align-items: center; margin: .8rem 0; }
-.lies svg.disk > g:not(.names) { filter: none; } .lies svg.disk .node { stroke: var(--soft); }
-.lies figcaption { min-height: 0; } .lies h3 { color: var(--ink); margin-top: 1.2rem; }
-@media (max-width: 46rem) { .lies { grid-template-columns: 1fr; } }
-"""
+STYLE = read_beside(__file__, "himapper.css")
 LEAD = (
     "A tree of queries reads the last feature map of the backbone: leaves, their parents, the parents of those. Each "
     "query has a map that says at which patches it looked, and a point in the space in which the tree is trained. The "
@@ -112,9 +100,7 @@ def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping
     )
     if charts := stat_curves(metrics):
         drawn = "".join(
-            f'<figure class="card"><h3>{escape(title)}</h3><p class="note">{escape(note)}</p>'
-            f"{line_chart(title, lines, number, 'step')}</figure>"
-            for title, note, lines, number in charts
+            chart(title, line_chart(title, lines, number, "step"), note=note) for title, note, lines, number in charts
         )
         sections.append(Section("How its tree came about", f'<div class="charts">{drawn}</div>'))
     return sections
@@ -133,24 +119,20 @@ def _stats_html(stats: Mapping[str, Any]) -> str:
         ("parent_retrieval", "nearest upper node is the parent", ".0%"),
         ("curvature", "curvature c", ".2f"),
     )
-    cards = "".join(
-        f"<div><dt>{title}</dt><dd>{float(stats[name]):{number}}</dd></div>"
-        for name, title, number in known
-        if name in stats
-    )
-    return f'<dl class="numbers">{cards}</dl><p class="note">{STATS_SAY}</p>' if cards else ""
+    shown = cards({title: f"{float(stats[name]):{number}}" for name, title, number in known if name in stats})
+    return f'{shown}<p class="note">{STATS_SAY}</p>' if shown else ""
 
 
 def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
     """One picture, folded but for the first: maps on the forest, patches by node, points on the disk."""
     shown = scene.picture if scene.shown is None else scene.shown
     with warnings.catch_warnings():  # the figure says it, and so does the page
-        warnings.simplefilter("ignore", UserWarning)
+        warnings.filterwarnings("ignore", "the maps of level", UserWarning)
         maps = plot_tree_maps(shown, out, b)
     patches = plot_assignment(shown, out, b=b)
     nodes = read_nodes(out, b)
     points, kept = flat_points(np.concatenate(nodes.points), nodes.c)
-    colours = ["#{:02x}{:02x}{:02x}".format(*np.round(255 * colour).astype(int)) for colour in _every(nodes.sizes)]
+    colours = [hex_colour(255 * colour) for colour in np.concatenate(node_colours(nodes.sizes))]
     disk = svg_disk(forest(nodes.sizes), points, colors=colours, flat=nodes.c is None, names=False)
     name = escape(scene.name)
     answer = f"<h3>What the picture is called</h3>{answer_html(scene.answer)}" if scene.answer else ""
@@ -163,10 +145,6 @@ def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
         f"<p>{escape(disk_caption(nodes, kept))} The larger, the higher in its tree; colours are those of the pictures "
         f"above. Point at a node for its name.</p>{answer}</figcaption></figure></details>"
     )
-
-
-def _every(sizes: Sequence[int]) -> np.ndarray:
-    return np.concatenate(node_colours(sizes))
 
 
 def _sheet(figure: Figure, alt: str) -> str:

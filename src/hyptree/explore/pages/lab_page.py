@@ -5,7 +5,6 @@ One HTML file that needs nothing else. :func:`lab_sections` gives its parts, for
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hyptree import __version__
-from hyptree.explore.pages.page import STYLE, Section, image, page, table
+from hyptree.explore.draw.style import read_beside
+from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
+from hyptree.lab.sweeps.folder import read_config
 from hyptree.lab.sweeps.run_table import read_runs
 
 __all__ = ["lab_page", "lab_sections"]
@@ -62,21 +63,7 @@ FIGURES = {
 }
 """Of every figure of :data:`hyptree.lab.figures.sweep_figures.FIGURES`: its heading and what to see in it."""
 
-_STYLE = (
-    STYLE
-    + """
-main { max-width: 76rem; }
-.tall { max-height: 30rem; overflow: auto; }
-.tall table { font-size: .82rem; }
-.tall td { white-space: nowrap; }
-.tall th, .tall td { padding: .3rem; }
-.tall th { position: sticky; top: 0; background: var(--ground); font-size: inherit; vertical-align: bottom; }
-details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
-td.yes { color: var(--good); } td.no { color: var(--bad); }
-figure img { border: 1px solid var(--line); border-radius: 6px; }
-@media (max-width: 40rem) { figure { overflow-x: auto; } figure img { max-width: none; width: 46rem; } }
-"""
-)
+_STYLE = STYLE + read_beside(__file__, "lab.css")
 
 _REGIMES = {
     "strong": "All features are represented (95 % or more, in every model of the fit); theory: max(1, 2(α - 1)).",
@@ -100,7 +87,8 @@ def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | N
     unfinished: list[str] = []  # the page says so itself; it may be read without the line on the terminal
     rows = read_runs(runs, unfinished.append)
     out = Path(path) if path is not None else folder / "index.html"
-    sections = lab_sections(rows, figures, _config(folder))
+    config = read_config(folder) if (folder / "config.json").is_file() else None  # its table may be here alone
+    sections = lab_sections(rows, figures, config)
     footer = f"hyptree {__version__}. The numbers are in runs.csv and fits.csv, those of a figure in the CSV beside it."
     return page(out, "Superposition lab", " ".join([_lead(rows), *unfinished]), sections, style=_STYLE, footer=footer)
 
@@ -180,8 +168,7 @@ def _fit_table(fits: Sequence[Row]) -> str:
         line += [_number(fit["change"], fit["change_error"]), _number(fit["loss_ratio"])] if is_curved else []
         line += [str(fit["num_models"]), str(fit["num_diverged"])]
         lines.append(line)
-    html = table(head, lines)
-    return html.replace("<td>yes</td>", '<td class="yes">yes</td>').replace("<td>no</td>", '<td class="no">no</td>')
+    return table(head, lines)
 
 
 _EXTRA = {"part": "part", "density": "E", "curvature": "c"}
@@ -201,7 +188,7 @@ def _between(low: float, high: float, form: str = ".2f") -> str:
 def _inside(value: float, low: float, high: float) -> str:
     if not all(map(math.isfinite, (value, low, high))):
         return "–"
-    return "yes" if low <= value <= high else "no"
+    return Html('<span class="yes">yes</span>' if low <= value <= high else '<span class="no">no</span>')
 
 
 def _diverged(rows: Sequence[Row]) -> str:
@@ -228,12 +215,3 @@ def _format(value: Any) -> str:
         texts = [_format(one) for one in value]
         return " ".join(texts) if len(texts) <= 6 else f"{texts[0]} to {texts[-1]} ({len(texts)})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """What the sweep was asked for; empty where only its table is there."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config

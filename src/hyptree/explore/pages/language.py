@@ -7,7 +7,6 @@ pages that show more.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -16,29 +15,22 @@ from typing import Any
 import numpy as np
 
 from hyptree import __version__
-from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, _ticks
+from hyptree.explore.draw.style import read_beside
+from hyptree.explore.draw.text_charts import STYLE, dot_chart
 from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.page import Section, page, table
-from hyptree.files import full_disk_is_one_line, write_atomic, write_text
+from hyptree.explore.pages.page import EXPLORER_STYLE, Section, cards, chart, page, table
+from hyptree.files import full_disk_is_one_line, write_text
 
-__all__ = ["language_sections", "scatter", "write_token_page"]
+__all__ = ["language_sections", "write_token_page"]
 
 Numbers = Mapping[str, Any]
 
 VALIDATION = ("perplexity", "bits_per_byte")
 """Numbers of the last validation that the page shows."""
-MAX_DOTS = 1500
 NUM_WORDS = 18
-_STYLE = """
-.dot { fill: var(--series0); opacity: .28; } .twin .dot { fill: var(--series1); }
-.middle { fill: none; stroke: var(--ink); stroke-width: 2; }
-.series4 { stroke: #0e8a8a; --tone: #0e8a8a; } .series5 { stroke: #b03060; --tone: #b03060; }
-.series6 { stroke: #808000; --tone: #808000; } .series7 { stroke: #7a6a5a; --tone: #7a6a5a; }
-.words { columns: 3; padding-left: 1.1rem; }
-.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1.1rem; margin: 1rem 0; }
-section > h3 { margin-top: 1.4rem; }
-tbody tr:not(.rival) td { border-top: 0; }
-"""
+KINDS = ("card", "card twin")
+"""Of figures: of the model, and of its twin."""
+_STYLE = STYLE + read_beside(__file__, "language.css")
 
 
 def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
@@ -55,15 +47,8 @@ def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
     with full_disk_is_one_line(path.parent, "write the page again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path.with_suffix(".json"), json.dumps(models, allow_nan=False) + "\n")
-        css = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8") + _STYLE
-        title, lead, footer = _title(models), _lead(models), f"hyptree {__version__}. Numbers: {path.stem}.json."
-        sections = language_sections(*models)
-        write_atomic(path, lambda temporary: _write(temporary, title, lead, sections, css, footer))
-    return path
-
-
-def _write(path: Path, title: str, lead: str, sections: Sequence[Section], css: str, footer: str) -> None:
-    page(path, title, lead, sections, style=css, footer=footer)
+    style, footer = EXPLORER_STYLE + _STYLE, f"hyptree {__version__}. Numbers: {path.stem}.json."
+    return page(path, _title(models), _lead(models), language_sections(*models), style=style, footer=footer)
 
 
 def language_sections(*models: Numbers) -> list[Section]:
@@ -121,8 +106,7 @@ def _cards(numbers: Numbers) -> str:
         "radius and depth, embedding": _signed(first["depth"]["r"]),
         "relative delta of embeddings": f"{numbers['gromov']['relative']:.3f}",
     }
-    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shown.items())
-    return f'<dl class="numbers">{cards}</dl>'
+    return cards(shown)
 
 
 def _frequency(models: Sequence[Numbers]) -> str:
@@ -130,8 +114,8 @@ def _frequency(models: Sequence[Numbers]) -> str:
     for k, numbers in enumerate(models):
         points = numbers["points"]
         for key, where in (("embedding", "embedding"), ("last_layer", "last layer")):
-            x, y = _pairs(points["log_count"], points[key])
-            charts.append(_card(f"{numbers['model']}, {where}", scatter(where, x, y, "log10 of count", bins=12), k))
+            drawn = _dots(where, points["log_count"], points[key], "log10 of count", bins=12)
+            charts.append(chart(f"{numbers['model']}, {where}", drawn, kind=KINDS[k]))
     return (
         "<p>Radius is the distance from the origin: hyperbolic for a HELM, the norm for a Euclidean model. Every dot "
         f"is a token that the training text has {models[0]['min_count']} times or more; the line joins medians. On the "
@@ -167,7 +151,7 @@ def _depth(models: Sequence[Numbers]) -> str:
     for k, numbers in enumerate(models):
         nouns = numbers["nouns"]
         x, y = [noun["depth"] for noun in nouns], [noun["radius"] for noun in nouns]
-        charts.append(_card(f"{numbers['model']}, embedding", scatter("depth", x, y, "depth in WordNet"), k))
+        charts.append(chart(f"{numbers['model']}, embedding", _dots("depth", x, y, "depth in WordNet"), kind=KINDS[k]))
         lists += [
             f'<div class="card"><h3>{escape(numbers["model"])}: {title}</h3><ul class="words note">'
             + "".join(f"<li>{escape(noun['word'])} ({noun['depth']})</li>" for noun in chosen)
@@ -208,68 +192,13 @@ def _gromov(models: Sequence[Numbers]) -> str:
     )
 
 
-def _card(title: str, svg: str, place: int) -> str:
-    return f'<figure class="card{" twin" if place else ""}"><h3>{escape(title)}</h3>{svg}</figure>'
-
-
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{round(value, 2) + 0:+.2f}"  # no -0.00
 
 
-# ------------------------------------------------------------------------------------------------------------- pictures
-
-
-def _pairs(x: Sequence[float], y: Sequence[float | None]) -> tuple[list[float], list[float]]:
+def _dots(title: str, x: Sequence[float], y: Sequence[float | None], x_name: str, bins: int | None = None) -> str:
     kept = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
-    return [a for a, _ in kept], [b for _, b in kept]
-
-
-def scatter(title: str, x: Sequence[float], y: Sequence[float], x_name: str, bins: int | None = None) -> str:
-    """An ``<svg>`` of dots with a line through medians.
-
-    Args:
-        bins: medians of so many groups of equal size along x; without it of every value of x, whose dots are spread.
-    """
-    if not len(x):
+    if not kept:
         return '<p class="note">No token is common enough.</p>'
-    every_x, every_y = np.asarray(x, float), np.asarray(y, float)
-    middle_x, middle_y = _medians(every_x, every_y, bins)
-    step = max(1, math.ceil(len(every_x) / MAX_DOTS))
-    shown_x, shown_y = every_x[::step], every_y[::step]
-    if bins is None:  # spread by the golden ratio, the same every time
-        shown_x = shown_x + 0.7 * ((np.arange(len(shown_x)) * 0.618034) % 1 - 0.5)
-    x_ticks, y_ticks = (_ticks(float(v.min()), float(v.max())) for v in (every_x, every_y))
-    x0, x1 = float(min(shown_x.min(), x_ticks[0])), float(max(shown_x.max(), x_ticks[-1]))
-    y0, y1, right, bottom = y_ticks[0], y_ticks[-1], WIDTH - 12, HEIGHT - BOTTOM
-
-    def px(value: float) -> float:
-        return LEFT + (value - x0) / ((x1 - x0) or 1) * (right - LEFT)
-
-    def py(value: float) -> float:
-        return bottom - (value - y0) / ((y1 - y0) or 1) * (bottom - TOP)
-
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}: radius of {len(every_x)} tokens against {escape(x_name)}">'
-    ]
-    for tick in y_ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
-    for tick in x_ticks:
-        parts.append(f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:.3g}</text>')
-    parts.append(f'<text class="tick" x="{right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
-    parts += [
-        f'<circle class="dot" cx="{px(a):.1f}" cy="{py(b):.1f}" r="2"/>' for a, b in zip(shown_x, shown_y, strict=True)
-    ]
-    path = " ".join(f"{px(a):.1f},{py(b):.1f}" for a, b in zip(middle_x, middle_y, strict=True))
-    parts.append(f'<polyline class="middle" points="{path}"/></svg>')
-    return "".join(parts)
-
-
-def _medians(x: np.ndarray, y: np.ndarray, bins: int | None) -> tuple[list[float], list[float]]:
-    if bins is None:
-        groups = [np.flatnonzero(x == value) for value in np.unique(x)]
-        groups = [group for group in groups if len(group) >= 3]
-    else:
-        groups = [group for group in np.array_split(np.argsort(x, kind="stable"), bins) if len(group)]
-    return [float(np.median(x[g])) for g in groups], [float(np.median(y[g])) for g in groups]
+    kept_x, kept_y = np.array(kept).T
+    return dot_chart(f"{title}: radius of tokens", kept_x, kept_y, x_name, bins)

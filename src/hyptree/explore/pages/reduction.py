@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hyptree import tables
 from hyptree.errors import require
 from hyptree.explore.draw import dendrogram, reduced_pictures
 from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
 from hyptree.explore.pages.page import STYLE, Section, image, page, table
 from hyptree.files import write_text
+from hyptree.tables import aligned
 
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
@@ -51,22 +52,13 @@ def table_rows(results: Results) -> tuple[list[str], list[list[str]]]:
 def text_table(results: Results) -> str:
     """The table as aligned lines, names on the left and numbers on the right."""
     head, cells = table_rows(results)
-    widths = [max(len(line[k]) for line in [head, *cells]) for k in range(len(head))]
-    lines = []
-    for line in [head, ["-" * width for width in widths], *cells]:
-        first, *rest = zip(line, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]))
-    return "\n".join(line.rstrip() for line in lines)
+    rule = ["-" * max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    return "\n".join(aligned([head, rule, *cells]))
 
 
 def to_csv(results: Results) -> str:
     """The rows for other programs; the tokens of the layers with spaces between them."""
-    held = io.StringIO()
-    rows = [asdict(row) | {"tokens": " ".join(map(str, row.tokens))} for row in results.rows]
-    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return held.getvalue()
+    return tables.to_csv([asdict(row) | {"tokens": " ".join(map(str, row.tokens))} for row in results.rows])
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:
@@ -95,11 +87,12 @@ def write_plot(results: Results, path: Path) -> Path:
     names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
     groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
     best = pareto_front(results.rows)
-    panels: list[tuple[str, str, Any, Any]] = [("GFLOPs per picture", "times as fast", _gflops, _speedup)]
+    panels = [("GFLOPs per picture", "times as fast")]
     if best:
-        panels = [("images/s", "top-1", _speed, _top1), ("GFLOPs per picture", "top-1", _gflops, _top1)]
+        panels = [("images/s", "top-1"), ("GFLOPs per picture", "top-1")]
     figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained", facecolor="white")
-    for at, (x_name, y_name, x_of, y_of) in enumerate(panels):
+    for at, (x_name, y_name) in enumerate(panels):
+        x_of, y_of = AXES[x_name], AXES[y_name]
         axes = figure.add_subplot(1, len(panels), at + 1)
         if at == 0 and len(best) > 1:
             axes.plot([x_of(r) for r in best], [y_of(r) for r in best], color="#d5dae5", linewidth=9, zorder=1,
@@ -125,20 +118,12 @@ def write_plot(results: Results, path: Path) -> Path:
     return path
 
 
-def _speed(row: Row) -> float:
-    return row.images_per_second
-
-
-def _speedup(row: Row) -> float:
-    return row.speedup
-
-
-def _gflops(row: Row) -> float:
-    return row.gflops
-
-
-def _top1(row: Row) -> float:
-    return float("nan") if row.top1 is None else row.top1
+AXES: dict[str, Callable[[Row], float]] = {
+    "images/s": lambda row: row.images_per_second,
+    "times as fast": lambda row: row.speedup,
+    "GFLOPs per picture": lambda row: row.gflops,
+    "top-1": lambda row: math.nan if row.top1 is None else row.top1,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -165,12 +150,9 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
     lines = [*about["notes"], NOTE]
     if best is not None:
         lines.append("In bold: the most accurate row that is at least 1.5 times as fast as the plain model.")
-    sections = [
-        Section(
-            "Numbers",
-            table(head, cells, best=best) + "".join(f'<p class="note">{escape(s)}</p>' for s in lines),
-        )
-    ]
+    kinds = {} if best is None else {best: "best"}
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
+    sections = [Section("Numbers", table(head, cells, kinds) + notes)]
     if plot is not None:
         alt = "accuracy against speed" if any(row.top1 is not None for row in results.rows) else "speed against FLOPs"
         sections.append(Section("Trade-off", f"<figure>{image(plot, alt)}</figure>"))

@@ -16,7 +16,7 @@ import numpy as np
 from hyptree.data.pictures.single import data_url
 from hyptree.explore.draw.curves import line_chart, run_curves, svg_confusion
 from hyptree.explore.draw.scenes import Answer, Scene, explorer_html
-from hyptree.explore.pages.page import Section, page
+from hyptree.explore.pages.page import Html, Section, cards, chart, explorer_page, table
 from hyptree.tree import Tree
 
 __all__ = ["Answers", "PageRecord", "run_page"]
@@ -74,8 +74,7 @@ class PageRecord:
 
 def run_page(path: Path | str, record: PageRecord) -> Path:
     """Writes the page and gives its path."""
-    here = Path(__file__).parent
-    sections = [Section("", _numbers(record.numbers))] if record.numbers else []
+    sections = [Section("", cards(record.numbers))] if record.numbers else []
     if record.scenes or not record.sections:
         sections.append(
             Section(
@@ -90,51 +89,35 @@ def run_page(path: Path | str, record: PageRecord) -> Path:
         sections.append(Section("Do clusters follow things?", _cluster_section(record.clusters)))
     if record.metrics:
         charts = "".join(
-            f'<figure class="card"><h3>{escape(title)}</h3>{line_chart(title, lines, number)}</figure>'
-            for title, lines, number in run_curves(record.metrics)
+            chart(title, line_chart(title, lines, number)) for title, lines, number in run_curves(record.metrics)
         )
         sections.append(Section("How it learned", f'<div class="charts">{charts}</div>'))
     if record.answers is not None:
         sections.append(Section("Where it is right and wrong", _answers_section(record.answers)))
-    return page(
-        path,
-        record.title,
-        record.lead,
-        sections,
-        script=(here / "explorer.js").read_text(encoding="utf-8"),
-        style=(here / "explorer.css").read_text(encoding="utf-8") + record.style,
-        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
-        footer=record.footer,
-    )
-
-
-def _numbers(numbers: Mapping[str, str]) -> str:
-    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in numbers.items())
-    return f'<dl class="numbers">{cards}</dl>'
+    return explorer_page(path, record.title, record.lead, sections, style=record.style, footer=record.footer)
 
 
 def _cluster_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = (
-        ("asa", "achievable accuracy", True),
-        ("boundary_recall", "boundary recall", True),
-        ("undersegmentation", "under-segmentation", False),
-        ("purity", "purity", True),
-    )
-    head = "".join(f"<th>{name}</th>" for name in ("", "clusters", *(title for _, title, _ in columns)))
-    body = []
+    columns = {
+        "asa": "achievable accuracy",
+        "boundary_recall": "boundary recall",
+        "undersegmentation": "under-segmentation",
+        "purity": "purity",
+    }
+    lines = []
     for row in rows:
-        cells = [f"<td>{escape(str(row['method']))}</td>", f"<td>{row['num_clusters']:.1f}</td>"]
-        for key, _, shares in columns:
-            bar = (
-                f'<span class="bar" style="width:{4.5 * max(0.0, min(1.0, row[key])):.2f}em"></span>' if shares else ""
-            )
-            cells.append(f"<td>{bar}{row[key]:.1%}</td>" if row[key] == row[key] else "<td>–</td>")
-        body.append(f'<tr class="{"rival" if row.get("rival") else ""}">{"".join(cells)}</tr>')
+        cells = [str(row["method"]), f"{row['num_clusters']:.1f}"]
+        for key in columns:
+            bar = f'<span class="bar" style="width:{4.5 * max(0.0, min(1.0, row[key])):.2f}em"></span>'
+            shown = f"{row[key]:.1%}" if key == "undersegmentation" else Html(f"{bar}{row[key]:.1%}")
+            cells.append(shown if row[key] == row[key] else "–")
+        lines.append(cells)
+    rivals = {k: "rival" for k, row in enumerate(rows) if row.get("rival")}
     return (
         "<p>The pictures come with masks of what they show. A cluster is good when it keeps to one region and when its "
         "border lies where a region ends. A grid of equal squares and SLIC superpixels, at the same number of "
         "clusters, show what can be had without learning.</p>"
-        f'<div class="card wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        f'<div class="card">{table(["", "clusters", *columns.values()], lines, rivals)}</div>'
         '<ul class="note"><li><b>Achievable accuracy</b>: pixels that are right if each cluster takes its commonest '
         "region.</li><li><b>Boundary recall</b>: borders of regions with a cluster border within two pixels.</li>"
         "<li><b>Under-segmentation</b>: how much clusters leak over borders (Neubert and Protzel); less is better.</li>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hyptree.explore.draw.scenes import Answer, Scene, class_path
 from hyptree.explore.pages import himapper_page
 from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
 from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
+from hyptree.progress import say
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
@@ -43,6 +43,14 @@ class Subject:
     """Task of the run it comes from; None for fresh weights."""
     data: DataSettings | None = None
     """Where that run's pictures are."""
+    crop_pct: float = 1.0
+    """Share of the resized picture's side that the run's evaluation sees."""
+
+    def see(self, picture: np.ndarray) -> np.ndarray:
+        """(size, size, 3) of a picture as the run's evaluation sees it."""
+        seen = fit(picture, round(self.size / self.crop_pct))
+        start = (len(seen) - self.size) // 2
+        return np.ascontiguousarray(seen[start : start + self.size, start : start + self.size])
 
     def input(self, pictures: Sequence[np.ndarray]) -> Any:
         return model_input(self.model, pictures, self.mean, self.std)
@@ -127,7 +135,7 @@ def _different(index: np.ndarray, labels: np.ndarray, count: int) -> list[int]:
 def page_of_pictures(subject: Subject, images: Sequence[Any], out: Path | str) -> Path:
     """A page on pictures of one's own."""
     subject.require_clusters()
-    pictures = [fit(read_picture(image), subject.size) for image in images]
+    pictures = [subject.see(read_picture(image)) for image in images]
     names = [
         Path(image).name if isinstance(image, (str, Path)) else f"picture {k}" for k, image in enumerate(images, 1)
     ]
@@ -158,7 +166,7 @@ def _with_queries(subject: Subject, record: PageRecord) -> PageRecord:
     out = mapper.inspect(subject.input([scene.picture for scene in record.scenes]))
     alarm = himapper_page.even_maps(out)
     if alarm:
-        print(f"warning: {alarm}", file=sys.stderr)
+        say(f"warning: {alarm}")
     sections = himapper_page.mapper_sections(record.scenes, out, record.metrics)
     rest = himapper_page.without_tree(record.metrics)  # the other charts must not take them for accuracies
     return replace(record, scenes=(), sections=sections, metrics=rest, style=himapper_page.STYLE)
@@ -188,7 +196,8 @@ def page_of_run(
     subject.require_clusters()
     assert subject.data is not None
     dataset = build_dataset(subject.data, "val")
-    pictures, labels = _whole_set(dataset, subject.size)
+    places = _spread(len(dataset))
+    pictures, labels = _pictures_at(dataset, places, subject)
     numbers: dict[str, float] = {}
     answers = None
     p = None
@@ -201,12 +210,14 @@ def page_of_run(
             for depth, name in zip(levels, ("family accuracy", "group accuracy"), strict=False):
                 numbers[name] = answers.accuracy(depth)
         chosen = _choose(p.argmax(1), labels, num_pictures)
-    scenes, region_names = _scenes(subject, dataset, pictures, labels, p, chosen)
+    scenes, region_names = _scenes(subject, dataset, places, pictures, labels, p, chosen)
     rows = [] if subject.has_queries else _measured(subject, dataset, num_measured)
     metrics = RunFolder(run).read_metrics()
     seconds = max((float(row.get("time", 0)) for row in metrics), default=0.0)
     count = sum(weights.numel() for weights in subject.model.parameters())
     shown = {name: f"{value:.1%}" for name, value in numbers.items()}
+    if numbers and len(places) < len(dataset):
+        shown["measured on"] = f"{len(places):,} of {len(dataset):,} pictures"
     shown |= {"parameters": f"{count / 1e6:.2f} M", "training time": clock(seconds)}
     title = title or ("Where a Hi-Mapper looks" if subject.has_queries else "What an HCFormer sees")
     lead = lead or (
@@ -229,13 +240,22 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _whole_set(dataset: Any, size: int, most: int = 2000) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Pictures (size, size, 3) of the first samples, and their labels where all have one."""
+MOST = 2000
+"""Pictures of a set that are looked at."""
+
+
+def _spread(count: int) -> np.ndarray:
+    """Places of all pictures; of very many some, evenly from end to end: sets on disk are in the order of classes."""
+    return np.arange(count) if count <= MOST else np.linspace(0, count - 1, MOST).round().astype(np.int64)
+
+
+def _pictures_at(dataset: Any, places: np.ndarray, subject: Subject) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Pictures (size, size, 3) of the samples at these places, and their labels where all have one."""
     if hasattr(dataset, "images") and hasattr(dataset, "labels"):
-        images = np.asarray(dataset.images()[:most].permute(0, 2, 3, 1))
-        return [fit(image, size) for image in images], np.asarray(dataset.labels()[:most])
-    samples = [dataset[k] for k in range(min(len(dataset), most))]
-    pictures = [fit(np.asarray(sample.image.permute(1, 2, 0)), size) for sample in samples]
+        images = dataset.images()[places].permute(0, 2, 3, 1)
+        return [subject.see(image) for image in np.asarray(images)], np.asarray(dataset.labels()[places])
+    samples = [dataset[int(k)] for k in places]
+    pictures = [subject.see(np.asarray(sample.image.permute(1, 2, 0))) for sample in samples]
     labels = [sample.label for sample in samples]
     return pictures, None if any(label is None for label in labels) else np.array(labels)
 
@@ -251,6 +271,7 @@ def _choose(guess: np.ndarray, labels: np.ndarray, count: int) -> list[int]:
 def _scenes(
     subject: Subject,
     dataset: Any,
+    places: np.ndarray,
     pictures: Sequence[np.ndarray],
     labels: np.ndarray | None,
     p: np.ndarray | None,
@@ -259,10 +280,10 @@ def _scenes(
     clusters = _clusters(subject, [pictures[i] for i in chosen])
     region_names: Sequence[str] = getattr(dataset, "part_classes", ()) or dataset.semantic_classes
     kind = "parts" if getattr(dataset, "part_classes", ()) else "semantic"
-    shown = _finer(dataset, chosen)
+    shown = _finer(dataset, places[chosen])
     scenes = []
     for i, own, finer in zip(chosen, clusters, shown, strict=True):
-        sample = dataset[i]
+        sample = dataset[int(places[i])]
         regions = getattr(sample, kind)
         if regions is not None:
             regions = regions.numpy().astype(np.int64)
@@ -275,17 +296,22 @@ def _scenes(
     return scenes, ["background" if name == "none" else name for name in region_names]
 
 
-def _finer(dataset: Any, index: Sequence[int]) -> list[np.ndarray] | list[None]:
+def _finer(dataset: Any, index: np.ndarray) -> list[np.ndarray] | list[None]:
     """The same scenes in more pixels, which only the built-in world can draw."""
     from hyptree.data.world import World
 
     if not isinstance(dataset, World) or dataset.size >= SHOWN_PIXELS:
         return [None] * len(index)
+    return world_pictures(dataset, index, SHOWN_PIXELS)
+
+
+def world_pictures(world: Any, index: Any, size: int) -> list[np.ndarray]:
+    """(size, size, 3) uint8 pictures of the world at these places; the dataset would draw their neighbours too."""
     from hyptree.data.world.render import render
     from hyptree.data.world.scene import picture_keys, sample_scenes
 
-    scenes = sample_scenes(picture_keys(dataset.seed, dataset.split, np.array(index)))
-    return list(np.ascontiguousarray(render(scenes, SHOWN_PIXELS).image.transpose(0, 2, 3, 1)))
+    scenes = sample_scenes(picture_keys(world.seed, world.split, np.asarray(index)))
+    return list(np.ascontiguousarray(render(scenes, size).image.transpose(0, 2, 3, 1)))
 
 
 def _measured(subject: Subject, dataset: Any, count: int) -> list[dict[str, Any]]:
@@ -296,7 +322,8 @@ def _measured(subject: Subject, dataset: Any, count: int) -> list[dict[str, Any]
         return []
     try:
         rows = interpretability_table(subject.model, dataset, num_images=count, mean=subject.mean, std=subject.std)
-    except UserError:  # no masks, pictures of many sizes, or scikit-image is not there: the page does without
+    except UserError as error:  # no masks, pictures of many sizes, or scikit-image is not there
+        say(f"the page does without scores of clusters: {error}")
         return []
     last = {row["stage"]: row["block"] for row in rows}
     return [row for row in rows if row["level"] == "patch" and row["block"] == last[row["stage"]]]

@@ -17,10 +17,10 @@ from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
 from hyptree.explore.pages.page import Section, page, table
 from hyptree.files import write_text
 from hyptree.progress import progress_bar
+from hyptree.tables import aligned
 from hyptree.tree import Tree
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from hyptree.geometry import Manifold
@@ -204,7 +204,7 @@ def run(out: Path, seed: int = 0) -> None:
         score(tree, torch.from_numpy(tree.sarkar(EDGE_LENGTH)), Poincare(), f"Sarkar, edges of length {EDGE_LENGTH:g}"),
         score(tree, torch.from_numpy(tree.sarkar(longest)), Poincare(), f"Sarkar, edges of length {longest:g}"),
     ]
-    _print_table(console, scores)
+    console.print("\n".join(["", *aligned([HEAD, *_rows(scores)]), ""]))
 
     disk = lorentz.to_poincare(curved).numpy()
     draw_disk(tree, disk, out / "disk.png")
@@ -240,18 +240,6 @@ def _rows(scores: list[Scores]) -> list[tuple[str, ...]]:
     return [(s.name, f"{s.distortion:.1%}", f"{s.worst:.1f}", f"{s.map:.2f}", f"{s.radius:.1f}") for s in scores]
 
 
-def _print_table(console: Console, scores: list[Scores]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, name in enumerate(HEAD):
-        shown.add_column(name, justify="right" if k else "left", no_wrap=True)
-    for k, row in enumerate(_rows(scores)):
-        shown.add_row(*row, style="bold" if k == 1 else None)
-    console.print(shown)
-
-
 def _write_page(path: Path, tree: Tree, disk: np.ndarray, flat: np.ndarray, scores: list[Scores], seed: int) -> Path:
     plain, learned, sarkar, limit = scores
     picture = (
@@ -263,7 +251,7 @@ def _write_page(path: Path, tree: Tree, disk: np.ndarray, flat: np.ndarray, scor
         "short. Each line is the shortest way between its ends, also where it looks bent.</p>"
     )
     numbers = (
-        table(HEAD, _rows(scores), best=1) + "<ul>"
+        table(HEAD, _rows(scores), {1: "best"}) + "<ul>"
         "<li><b>Average distortion</b>: by how much the distance of two points misses the length of the path between "
         "their nodes, on average over all pairs and after the best common scaling. 0% is a perfect copy.</li>"
         "<li><b>Worst</b>: the most stretched pair against the most shrunk one. 1 is perfect.</li>"

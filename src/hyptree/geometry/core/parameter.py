@@ -53,6 +53,10 @@ class PointModule(nn.Module):
         super().__setstate__(state)
         self.mark_points()
 
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self.mark_points()  # torch may swap parameters for what it loads
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PointModule":
         super()._apply(fn, recurse)
         self.mark_points()

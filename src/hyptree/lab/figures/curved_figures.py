@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from hyptree.lab.figures.panels import Panel, Row, Series, data_name, group_by, means
+from hyptree.lab.figures.panels import Panel, Row, Series, data_name, density_name, group_by, means
 from hyptree.lab.fits import best_curvatures
 from hyptree.lab.frequencies import frequencies
 from hyptree.lab.theory import curved_floor, matched_curvature
@@ -28,8 +28,7 @@ def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
         chosen = groups if len(groups) <= _MOST else [groups[0], groups[len(groups) // 2], groups[-1]]
         note = f"{len(chosen)} of the {len(groups)} settings of {part} are drawn" if len(chosen) < len(groups) else ""
         for key, some in chosen:
-            extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            title = f"{part}: {data_name(some[0], f'γ = {key[-1]:.3g}', extra)}"
+            title = f"{part}: {data_name(some[0], f'γ = {key[-1]:.3g}', density_name(some[0]))}"
             panel = Panel(title, "m", "loss", log="xy", note=note)
             for (c,), models in group_by(some, "curvature").items():
                 panel.series.append(Series(f"c = {c:g}", *means(models, "m", "loss_eval"), "line"))

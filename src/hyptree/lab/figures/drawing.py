@@ -60,6 +60,8 @@ def plot(
     if runs.is_file():
         require_apart([path for name in names for path in figure_files(folder / name)], {"the table of runs": runs})
     norms = _norms(runs, rows)
+    if not len(norms) and "strong" in names and say is not None:
+        say(f"norms of features are not drawn: the parts of the sweep are not all beside {runs}")
     # Curved models have a figure of their own, beside the same models flat; the others are about one space.
     flat = [i for i, row in enumerate(rows) if row["curvature"] == 0] or list(range(len(rows)))
     of_flat = [rows[i] for i in flat]
@@ -192,9 +194,7 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
 
 def _draw_errors(ax: Any, series: Series, label: str, aside: float = 0.0, **look: Any) -> None:
     """Points with bars upwards and, where they have such errors, across; none where an error is missing."""
-    up, across = (
-        None if error is None else np.nan_to_num(np.asarray(error, float)) for error in (series.error, series.x_error)
-    )
+    up, across = (None if error is None else np.asarray(error, float) for error in (series.error, series.x_error))
     ax.errorbar(np.asarray(series.x, float) + aside, series.y, up, across, fmt="o", label=label, capsize=2, **look)
 
 

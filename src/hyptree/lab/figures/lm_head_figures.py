@@ -46,6 +46,8 @@ def lm_heads(overlaps: Sequence[LMHeadOverlap], names: Sequence[str], fits: Mapp
         density = np.array(one.norm_counts) / one.num / np.diff(edges)
         middle = (edges[1:] + edges[:-1]) / 2
         norms.series.append(Series(f"{name}, m = {one.m}", middle.tolist(), density.tolist(), "steps"))
+    few = len(overlaps) - len(norms.series)
+    norms.note = f"{few} head{'s' if few > 1 else ''} of fewer than {_ENOUGH} rows not drawn" if few else ""
     return [panel, norms] if norms.series else [panel]
 
 
@@ -56,14 +58,16 @@ def model_losses(points: Sequence[Mapping[str, Any]], fit: SharedFit) -> list[Pa
         groups.setdefault((point["family"], point["dataset"]), []).append(point)
     plain = Panel("loss against width", "m", "loss", log="x")
     above = Panel("loss above the offset of its family and dataset", "m", "loss - offset", log="xy")
+    below = 0  # the offset: no place on a logarithmic axis, the left panel has these points
     for group, some in sorted(groups.items()):
         m, loss = ([float(point[name]) for point in some] for name in ("m", "loss"))
         name = ", ".join(group)
         plain.series.append(Series(name, m, loss, "line"))
         rest = [(width, value - fit.offsets[group]) for width, value in zip(m, loss, strict=True)]
-        # A point below its offset has no place on a logarithmic axis; the left panel shows it.
+        below += sum(value <= 0 for _, value in rest)
         rest = [(width, value) for width, value in rest if value > 0]
         above.series.append(Series(name, [width for width, _ in rest], [value for _, value in rest]))
+    above.note = f"{below} point{'s' if below > 1 else ''} below the offset not drawn" if below else ""
     widths = np.geomspace(min(float(p["m"]) for p in points), max(float(p["m"]) for p in points), 30)
     curve = fit.scale * widths**-fit.exponent
     text = f"{fit.scale:.3g} m^-{fit.exponent:.3f}"

@@ -89,8 +89,31 @@ def group_by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row
 def data_name(row: Row, *rest: str) -> str:
     """What tells a data set: its exponent, or its shape; what else there is to say in brackets."""
     data = f"α = {row['alpha']:g}" if row["dist"] == "power" else str(row["dist"])
-    extra = ", ".join(filter(None, rest))
+    extra = joined(*rest)
     return f"{data} ({extra})" if extra else data
+
+
+def density_name(row: Row) -> str:
+    """The density, where it is not that of the paper's grid."""
+    return "" if row["density"] == 1 else f"E = {row['density']:.3g}"
+
+
+def joined(*parts: str, by: str = ", ") -> str:
+    """The parts that say something."""
+    return by.join(filter(None, parts))
+
+
+def pooled(groups: Iterable[Sequence[Row]]) -> str:
+    """What differs among rows that one point is the mean of, apart from the start; nothing where nothing does."""
+    columns = {"part": "part", "n": "n", "m": "m", "dist": "data", "alpha": "α", "gamma": "γ", "density": "E"}
+    groups = list(groups)
+
+    def differs(name: str) -> bool:
+        return any(len({str(row[name]) for row in some if name in row}) > 1 for some in groups)
+
+    over = [sign for name, sign in columns.items() if differs(name)]
+    over = [sign for sign in over if sign != "data"] if "α" in over else over  # other shapes have no α
+    return f"means over {' and '.join(over)}" if over else ""
 
 
 def part_of(row: Row, rows: Sequence[Row], same: Sequence[str] = ("dist", "alpha")) -> str:

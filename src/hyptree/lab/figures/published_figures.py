@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hyptree.lab.figures.panels import Panel, Row, Series, group_by, part_of
+from hyptree.lab.figures.panels import Panel, Row, Series, group_by, joined, part_of
 from hyptree.lab.published import by_seeds, with_published
 
 
@@ -25,7 +25,7 @@ def published(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> li
         return []
     panel = Panel("exponent, ours against published", "published exponent (one start)", "our exponent")
     for (_, gamma), some in group_by(chosen, "part", "gamma").items():
-        name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}")))
+        name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}")
         panel.series.append(
             Series(
                 name,

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from hyptree.lab.figures.curved_figures import curvature
-from hyptree.lab.figures.panels import Panel, Row, Series, data_name, group_by, means, part_of
+from hyptree.lab.figures.panels import (
+    Panel,
+    Row,
+    Series,
+    data_name,
+    density_name,
+    group_by,
+    joined,
+    means,
+    part_of,
+    pooled,
+)
 from hyptree.lab.figures.published_figures import published, published_series
 from hyptree.lab.theory import strong_exponent, weak_exponent, welch_bound
 
@@ -36,8 +47,7 @@ def losses(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
         panel = Panel(f"loss against width, {title}", "m", "loss", log="xy")
         for (part, *_), some in group_by(chosen, "part", "dist", "alpha", "density").items():
             regime = regimes[part, data_name(some[0]), some[0]["density"], some[0]["gamma"]]
-            extra = "" if some[0]["density"] == 1 else f"E = {some[0]['density']:.3g}"
-            name = data_name(some[0], part_of(some[0], chosen), extra, regime)
+            name = data_name(some[0], part_of(some[0], chosen), density_name(some[0]), regime)
             panel.series.append(Series(name, *means(some, "m", "loss_eval"), "line"))
         panels.append(panel)
     return panels
@@ -47,7 +57,7 @@ def represented(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> 
     """Which share of the features has a norm above 1/2, by decay."""
     if len({row["gamma"] for row in rows}) < 2:
         return []
-    lines = Panel("represented features by decay", "γ", "φ½")
+    lines = Panel("represented features by decay", "γ", "φ½", note=pooled(group_by(rows, "n", "m", "gamma").values()))
     lines.series = [
         Series(f"n = {n}, m = {m}", *means(some, "gamma", "phi_half"), "line")
         for (n, m), some in group_by(rows, "n", "m").items()
@@ -57,9 +67,11 @@ def represented(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> 
 
 def _map(title: str, rows: Sequence[Row], name: str, y_name: str) -> list[Panel]:
     """A heat map of a column, alpha across and gamma upwards, where both have several values."""
+    rows = [row for row in rows if row["dist"] == "power"]
     panel = Panel(title, "α", y_name, is_map=True, rows_name="γ")
-    alphas = sorted({row["alpha"] for row in rows if row["dist"] == "power"})
-    for (gamma,), some in group_by([row for row in rows if row["dist"] == "power"], "gamma").items():
+    panel.note = pooled(group_by(rows, "alpha", "gamma").values())
+    alphas = sorted({row["alpha"] for row in rows})
+    for (gamma,), some in group_by(rows, "gamma").items():
         mean_of = dict(zip(*means(some, "alpha", name), strict=True))
         panel.series.append(Series(f"{gamma:.3g}", alphas, [mean_of.get(alpha, math.nan) for alpha in alphas]))
     return [panel] if len(alphas) > 1 and len(panel.series) > 1 else []
@@ -113,10 +125,9 @@ def _exponent_panel(
     if not chosen:
         return []
     panel = Panel(title, "α", "exponent")
-    for (_, gamma, density), some in group_by(chosen, "part", "gamma", "density").items():
+    for (_, gamma, _), some in group_by(chosen, "part", "gamma", "density").items():
         x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
-        extra = "" if density == 1 else f"E = {density:.3g}"
-        name = ", ".join(filter(None, (part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", extra)))
+        name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", density_name(some[0]))
         panel.series.append(Series(name, x, y, "points", error))
     panel.series += published_series(chosen)
     if regime == "weak":
@@ -149,7 +160,7 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
             empty += len({row["m"] for row in some}) - len(places)
             name = data_name(some[0], part_of(some[0], models))
             panel.series.append(Series(name, [widths[i] for i in places], [values[i] for i in places]))
-        panel.note = _left_out(empty, why, data)
+        panel.note = _left_out(empty, why, group_by(models, "part", "dist", "alpha", "m").values())
     for (n,), some in group_by(models, "n").items():
         m = sorted({row["m"] for row in some})
         packed = [max(2, min(n, k * k // 2)) for k in m]
@@ -165,10 +176,8 @@ def strong(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[
 
 def _left_out(empty: int, why: str, groups: Iterable[Sequence[Row]]) -> str:
     """What points of strong models do not show: those that a logarithmic axis has no place for, and pooled settings."""
-    pooled = {"γ": "gamma", "E": "density"}
-    over = [sign for sign, name in pooled.items() if any(len({row[name] for row in some}) > 1 for some in groups)]
     missing = f"{empty} point{'s' if empty > 1 else ''} with {why} above one not drawn" if empty else ""
-    return "; ".join(filter(None, (f"means over {' and '.join(over)}" if over else "", missing)))
+    return joined(pooled(groups), missing, by="; ")
 
 
 def _norms(rows: Sequence[Row], places: Sequence[int], norms: np.ndarray, most: int = 5) -> Panel:
@@ -199,12 +208,13 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
         x, y, error = ([fit[column] for fit in some] for column in ("density", "exponent", "error"))
         exponent.series.append(Series(name, x, y, "points", error))
     for title, chosen in _sides(rows):
-        against = Panel(f"loss by density, {title}", "E", "loss", log="y")
+        note = pooled(group_by(chosen, "m", "density").values())
+        against = Panel(f"loss by density, {title}", "E", "loss", log="y", note=note)
         against.series = [
             Series(f"m = {m}", *means(some, "density", "loss_eval"), "line")
             for (m,), some in group_by(chosen, "m").items()
         ]
-        width = Panel(f"loss against width, {title}", "m", "loss", log="xy")
+        width = Panel(f"loss against width, {title}", "m", "loss", log="xy", note=note)
         width.series = [
             Series(f"E = {E:.3g}", *means(some, "m", "loss_eval"), "line")
             for (E,), some in group_by(chosen, "density").items()

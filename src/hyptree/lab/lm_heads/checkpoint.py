@@ -5,10 +5,9 @@ Only headers and the wanted rows are read: no model is built, and a head of any 
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
-from hyptree.files import path_inside
+from hyptree.files import path_inside, read_json, weight_map
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
 from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
@@ -43,7 +42,6 @@ GGUF_CANDIDATES = ("output.weight", "token_embd.weight")
 """The same in GGUF files, which have names of their own."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_INDEX = "*.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,11 @@ def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool
     """
     text, path = str(path), Path(path)
     if not require_lm_head(path):
-        return _hub_lm_head(HubModel(text), tensor)
+        hub = HubModel(text)
+        names = [name for name in hub.files() if "/" not in name]
+        settings = hub.fetch("config.json").parent if "config.json" in names else None
+        where = {name: Path(file) for name, file in _files_of_tensors(names, hub.fetch, text, is_here=False).items()}
+        return _head(where, tensor, text, lambda file: read_safetensors(hub.fetch(str(file))), settings)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         path = best_file(path)
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
@@ -94,7 +96,13 @@ def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool
     if path.is_file() and path.suffix in _PICKLES:
         tensors = {name: LoadedRows(value) for name, value in _unpickle(path, allow_pickle).items()}
         return _head(dict.fromkeys(tensors, path), tensor, path, lambda _: tensors, path.parent)
-    return _head(_tensors(path), tensor, path, read_safetensors, path if path.is_dir() else path.parent)
+    if path.is_dir():
+        names, inside = sorted(file.name for file in path.iterdir()), partial(path_inside, path)
+        where = {name: inside(file) for name, file in _files_of_tensors(names, inside, path).items()}
+        return _head(where, tensor, path, read_safetensors, path)
+    if path.suffix != ".safetensors":
+        raise UserError(f"cannot read {path}: expected a .safetensors or .gguf file, or a folder that holds the first")
+    return _head(dict.fromkeys(read_safetensors(path), path), tensor, path, read_safetensors, path.parent)
 
 
 def _head(
@@ -102,15 +110,18 @@ def _head(
     tensor: str | None,
     path: Path | str,
     read: Callable[[Path], Mapping[str, Rows]],
-    settings: Path,
+    folder: Path | None,
 ) -> LMHead:
-    """The chosen tensor with what lies beside it."""
+    """The chosen tensor with what lies beside it; ``folder`` is that of the model's own configuration."""
     name = _choose(where, tensor, path)
+    if scales := sorted(other for other in where if other.startswith(f"{name}_scale")):
+        raise UserError(f"{name} in {path} is quantised in parts that {scales[0]} scales; give weights that are not")
+    settings = _settings(folder)
     sources = read(where[name])
     if name not in sources:
         raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
     rows, width = _checked(sources[name].shape, name, path)
-    head = LMHead(where[name], name, rows, width, _tied(name, settings), sources[name])
+    head = LMHead(where[name], name, rows, width, _tied(name, settings.get("tie_word_embeddings")), sources[name])
     for kind, end in (("weight", "weight_time"), ("offset", "offset")):
         beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
         if beside in where:
@@ -122,8 +133,7 @@ def _head(
     if name.endswith(HEADS) and len(inputs) == 1:
         is_wider = sources[inputs[0]].shape == (rows, width - 1)
     else:
-        settled = _settings(settings)
-        is_wider = settled.get("model_type") == "helm" and settled.get("hidden_size") == width - 1
+        is_wider = settings.get("model_type") == "helm" and settings.get("hidden_size") == width - 1
     return _split_time(head) if is_wider else head
 
 
@@ -148,55 +158,42 @@ def _gguf_lm_head(path: Path, tensor: str | None) -> LMHead:
     return LMHead(path, name, rows, width, tied, tensors[name])
 
 
-def _hub_lm_head(model: HubModel, tensor: str | None) -> LMHead:
-    """Of a sharded model only the index and the shard with the head are fetched."""
-    files = model.files()
-    config = model.fetch("config.json").parent if "config.json" in files else Path()
-    indices = [name for name in files if name.endswith(".safetensors.index.json") and "/" not in name]
-    whole = [name for name in files if name.endswith(".safetensors") and "/" not in name]
-    if indices:
-        where = {name: Path(file) for name, file in _weight_map(model.fetch(indices[0])).items()}
-    elif whole:
-        chosen = "model.safetensors" if "model.safetensors" in whole else whole[0]
-        where = dict.fromkeys(read_safetensors(model.fetch(chosen)), Path(chosen))
-    else:
-        if any(Path(name).suffix in _PICKLES for name in files):
-            raise UserError(f"{model.repo} has only pickles, which can run code when they are opened; no safetensors")
-        raise UserError(f"{model.repo} holds no .safetensors file")
-    return _head(where, tensor, model.repo, lambda file: read_safetensors(model.fetch(str(file))), config)
-
-
 def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 2:
         raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
     return shape[0], shape[1]
 
 
-def _tensors(path: Path) -> dict[str, Path]:
-    """Name to file of every tensor, from headers alone."""
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise UserError(
-                f"cannot read {path}: expected a .safetensors or .gguf file, or a folder that holds the first"
-            )
-        return dict.fromkeys(read_safetensors(path), path)
-    if indices := sorted(path.glob(_INDEX)):
-        return {name: path_inside(path, file) for name, file in _weight_map(indices[0]).items()}
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
-        if pickles:
-            _refuse(path / pickles[0])
-        raise UserError(f"{path} holds no .safetensors file")
-    return {name: file for file in files for name in read_safetensors(file)}
+def _files_of_tensors(
+    names: Sequence[str], get: Callable[[str], Path], path: Path | str, is_here: bool = True
+) -> dict[str, str]:
+    """Name of every tensor to the name of its file, from headers alone.
 
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return dict(names)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is damaged: it has no weight_map") from error
+    Args:
+        names: of the files of a model. get: a file on this machine.
+        is_here: files cost nothing to look into. On the Hub only an index, or a single file of weights, is fetched.
+    """
+    for kind in (".safetensors.index.json", ".safetensors"):
+        files = [name for name in names if name.endswith(kind)]
+        if f"model{kind}" in files and (kind != ".safetensors" or not is_here):
+            files = [f"model{kind}"]
+        if len(files) > 1 and (kind != ".safetensors" or not is_here):
+            raise UserError(f"{path} holds several models: {', '.join(files)}; give the path of a file of weights")
+        if files and kind != ".safetensors":
+            return weight_map(get(files[0]))
+    where: dict[str, str] = {}
+    for file in files:
+        for name in read_safetensors(get(file)):
+            if name in where:
+                raise UserError(f"{path}: both {where[name]} and {file} hold {name}; give the path of one of them")
+            where[name] = file
+    if files:
+        return where
+    if pickles := [name for name in names if Path(name).suffix in _PICKLES]:
+        if is_here:
+            _refuse(get(pickles[0]))
+        raise UserError(f"{path} has only pickles, which can run code when they are opened; no safetensors")
+    raise UserError(f"{path} holds no .safetensors file")
 
 
 def _unpickle(path: Path, allowed: bool) -> dict[str, Tensor]:
@@ -255,16 +252,15 @@ def _alike(where: Mapping[str, Path] | Sequence[str], most: int = 8) -> str:
     return ", ".join(likely[:most]) + (f" and {len(likely) - most} more" if len(likely) > most else "")
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _settings(folder: Path | None) -> dict[str, Any]:
     """What the model's own configuration says; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return settings if isinstance(settings, dict) else {}
-    return {}
+    path = None if folder is None else folder / "config.json"
+    if path is None or not path.is_file():
+        return {}
+    return read_json(path)
 
 
-def _tied(name: str, folder: Path) -> str:
-    declared = _settings(folder).get("tie_word_embeddings")
+def _tied(name: str, declared: Any) -> str:
     if name.endswith(HEADS):
         return "head, tied by its configuration" if declared else "head of its own"
     if name in CLASSIFIERS:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +102,7 @@ def overlap(
     block: int = 8192,
     seed: int = 0,
     allow_pickle: bool = False,
-    curvature: float = 1.0,
+    curvature: float | None = None,
 ) -> LMHeadOverlap:
     """Measure the head of a checkpoint.
 
@@ -113,14 +112,15 @@ def overlap(
         pairs_sample: about so many pairs for the largest overlap and the quantiles.
         exact: also the largest overlap of all pairs; costs rows squared.
         block: rows in memory at once.
-        curvature: the ``c > 0`` of a head whose hyperplanes have offsets; checkpoints do not hold it.
+        curvature: the ``c > 0`` of a head whose hyperplanes have offsets. Checkpoints do not hold it, and without it
+            such a head has no numbers under Lorentz's product.
     """
     if block < 1 or pairs_sample < 1 or remove_pcs < 0:
         raise UserError(
             "block and pairs_sample must be 1 or more and remove_pcs 0 or more, "
             f"got {block}, {pairs_sample} and {remove_pcs}"
         )
-    if not 0 < curvature < math.inf:
+    if curvature is not None and not 0 < curvature < math.inf:
         raise UserError(f"curvature must be positive and finite, got {curvature}")
     head = path if isinstance(path, LMHead) else find_lm_head(path, tensor, allow_pickle)
     if remove_pcs >= head.width:
@@ -220,19 +220,19 @@ class _Lorentz:
     time_share: float = math.nan
 
 
-def _lorentz(head: LMHead, block: int, c: float) -> _Lorentz:
+def _lorentz(head: LMHead, block: int, c: float | None) -> _Lorentz:
     """Overlaps under Lorentz's product, by the same trick: their squares add up to ``sum of J_a J_b G_ab^2``.
 
     ``G`` adds up the outer products of ``(t, s)``, each divided by the root of ``|s|^2 - t^2``; ``J`` is -1 for the
     time and 1 for the rest.
     """
-    if head.time is None:
+    if head.time is None or (head.time_kind == "offset" and c is None):
         return _Lorentz()
     overlap, share = _Lorentz(), 0.0
     gram = torch.zeros(head.width + 1, head.width + 1, dtype=torch.float64)
     for rows, time in zip(head.rows(block), head.time.double().split(block), strict=True):
         s, t = rows.double(), time[:, None]
-        if head.time_kind == "offset":  # the normal of the hyperplane at a signed distance from the origin
+        if head.time_kind == "offset" and c is not None:  # normals of hyperplanes at a signed distance from the origin
             angle = math.sqrt(c) * t
             s, t = torch.nn.functional.normalize(s, dim=1, eps=1e-300) * torch.cosh(angle), torch.sinh(angle)
         square = s.square().sum(1, keepdim=True)
@@ -311,8 +311,3 @@ def compare(overlaps: Sequence[LMHeadOverlap], centred: bool = False) -> PowerFi
     """
     name = "mso_centred" if centred else "mso"
     return fit_power([one.m for one in overlaps], [getattr(one, name) for one in overlaps])
-
-
-def to_dict(overlap: LMHeadOverlap) -> dict[str, Any]:
-    """In JSON's types; what was not asked for is None."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(overlap).items()}

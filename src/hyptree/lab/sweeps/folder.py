@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyptree.errors import UserError, as_called
-from hyptree.files import full_disk_is_one_line, load_tensors, write_text
+from hyptree.files import full_disk_is_one_line, load_tensors, read_json, write_text
 from hyptree.lab.sweeps.grid import Grid
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool
         raise UserError(f"--out {out} is a file, expected a folder")
     written = out / "config.json"
     if resume:
-        if difference := _difference(_read_config(out), config):
+        if difference := _difference(read_config(out), config):
             raise UserError(f"cannot resume {out}: {difference}; give the same settings, or choose another --out")
         return
     if written.is_file():
@@ -43,7 +43,7 @@ def open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool
 
 def stored_parts(out: Path | str) -> list[Grid]:
     """The parts that the sweep in a folder was started with."""
-    parts = _read_config(Path(out))["parts"].values()
+    parts = read_config(Path(out))["parts"].values()
     return [Grid.from_dict(part) for part in parts]
 
 
@@ -90,15 +90,12 @@ def read_complete_parts(out: Path) -> tuple[list[dict[str, Any]], str]:
     return [row for part in rows.values() for row in part], line
 
 
-def _read_config(out: Path) -> dict[str, Any]:
+def read_config(out: Path) -> dict[str, Any]:
+    """What the sweep in a folder was asked for."""
     written = out / "config.json"
     if not written.is_file():
         raise UserError(f"nothing to resume in {out}: it has no config.json; start without --resume")
-    try:
-        config: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{written} is damaged: {error}") from error
-    return config
+    return read_json(written, "parts")
 
 
 def _difference(before: Any, now: Any, key: str = "") -> str:

@@ -1,18 +1,14 @@
-"""What a sweep tells people: the table of fits, the line of progress."""
+"""What a sweep tells people: the table of fits."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from hyptree.lab.published import compare, with_published
-from hyptree.tables import show
-
-if TYPE_CHECKING:
-    from hyptree.lab.sweeps.runner import Progress
-    from hyptree.progress import ProgressBar
+from hyptree.tables import show, without_nan
 
 FIT_COLUMNS = {
     "part": "{part}",
@@ -60,8 +56,7 @@ def print_fits(lines: list[dict[str, Any]], as_json: bool, best: Sequence[dict[s
         best: those with the best curvature at each width, for people only.
     """
     if as_json:
-        plain = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in line.items()} for line in lines]
-        print(json.dumps(plain))
+        print(json.dumps(without_nan(lines)))
         return
     hidden = set(() if any(line["curvature"] for line in lines) else CURVED_COLUMNS)
     if not with_published(lines):
@@ -86,13 +81,3 @@ def _with_error(value: float, error: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.2f}" if math.isnan(error) else f"{value:.2f} ± {error:.2f}"
-
-
-def show_on(bar: ProgressBar) -> Callable[[Progress], None]:
-    """What shows a sweep on the bar: a part of it after another."""
-
-    def show(p: Progress) -> None:
-        note = f"{p.num_models} models  {p.rate:,.0f} model-steps/s  median loss {p.median_loss:.4g}"
-        bar.reach(p.step, note, name=p.part, total=p.steps)
-
-    return show

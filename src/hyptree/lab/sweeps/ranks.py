@@ -31,12 +31,7 @@ class Ranks:
     @property
     def suffix(self) -> str:
         """What tells this process's files from the others'; empty for one process."""
-        return self.suffixes[self.rank]
-
-    @property
-    def suffixes(self) -> list[str]:
-        """Those of all processes."""
-        return [f".{rank}-of-{self.size}" for rank in range(self.size)] if self.size > 1 else [""]
+        return f".{self.rank}-of-{self.size}" if self.size > 1 else ""
 
     def share(self, grid: Grid) -> list[Model]:
         """The models of this process: an even share of every width, since a model's cost is that of its width."""

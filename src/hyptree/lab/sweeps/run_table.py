@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyptree.errors import UserError, as_called
-from hyptree.files import write_atomic, write_text
+from hyptree.files import open_packed, write_atomic, write_text
 from hyptree.lab.sweeps.folder import read_complete_parts
 from hyptree.tables import to_csv
 
@@ -90,13 +90,10 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
         rows: list[dict[str, Any]] = import_module("pyarrow.parquet").read_table(path).to_pylist()
         _require_columns(rows[0] if rows else COLUMNS, path)
         return rows
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            _require_columns(reader.fieldnames or (), path)
-            return [_typed(row, path, number) for number, row in enumerate(reader, 2)]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a table of runs: not a text file in UTF-8") from error
+    with open_packed(path, hint="expected a table of runs") as file:
+        reader = csv.DictReader(file)
+        _require_columns(reader.fieldnames or (), path)
+        return [_typed(row, path, number) for number, row in enumerate(reader, 2)]
 
 
 def _require_columns(names: Collection[str], path: Path) -> None:
@@ -110,7 +107,9 @@ def _typed(row: dict[str, str], path: Path, number: int) -> dict[str, Any]:
     for name, kind in COLUMNS.items():
         text = row[name]
         try:
-            typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+            typed[name] = {"True": True, "False": False}[text] if kind is bool else kind(text or "")
+            if not text:  # of a line that was cut, every column is a text that is not there
+                raise ValueError
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: line {number}: {name} must be a {kind.__name__}, got {text!r}") from error
     return typed

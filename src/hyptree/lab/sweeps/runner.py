@@ -16,7 +16,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,13 @@ from hyptree.files import full_disk_is_one_line, load_tensors, save_tensors, wri
 from hyptree.lab.engine import Engine
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.metrics import measure
-from hyptree.lab.sweeps.folder import join_pieces, open_folder
+from hyptree.lab.sweeps.folder import open_folder, read_part
 from hyptree.lab.sweeps.grid import Grid, Model
 from hyptree.lab.sweeps.presets import preset
 from hyptree.lab.sweeps.ranks import processes
 from hyptree.lab.sweeps.run_table import COLUMNS, write_runs
 from hyptree.lab.theory import unlearned_loss
+from hyptree.progress import ProgressBar
 from hyptree.signals import Stopped, stop_signals
 from hyptree.tables import to_csv
 
@@ -43,19 +43,6 @@ LOOK_EVERY = 2.0
 
 MARK_DIVERGED = 2.0
 """A model whose loss ends above this many times its first loss counts as diverged, and one that is not finite."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a sweep is."""
-
-    part: str
-    step: int
-    steps: int
-    num_models: int
-    rate: float
-    """Model-steps per second since this part began or resumed."""
-    median_loss: float
 
 
 def sweep(
@@ -70,7 +57,7 @@ def sweep(
     overwrite: bool = False,
     checkpoint_seconds: float = 60.0,
     keep_weights: bool = False,
-    show: Callable[[Progress], None] | None = None,
+    bar: ProgressBar | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Train every part, write the tables, and give the rows of the table of runs.
@@ -81,7 +68,7 @@ def sweep(
     Args:
         parts: the grids to train one after the other, or the name of a preset.
         out: folder; it must not hold a sweep unless ``resume`` or ``overwrite`` says what to do with it.
-        show: called about every two seconds.
+        bar: shows where the sweep is, about every two seconds.
         say: called with a line for people where something had to be worked around.
 
     Raises:
@@ -107,21 +94,23 @@ def sweep(
         if ranks.is_main:
             open_folder(out, config, resume, overwrite)
         ranks.wait()
-        show = show if ranks.is_main else None
-        with stop_signals(quiet=show is None) as is_asked_to_stop:
+        bar = bar if ranks.is_main else None
+        with stop_signals(quiet=bar is None) as is_asked_to_stop:
             for grid in parts:
                 name = f"{grid.name}{ranks.suffix}"
                 done = out / "parts" / f"{name}.safetensors"
                 if done.is_file():
+                    if keep_weights and not (out / "weights" / done.name).is_file() and say is not None:
+                        say(f"no weights of part {grid.name}: it was finished without --keep-weights")
                     continue
                 engine = Engine(grid, ranks.device(device), dtype, chunk, pad, ranks.share(grid))
-                run = _Part(name, engine, out, checkpoint_seconds, show or _nothing, say or _nothing)
+                run = _Part(name, engine, out, checkpoint_seconds, bar, say)
                 run.train(is_asked_to_stop)
                 run.finish(done, keep_weights)
         ranks.wait()
         for grid in parts:
             if ranks.is_main:
-                _merge(grid, out / "parts", ranks.suffixes)
+                _merge(grid, out)
             ranks.wait()
             rows += load_tensors(out / "parts" / f"{grid.name}.safetensors")[1]["rows"]
         if ranks.is_main:
@@ -132,17 +121,13 @@ def sweep(
     return rows
 
 
-def _merge(grid: Grid, folder: Path, suffixes: Sequence[str]) -> None:
+def _merge(grid: Grid, out: Path) -> None:
     """One file for a part of which every process wrote some models; in the order of the grid."""
-    whole = folder / f"{grid.name}.safetensors"
-    if whole.is_file():
-        return
-    pieces = [load_tensors(folder / f"{grid.name}{suffix}.safetensors") for suffix in suffixes]
-    save_tensors(whole, *join_pieces(pieces))
-
-
-def _nothing(_: Any) -> None:
-    """For callers that want to hear nothing."""
+    whole, part = out / "parts" / f"{grid.name}.safetensors", read_part(out, grid.name, len(grid.models()))
+    if part is None:
+        raise UserError(f"{whole.parent} holds only some models of part {grid.name}; go on with --resume")
+    if not whole.is_file():
+        save_tensors(whole, *part)
 
 
 class _Part:
@@ -154,11 +139,11 @@ class _Part:
         engine: Engine,
         out: Path,
         checkpoint_seconds: float,
-        show: Callable[[Progress], None],
-        say: Callable[[str], None],
+        bar: ProgressBar | None,
+        say: Callable[[str], None] | None,
     ):
         self.engine, self.grid, self.out = engine, engine.grid, out
-        self.checkpoint_seconds, self.show, self.say = checkpoint_seconds, show, say
+        self.checkpoint_seconds, self.bar, self.say = checkpoint_seconds, bar, say
         count = len(engine.models)
         self.first_loss = torch.full((count,), math.nan, dtype=torch.float64, device=engine.device)
         self.tail_sum = torch.zeros_like(self.first_loss)
@@ -183,7 +168,7 @@ class _Part:
                     self.tail_sum += loss
             if loss is not None and (look or engine.step == grid.steps):
                 looked = now
-                self.show(self._progress(first_step, time.monotonic() - begin, loss))
+                self._show(first_step, time.monotonic() - begin, loss)
             if is_asked_to_stop():
                 self.save()
                 raise Stopped
@@ -191,11 +176,13 @@ class _Part:
                 self.save()
                 saved = time.monotonic()
 
-    def _progress(self, first_step: int, seconds: float, loss: Tensor) -> Progress:
-        steps, count = self.engine.step - first_step, len(self.engine.models)
-        pace = seconds / max(1, steps)
-        median = loss.nanmedian().item()
-        return Progress(self.grid.name, self.engine.step, self.grid.steps, count, count / pace, median)
+    def _show(self, first_step: int, seconds: float, loss: Tensor) -> None:
+        if self.bar is None:
+            return
+        count, steps = len(self.engine.models), max(1, self.engine.step - first_step)
+        rate, median = count * steps / seconds if seconds else math.inf, loss.nanmedian().item()
+        note = f"{count} models  {rate:,.0f} model-steps/s  median loss {median:.4g}"
+        self.bar.reach(self.engine.step, note, name=self.grid.name, total=self.grid.steps)
 
     def save(self) -> None:
         """Write the checkpoint; the one before is kept until the next."""
@@ -221,7 +208,8 @@ class _Part:
                 return
             except (UserError, ValueError, KeyError) as error:
                 problems.append(f"checkpoint {path} cannot be used: {error}")
-                self.say(problems[-1])
+                if self.say is not None:
+                    self.say(problems[-1])
         if problems:
             raise UserError(
                 f"{'; '.join(problems)}; no whole checkpoint is left, remove {self.last.parent} to train this part anew"

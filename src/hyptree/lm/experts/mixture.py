@@ -13,8 +13,8 @@ they are, the factor enters where silu reads its row anyway, and its gradient ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,28 +22,24 @@ from torch import Tensor, nn
 
 from hyptree.geometry.core.curvature import bounded_curvature
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import GainFactors, WeightCache, aligned, lift_padded, padded_width
-from hyptree.lm.experts.grouped import dispatch, grouped_linear, unpermute
-from hyptree.lm.experts.routing import Gate, Order, sort_by_expert
-from hyptree.lm.fused import experts as fused_experts
+from hyptree.lm.ambient import GainFactors, WeightCache, aligned, padded_width
+from hyptree.lm.experts.routing import Gate
 from hyptree.ops import pack_weight
-from hyptree.ops.merge_points.reference import merge
+from hyptree.ops.bare import readable
+from hyptree.ops.experts import Sizes, Stack, mix_experts
+from hyptree.ops.experts.grouped import grouped_linear, sort_by_expert
+from hyptree.ops.residual_norm.reference import time_of
 from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig
 
 CURVATURE_BOUNDS = (1e-2, 1e2)
-_MARKS: dict[str, dict[str, Any]] = {
-    "log_curvature": {"_no_weight_decay": True, "_lr_scale": 0.1},
-    "bias_in": {"_no_weight_decay": True},
-    "bias_out": {"_no_weight_decay": True},
-}
-"""What parameters say about themselves to optimisers (``hyptree.train.optimizer.build.param_groups``)."""
 
 
+@readable
 class ExpertStack(nn.Module):
-    """E networks of one shape, their weights on top of each other; every one takes lifted points to points.
+    """E networks of one shape, their weights on top of each other; every one takes points to points.
 
     Args:
         num_experts: E. features: n, space components of the model's points. hidden: space components inside.
@@ -56,6 +52,8 @@ class ExpertStack(nn.Module):
         eps: of that norm.
     """
 
+    PARAMETER_MARKS: ClassVar = {"log_curvature": (True, 0.1), "bias_in": (True, 1.0), "bias_out": (True, 1.0)}
+    """For optimisers: spared weight decay, and the share of the learning rate."""
     log_curvature: nn.Parameter | None
 
     def __init__(
@@ -75,7 +73,6 @@ class ExpertStack(nn.Module):
         self.gain_factors = GainFactors()
         self.num_experts, self.features, self.hidden = num_experts, features, hidden
         self.c, self.initial, self.norm, self.eps = c, curvature, norm, eps
-        self.inner = padded_width(hidden, bias)
         factory = {"device": device, "dtype": dtype}
         self.weight_in = nn.Parameter(torch.empty(num_experts, 2, hidden, features, **factory))  # W1, W3
         self.time_in = nn.Parameter(torch.empty(num_experts, 2, hidden, **factory))
@@ -116,122 +113,64 @@ class ExpertStack(nn.Module):
             return (self.c / k).sqrt()
         return None if k == self.c else wide(self.time_out).new_full((self.num_experts,), math.sqrt(self.c / k))
 
-    def folded(self, dtype: torch.dtype, width: int, divide: tuple[bool, bool] = (True, True)) -> tuple[Tensor, Tensor]:
-        """All maps as matrices for lifted rows of ``width`` columns, the biases divided by ``a``.
+    def stacked(self, dtype: torch.dtype, width: int, divide: bool = False) -> Stack:
+        """What kernels read of a bare stack: its maps as matrices for lifted rows of ``width`` columns, and ``a``.
+
+        Gate above up, each with zero rows behind where a lift will write time and one; zero rows behind those of the
+        second map too.
 
         Args:
-            divide: whether the biases of the first and of the second map are; not those that will meet ``1 / a``.
-
-        Returns:
-            (E, 2 inner, width): gate above up, each with zero rows behind where a lift will write time and one.
-            (E, aligned(n), inner): out, the last rows zero.
+            divide: divide the first biases by ``a``, for rows that several experts read; else rows bring ``1 / a``.
         """
-        num, a = self.num_experts, self.ratio()
-        bias_in, bias_out = (
-            _divide(bias, a) if asked else bias
-            for bias, asked in zip((self.bias_in, self.bias_out), divide, strict=True)
-        )
-        layout = pack_weight.Layout(2 * num, self.hidden, self.inner, 1, width)
-        full_in = _pack(self.weight_in, self.time_in, bias_in, layout, dtype)
-        layout = pack_weight.Layout(num, self.features, aligned(self.features), 1, self.inner)
-        full_out = _pack(self.weight_out, self.time_out, bias_out, layout, dtype)
-        return full_in.unflatten(0, (num, -1)), full_out.unflatten(0, (num, -1))
+        num, inner, a = self.num_experts, padded_width(self.hidden, self.bias_in is not None), self.ratio()
 
-    def matrices(
-        self, dtype: torch.dtype, width: int, divide: tuple[bool, bool] = (True, True)
-    ) -> tuple[Tensor, Tensor]:
-        """:meth:`folded`, once where no weight changes."""
-        key = (dtype, width, divide)
-        return self._weight_cache.get(key, lambda: self.folded(*key))
+        def pack(weight: Tensor, time: Tensor, bias: Tensor | None, rows: tuple[int, int, int], width: int) -> Tensor:
+            flat, layout = None if bias is None else bias.flatten(), pack_weight.Layout(*rows, 1, width)
+            full = pack_weight.pack_weight(weight.reshape(-1, weight.shape[-1]), time.flatten(), flat, layout, dtype)
+            return full.unflatten(0, (num, -1))
 
-    @property
-    def sizes(self) -> fused_experts.Sizes:
-        """What kernels have to know."""
-        return fused_experts.Sizes(self.features, self.hidden, float(self.c), self.bias_in is not None)
+        def make() -> tuple[Tensor, Tensor]:
+            bias: Tensor | None = self.bias_in
+            n = self.features
+            if divide and bias is not None and a is not None:
+                bias = bias / a[:, None, None]
+            first = pack(self.weight_in, self.time_in, bias, (2 * num, self.hidden, inner), width)
+            return first, pack(self.weight_out, self.time_out, self.bias_out, (num, n, aligned(n)), inner)
 
-    def fits(self, rows: Tensor) -> bool:
-        """Whether kernels run this stack on rows like these."""
-        return not self.norm and fused_experts.fits(rows, self.inner)
+        return Stack(*self._weight_cache.get((dtype, width, divide), make), a)
 
-    def stacked(self, rows: Tensor, divide: bool = False) -> fused_experts.Stack:
-        """The matrices and factors that kernels take for rows like these.
+    def forward(self, s: Tensor, ends: Tensor | None = None) -> Tensor:
+        """Points sorted by expert, each through its own: (S, n), (E,) -> (S, n).
 
-        Args:
-            divide: divide the first biases by ``a``, for rows that several experts read.
+        Without ``ends`` all points through every expert: (T, n) -> (E, T, n).
         """
-        return fused_experts.Stack(*self.matrices(rows.dtype, rows.shape[-1], (divide, False)), self.ratio())
+        num, count, dtype, a = self.num_experts, s.shape[0], s.dtype, self.ratio()
+        rows, stops = s, ends
+        if stops is None:
+            rows = s.expand(num, -1, -1).flatten(0, 1)
+            stops = count * torch.arange(1, num + 1, device=s.device, dtype=torch.int32)
+        places = torch.arange(rows.shape[0], dtype=stops.dtype, device=s.device)
+        # Sums over experts and no indexing, whose gradient would be added in any order, by atomics.
+        member = F.one_hot(torch.bucketize(places, stops, right=True), num).to(wide(s).dtype)  # (S, E)
+        unit = member if a is None else member / a
+        factor = None if a is None else (member * a).sum(-1, keepdim=True)  # (S, 1)
 
-    def lift_hidden(self, both: Tensor, a: Tensor | None) -> Tensor:
-        """``[h, t, 1, 0, ...]`` with ``h = silu(a gate) * up``, on the model's hyperboloid.
+        def linear(x: Tensor, weight: Tensor, time: Tensor, bias: Tensor | None) -> Tensor:
+            out = grouped_linear(x, weight.to(dtype), stops) + (member * time_of(x, self.c)).to(dtype) @ time.to(dtype)
+            return out if bias is None else out + unit.to(dtype) @ bias.to(dtype)
 
-        Args:
-            both: (..., 2 inner), gate and up, zero where time and one will be.
-            a: broadcasts against (..., 1), or None for 1.
-        """
-        gate, up = both.chunk(2, -1)  # before widening: so the two gradients meet in the dtype of the product
-        h = F.silu(wide(gate) if a is None else a * wide(gate)) * wide(up)
+        bias = None if self.bias_in is None else self.bias_in.flatten(1)
+        gate, up = linear(rows, self.weight_in.flatten(1, 2), self.time_in.flatten(1), bias).chunk(2, -1)
+        h = F.silu(wide(gate) if factor is None else factor * wide(gate)) * wide(up)
         if self.norm:
             scale = torch.rsqrt(self.c * (sqnorm(h) + self.hidden * self.eps))
-            h = h * (scale if a is None else scale / a)
-        return lift_padded(h, self.hidden, both.dtype, self.c, self.bias_in is not None)
-
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows sorted by expert, each through its own: lifted (S, width), ends (E,) -> points (S, n)."""
-        weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
-        a = self.ratio()
-        if a is not None:
-            places = torch.arange(rows.shape[0], dtype=ends.dtype, device=ends.device)
-            expert = torch.bucketize(places, ends, right=True)
-            # A sum over experts and no indexing, whose gradient would be added in any order, by atomics.
-            a = (F.one_hot(expert, self.num_experts) * a).sum(-1, keepdim=True)  # (S, 1)
-        lifted = self.lift_hidden(grouped_linear(rows, weight_in, ends), a)
-        return self._crop(grouped_linear(lifted, weight_out, ends))
-
-    def every(self, rows: Tensor) -> list[Tensor]:
-        """All rows through every expert, the first map of all as one product: lifted (T, width) -> E points (T, n)."""
-        weight_in, weight_out = self.matrices(rows.dtype, rows.shape[-1])
-        both = F.linear(rows, weight_in.flatten(0, 1)).unflatten(-1, (self.num_experts, -1))  # (T, E, 2 inner)
-        a = self.ratio()
-        lifted = self.lift_hidden(both, None if a is None else a[:, None])  # (T, E, inner)
-        return [self._crop(F.linear(h, w)) for h, w in zip(lifted.unbind(1), weight_out.unbind(0), strict=True)]
-
-    def _crop(self, points: Tensor) -> Tensor:
-        return points if points.shape[-1] == self.features else points[..., : self.features]
-
-    def _mark(self) -> None:
-        for name, says in _MARKS.items():
-            parameter = self._parameters.get(name)
-            if parameter is not None:
-                parameter.__dict__.update(says)
-
-    # Copies, loading and sharding put other parameters in place, which must say the same.
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in _MARKS:
-            self._mark()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._mark()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertStack:
-        super()._apply(fn, recurse)
-        self._mark()
-        return self
+            h = h * (scale if factor is None else scale / factor)
+        out = linear(h.to(dtype), self.weight_out, self.time_out, self.bias_out)
+        return out if ends is not None else out.unflatten(0, (num, count))
 
     def extra_repr(self) -> str:
         kind = "learned" if self.log_curvature is not None else f"{self.initial:g}"
         return f"{self.num_experts}, features={self.features}, hidden={self.hidden}, curvature={kind}"
-
-
-def _divide(bias: Tensor | None, a: Tensor | None) -> Tensor | None:
-    return bias if bias is None or a is None else bias / a.view(-1, *(1,) * (bias.dim() - 1))
-
-
-def _pack(weight: Tensor, time: Tensor, bias: Tensor | None, layout: pack_weight.Layout, dtype: torch.dtype) -> Tensor:
-    """``[W, w_t, b, 0]`` of all experts, zero rows below each: (groups padded_rows, width), one launch on a GPU."""
-    flat = None if bias is None else bias.flatten()
-    return pack_weight.pack_weight(weight.reshape(-1, weight.shape[-1]), time.flatten(), flat, layout, dtype)
 
 
 class Mice(nn.Module):
@@ -241,16 +180,14 @@ class Mice(nn.Module):
     and are summed in a fixed order. No token is dropped, and the order of experts does not matter.
 
     Shape:
-        lifted (B, N, width) -> points (B, N, n), balance loss () or None
+        points (B, N, n), or these lifted, (B, N, width) -> points (B, N, n), balance loss () or None
     """
-
-    entry = None
-    """No single linear map comes first: the rows are lifted points."""
 
     def __init__(self, config: HelmConfig, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        self.c, num_routed, num_shared = config.curvature, config.n_routed_experts, config.n_shared_experts
+        num_routed, num_shared, self.has_norm = config.n_routed_experts, config.n_shared_experts, config.expert_norm
+        self.sizes = Sizes(config.hidden_size, config.moe_intermediate_size, float(config.curvature), config.ffn_bias)
         is_learned = config.expert_curvature == "learned"
         low, high = config.expert_curvature_range
         spread = [low + (high - low) * i / max(num_routed - 1, 1) for i in range(num_routed)]
@@ -278,22 +215,12 @@ class Mice(nn.Module):
             own = [config.curvature] * num_shared if is_learned else 1.0
         self.shared = ExpertStack(num_shared, *sizes, curvature=own, **options) if num_shared else None
 
-    def forward(self, lifted: Tensor, space: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        space = lifted[..., : self.routed.features] if space is None else space
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        space = rows[..., : self.sizes.features]
         route = self.gate(space.reshape(-1, *space.shape[-2:]))
-        rows, top_k = lifted.flatten(0, -2), self.gate.top_k
-        plan = sort_by_expert(route.experts.flatten(0, -2), route.counts.sum(0))
-        if self.routed.fits(rows):
-            always = self.shared.stacked(rows, divide=True) if self.shared is not None else None
-            own, sizes, weight = self.routed.stacked(rows), self.routed.sizes, route.weight.flatten(0, -2)
-            out = fused_experts.mice(rows, weight, route.experts, plan.inverse, plan.ends, own, always, sizes)
-            return out.view(space.shape), route.aux_loss
-        routed = self.run(rows, plan).unflatten(0, (-1, top_k))  # (T, k, n)
-        shared = self.shared.every(rows) if self.shared is not None else []
-        out = merge(shared, routed, route.weight.flatten(0, -2), self.c)
-        return out.to(lifted.dtype).view(space.shape), route.aux_loss
-
-    def run(self, rows: Tensor, plan: Order) -> Tensor:
-        """Every row through the experts it chose: lifted (T, width) -> points (T k, n), best choice first."""
-        dispatched = dispatch(rows, plan.order, plan.inverse, self.gate.top_k)
-        return unpermute(self.routed(dispatched, plan.ends), plan.order, plan.inverse)
+        chosen, weight = route.experts.flatten(0, -2), route.weight.flatten(0, -2)
+        plan = sort_by_expert(chosen, route.counts.sum(0))
+        out = mix_experts(
+            rows.flatten(0, -2), weight, chosen, plan, self.routed, self.shared, self.sizes, self.has_norm
+        )
+        return out.view(space.shape), route.aux_loss

@@ -30,31 +30,6 @@ class Route(NamedTuple):
     """(), what an uneven load costs; None in evaluation or if it costs nothing."""
 
 
-class Order(NamedTuple):
-    """The S = T k choices of T tokens, sorted by expert."""
-
-    order: Tensor
-    """(S,) int64: the choice, ``token * k + rank``, at each place."""
-    inverse: Tensor
-    """(S,) int64: the place of each choice."""
-    ends: Tensor
-    """(E,) int32: where the places of an expert end."""
-
-
-def sort_by_expert(chosen: Tensor, counts: Tensor) -> Order:
-    """The places of choices, equal experts together, tokens of one expert in their order; the host waits for nothing.
-
-    Args:
-        chosen: (T, k) experts. counts: (E,) how often each occurs.
-    """
-    # Small keys: a radix sort passes over them once per 8 bits.
-    experts = chosen.flatten().to(torch.int16 if counts.shape[0] <= 2**15 else torch.int64)
-    order = torch.argsort(experts, stable=True)
-    places = torch.arange(order.shape[0], device=order.device)
-    inverse = torch.empty_like(order).scatter_(0, order, places)
-    return Order(order, inverse, counts.cumsum(0).to(torch.int32))
-
-
 def balance_loss(log_scores: Tensor, counts: Tensor, top_k: int) -> Tensor:
     """``sum_i f_i P_i``, the mean over sequences; 1 where all experts have the same load and the same scores.
 
@@ -139,15 +114,11 @@ class Gate(nn.Module):
     def _no_counts(self) -> Tensor:
         return torch.zeros(self.num_experts, dtype=torch.int64, device=self.balance_bias.device)
 
-    def log_scores(self, space: Tensor) -> Tensor:
-        """``log s``: (..., n) -> (..., E), in float32 at least, inside autocast too."""
+    def forward(self, space: Tensor) -> Route:
         x = wide(space)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x, self.weight.to(x.dtype))
-        return F.logsigmoid(logits) if self.kind == "sigmoid" else logits.log_softmax(-1)
-
-    def forward(self, space: Tensor) -> Route:
-        log_scores = self.log_scores(space)
+        log_scores = F.logsigmoid(logits) if self.kind == "sigmoid" else logits.log_softmax(-1)
         with torch.no_grad():
             index = (log_scores.exp() + self.balance_bias).topk(self.top_k, dim=-1).indices
             experts = torch.arange(self.num_experts, device=index.device)

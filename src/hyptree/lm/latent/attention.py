@@ -16,34 +16,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from hyptree.geometry.core.numerics import sqnorm
-from hyptree.lm.ambient import AmbientLinear, aligned, lift_padded, padded_width
-from hyptree.lm.attention import excess_of
-from hyptree.lm.latent.cache import LatentState, pack, unpack
-from hyptree.lm.latent.scores import (
-    Queries,
-    Sizes,
-    attend,
-    attend_absorbed,
-    attend_columns,
-    key_value_columns,
-    visible_keys,
-)
+from hyptree.lm.ambient import AmbientLinear, aligned, padded_width
+from hyptree.lm.attention import ATTENTION
+from hyptree.lm.latent.cache import pack
 from hyptree.lm.rotary import score_scale
 from hyptree.ops import pack_weight
-from hyptree.ops.bare import is_bare, readable
+from hyptree.ops.bare import is_bare, readable, report_unfused
 from hyptree.ops.centroid import centroid_linear
 from hyptree.ops.heads import Heads, lift_heads
-from hyptree.ops.heads.reference import rotate
+from hyptree.ops.heads.reference import excess_of
 from hyptree.ops.latent_decode import absorb_token, latent_decode
-from hyptree.ops.latent_decode import fits as decode_fits
-from hyptree.ops.rounding import rounded, wide
+from hyptree.ops.residual_norm import norm_linear
+from hyptree.ops.residual_norm.reference import lift, rms_norm
+from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -93,41 +86,20 @@ class BlockLinear(AmbientLinear):
 
         def make() -> Tensor:
             full = pack_weight.pack_weight(self.weight, self.weight_time, self.bias, self.layout, dtype)
-            return padded_blocks(full.mT, self.blocks).mT.contiguous()
+            return pad_blocks(full.mT, self.blocks).mT.contiguous()
 
         return self._weight_cache.get(dtype, make)
 
 
-def padded_blocks(product: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """Outputs of a :class:`BlockLinear` side by side with room in their rows: (..., m) -> (..., groups width ...)."""
+def pad_blocks(product: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """Outputs of a :class:`BlockLinear` side by side, with room in their rows as a product by its ``matrix`` has."""
+    if product.shape[-1] == sum(block.groups * block.width for block in blocks):
+        return product
     parts = []
     for block, part in zip(blocks, product.split([block.groups * block.rows for block in blocks], -1), strict=True):
         room = (block.start, block.width - block.start - block.rows)
         parts.append(F.pad(part.unflatten(-1, (block.groups, block.rows)), room).flatten(-2))
     return torch.cat(parts, -1)
-
-
-def split_blocks(product: Tensor, blocks: Sequence[Block]) -> tuple[Tensor, ...]:
-    """One (..., groups, width) per block, from a product with room or without."""
-    if product.shape[-1] == sum(block.groups * block.rows for block in blocks):
-        product = padded_blocks(product, blocks)
-    parts = product.split([block.groups * block.width for block in blocks], -1)
-    return tuple(part.unflatten(-1, (block.groups, block.width)) for block, part in zip(blocks, parts, strict=True))
-
-
-def apply_lifted(layer: Any, lifted: Tensor, rank: int) -> Tensor:
-    """``layer`` of lifted points with ``rank`` space components."""
-    if is_bare(layer):
-        return F.linear(lifted, layer.matrix(lifted.dtype))
-    out: Tensor = layer(lifted[..., :rank])
-    return out
-
-
-class _Heads(NamedTuple):
-    """Keys and values of all heads, rounded but held in float32 at least, and the excess of their times."""
-
-    space: Tensor  # (B, N, 2, H, width): keys [rotated, rest, 0, ...] and values [v, 0, ...]
-    excess: Tensor  # (B, N, 2, H, 1)
 
 
 class LatentAttention(nn.Module):
@@ -139,25 +111,23 @@ class LatentAttention(nn.Module):
         layer_idx: which layer of the cache is ours.
 
     Shape:
-        rows (B, N, m), what :attr:`entry` makes of the stream's normed points -> (B, N, n), space components of the
+        rows (B, N, m), what :attr:`down` makes of the stream's normed points -> (B, N, n), space components of the
         points that go into the residual, and the weights (B, H, N, M), or None where they are not built.
     """
 
     def __init__(self, config: HelmConfig, layer_idx: int):
         super().__init__()
-        self.config, self.layer_idx, self.num_heads = config, layer_idx, config.num_attention_heads
+        self.config, self.layer_idx = config, layer_idx
         nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
         key_dim, value_dim = nope_dim + self.rope_dim, config.v_head_dim
-        self.rank, self.query_rank = config.kv_lora_rank, config.q_lora_rank
+        self.rank, self.query_rank, self.eps = config.kv_lora_rank, config.q_lora_rank, config.rms_norm_eps
         self.c, bias, heads = float(config.curvature), config.attention_bias, config.num_attention_heads
-        self.value_scale, self.score_scale = float(config.value_scale or 1.0), score_scale(config)
         split = config.time_columns == "split"
-        self.sizes = Sizes(key_dim, value_dim, self.c, split)
         self.key_width, self.value_width = aligned(key_dim + (3 if split else 1)), aligned(value_dim + 1)
         width = max(self.key_width, self.value_width)  # fused attention wants one for both
         self.heads = Heads(
-            heads, width, key_dim, value_dim, self.score_scale, self.value_scale, self.c,
-            interleaved=config.rope_pairing == "interleaved", shared_dim=self.rope_dim,
+            heads, width, key_dim, value_dim, score_scale(config), float(config.value_scale or 1.0), self.c,
+            interleaved=config.rope_pairing == "interleaved", shared_dim=self.rope_dim, split=split,
         )  # fmt: skip
         self.latent_width = self.rank + 1 + int(bias)  # of a lifted latent, without its padding
         queries = Block(heads, key_dim, width)
@@ -181,15 +151,10 @@ class LatentAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set the temperature to ``sqrt(H (d_n + d_r + 1))`` and the gains to 1; the projections draw themselves."""
-        nn.init.constant_(self.log_tau, 0.5 * math.log(self.num_heads * (self.sizes.key_dim + 1)))
+        nn.init.constant_(self.log_tau, 0.5 * math.log(self.heads.num_heads * (self.heads.key_dim + 1)))
         nn.init.ones_(self.kv_gain)
         if self.query_rank:
             nn.init.ones_(self.q_gain)
-
-    @property
-    def entry(self) -> nn.Module:
-        """The linear map of the stream's normed points that comes first."""
-        return self.down
 
     def forward(
         self,
@@ -199,164 +164,101 @@ class LatentAttention(nn.Module):
         past_key_values: Cache | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        dtype = rows.dtype
-        if past_key_values is None and self._implementation == "sdpa" and self.rope_dim and not self.sizes.split:
-            return self._output(self._attend_fused(rows, position_embeddings, attention_mask), dtype), None
-        is_step = rows.shape[1] == 1 and not output_attentions
-        if past_key_values is not None and is_step and self._decodes(rows, position_embeddings, attention_mask):
-            points = self._decode(rows, position_embeddings, attention_mask, past_key_values)
-            points = points[..., : self.sizes.value_dim].flatten(-2)
-            return cast(Tensor, self.o_proj(points.unsqueeze(1))), None
-        q, latent, rotated = self._project(rows, position_embeddings)
-        heads = self._heads(latent, rotated)
-        if past_key_values is None:
-            mean, weights = self._attend(q, *self._columns(heads, dtype), attention_mask, 0)
-        elif self.config.cache_mode == "full":
-            mean, weights = self._with_full_cache(q, heads, attention_mask, past_key_values, dtype)
-        else:
-            mean, weights = self._with_latent_cache(q, latent, rotated, heads, attention_mask, past_key_values)
-        return self._output(mean, dtype), weights
-
-    def _attend_fused(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> Tensor:
-        """Attention of tokens to themselves from one kernel's queries, keys and values: (B, H, N, width)."""
-        q, latent, rotated = self._down(lifted)
-        up = torch.cat([x.flatten(-2) for x in self._up_rows(latent)], -1)
-        lifted_heads = lift_heads(up, *tables, self.log_tau, self.heads, queries=q, shared=rotated[:, :, 0])
-        q, k, v = (x.transpose(1, 2) for x in lifted_heads)
-        mask, is_causal = visible_keys(mask, 0, q.shape[2], k.shape[2], k.device)
-        return attend_columns(q, k, v, mask, is_causal)
-
-    def _project(self, lifted: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Queries, Tensor, Tensor]:
-        """Queries, the lifted latent (B, N, width), the shared rotated key (B, N, 1, d_r) in the latent's dtype."""
-        q, latent, rotated = self._down(lifted)
-        cos, sin = (table.unsqueeze(-2).to(wide(q).dtype) for table in position_embeddings)  # (B, N, 1, turned)
-        q, rotated = (rotate(wide(x), cos, sin, self.heads.interleaved) for x in (q, rotated))
-        # A scaled point is a point of another curvature, and its time is scaled with it.
-        factor = 2 * self.score_scale * torch.exp(-wide(self.log_tau)).to(q.dtype)
-        q = rounded(q * factor, lifted.dtype)
-        queries = Queries(q, torch.sqrt(sqnorm(q) + factor * factor / self.c))
-        return queries, latent, rotated[..., : self.rope_dim].to(lifted.dtype)
-
-    def _down(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of queries (B, N, H, width), the lifted latent (B, N, width), the shared key before it turns."""
-        q, latent, rotated = self._rows(lifted)
-        return q, self._normed(latent, self.kv_gain)[:, :, 0], rotated
-
-    def _rows(self, lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of queries (B, N, H, width), of the latent before its norm, and of the shared key before it turns."""
-        q, latent, rotated = split_blocks(lifted, self.down_blocks)
+        cache: Any = past_key_values
+        past: int | Tensor = 0
+        widths = [block.groups * block.width for block in self.down_blocks]
+        q, latent, shared = pad_blocks(rows, self.down_blocks).split(widths, -1)
+        latent = latent[..., : self.rank]
         if self.query_rank:
-            normed = self._normed(q, self.q_gain)[:, :, 0]
-            (q,) = split_blocks(apply_lifted(self.q_up, normed, self.query_rank), self.q_blocks)
-        return q, latent, rotated
+            _, q = norm_linear(q[..., : self.query_rank], self.q_gain, self.q_up, eps=self.eps, c=self.c)
+            q = pad_blocks(q, self.q_blocks)
+        q = q.unflatten(-1, (self.heads.num_heads, -1))  # (B, N, H, width)
+        kind = self.config._attn_implementation or "sdpa"
+        if output_attentions and kind == "sdpa":
+            kind = "eager"  # the fused kernels build no weights
+        if cache is not None:
+            past = cache.get_seq_length(self.layer_idx)
+            past = past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
+            is_step = q.shape[1] == 1 and kind == "sdpa" and self.config.cache_mode == "latent"
+            if is_step and (attention_mask is None or attention_mask.shape[1:3] == (1, 1)):
+                if is_bare(self.kv_up):
+                    return self._step(q, latent, shared, position_embeddings, attention_mask, cache, past), None
+                report_unfused("latent_decode", self.kv_up)
+        _, up = norm_linear(latent, self.kv_gain, self.kv_up, eps=self.eps, c=self.c)
+        up = pad_blocks(up, self.kv_blocks)
+        lifted = lift_heads(up, *position_embeddings, self.log_tau, self.heads, queries=q, shared=shared)
+        q, k, v = (x.transpose(1, 2) for x in lifted)  # (B, H, N, width)
+        if cache is not None:
+            k, v = self._cached(latent, k, v, cache, past)
+        mask = attention_mask
+        if kind != "flex_attention" or not isinstance(mask, BlockMask) or mask.shape[-1] != k.shape[2]:
+            kind = "sdpa" if kind == "flex_attention" else kind
+            mask = visible_keys(mask, past, q.shape[2], k.shape[2], k.device)
+        mean, weights = ATTENTION[kind](self, q[..., : k.shape[-1]], k, v, mask)
+        return centroid_linear(mean, self.o_proj, self.heads.value_dim, self.c), weights
 
-    def _up_rows(self, latent: Tensor) -> tuple[Tensor, ...]:
-        """Rows of keys and of values (B, N, H, width) of lifted latents."""
-        return split_blocks(apply_lifted(self.kv_up, latent, self.rank), self.kv_blocks)
+    def _cached(self, latent: Tensor, k: Tensor, v: Tensor, cache: Cache, past: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, behind those of the new ones in the cache: (B, H, M, width) each."""
+        is_first = k.shape[2] > 1 and isinstance(past, int) and past == 0  # then the new ones are all there are
+        if self.config.cache_mode == "full":
+            old = cache.update(k[..., : self.key_width], v[..., : self.value_width], self.layer_idx)
+            if is_first:
+                return k, v
+            if k.shape[2] == 1:  # the fused kernels want one width; for a single query none is worth a copied cache
+                return old
+            k, v = (F.pad(x, (0, self.heads.width - x.shape[-1])) for x in old)
+            return k, v
+        point = rms_norm(latent, self.kv_gain, self.eps)
+        point = lift(point, k.dtype, self.latent_width, self.c, self.config.attention_bias)
+        sizes = (k, self.heads.key_dim), (v, self.heads.value_dim)
+        excess = [excess_of(sqnorm(wide(x[..., :d])), 1 / self.c).squeeze(-1).transpose(1, 2) for x, d in sizes]
+        keys, _ = cache.update(*pack(torch.cat([point, k[:, 0, :, : self.rope_dim]], -1), *excess), self.layer_idx)
+        if is_first:
+            return k, v
+        latents, shared = keys.squeeze(1).split((self.latent_width, self.rope_dim), -1)
+        up = pad_blocks(self.kv_up(latents[..., : self.rank]), self.kv_blocks)
+        still = torch.ones_like(shared[:1, :, : self.config.rotary_dim], dtype=wide(k).dtype)  # keys have turned
+        anything = up.chunk(2, -1)[0].unflatten(-1, (self.heads.num_heads, -1))  # in the place of queries
+        lifted = lift_heads(up, still, 0 * still, self.log_tau, self.heads, queries=anything, shared=shared)
+        return lifted[1].transpose(1, 2), lifted[2].transpose(1, 2)
 
-    def _normed(self, latent: Tensor, gain: Tensor) -> Tensor:
-        """RMS norm of rows whose first components are a latent, lifted: (..., width) -> (..., width)."""
-        x, rank = wide(latent), gain.shape[0]
-        scale = torch.rsqrt(sqnorm(x) / rank + self.config.rms_norm_eps)
-        gain = F.pad(gain.to(x.dtype), (0, x.shape[-1] - rank))
-        return lift_padded(x * scale * gain, rank, latent.dtype, self.c, bias=self.config.attention_bias)
-
-    def _heads(self, latent: Tensor, rotated: Tensor) -> _Heads:
-        """Keys and values from lifted latents (B, N, width) and rotated keys (B, N, 1, d_r).
-
-        Both in one expression, because a compiler then makes one kernel of it.
-        """
-        up = torch.stack(self._up_rows(latent), 2)
-        is_key = torch.arange(2, device=up.device)[:, None, None] == 0
-        rotated = F.pad(wide(rotated), (0, up.shape[-1] - self.rope_dim)).unsqueeze(-2)
-        space = torch.where(is_key, wide(up) + rotated, rounded(wide(up) * self.value_scale, up.dtype))
-        return _Heads(space, excess_of(sqnorm(space), 1 / self.c))
-
-    def _columns(self, heads: _Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention reads them, two (B, H, N, width)."""
-        return key_value_columns(heads.space, heads.excess, self.sizes, dtype)
-
-    @property
-    def _implementation(self) -> str:
-        return self.config._attn_implementation or "sdpa"
-
-    def _attend(self, q: Queries, k: Tensor, v: Tensor, mask: Any, past: int | Tensor) -> tuple[Tensor, Tensor | None]:
-        return attend(self._implementation, q, k, v, self.sizes, mask, past)
-
-    def _with_full_cache(
-        self, q: Queries, heads: _Heads, mask: Any, cache: Cache, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention with a cache of the keys and values of all heads."""
-        past, num_new = self._past(cache), q.space.shape[1]
-        k, v = self._columns(heads, dtype)
-        cached = cache.update(k[..., : self.key_width], v[..., : self.value_width], self.layer_idx)
-        if not _is_first(past, num_new):
-            k, v = cached
-        return self._attend(q, k, v, mask, past)
-
-    def _decodes(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any) -> bool:
-        """Whether kernels go from one new token per sequence and cached latents to centroids."""
-        if self.config.cache_mode == "full" or self._implementation != "sdpa":
-            return False
-        if torch.is_grad_enabled() or tables[0].dtype != torch.float32 or not tables[0].shape[-1]:
-            return False
-        if not is_bare(self.kv_up):  # an adapter's layer is more than its matrix
-            return False
-        if mask is not None and not (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1)):
-            return False
-        maps = (self.num_heads, self.sizes.value_dim, self.latent_width)
-        return decode_fits(lifted, maps, None if mask is None else mask[:, 0, 0])
-
-    def _decode(self, lifted: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache) -> Tensor:
-        """Centroids (B, H, width) of all that is cached for one new token; keys and values of heads are not made."""
-        past, up = self._past(cache), self.kv_up.matrix(lifted.dtype)
-        q, latent, rotated = self._rows(lifted)
+    def _step(
+        self, q: Tensor, latent: Tensor, shared: Tensor, tables: tuple[Tensor, Tensor], mask: Any, cache: Cache,
+        past: int | Tensor,
+    ) -> Tensor:  # fmt: skip
+        """One new token per sequence and cached latents: (B, 1, n). Keys and values of heads are never made."""
+        up, heads = self.kv_up.matrix(q.dtype), self.heads
         queries, time, keys, times = absorb_token(
-            q[:, 0], latent[:, 0, 0], rotated[:, 0, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain,
-            up, self.heads, eps=self.config.rms_norm_eps, bias=self.config.attention_bias,
+            q[:, 0], latent[:, 0], shared[:, 0], tables[0][:, 0], tables[1][:, 0], self.log_tau, self.kv_gain, up,
+            heads, eps=self.eps, bias=self.config.attention_bias,
         )  # fmt: skip
-        cached = cache.update(keys[:, None, None], times[:, None, None], self.layer_idx)
-        keys, times = (x.squeeze(1) for x in cached)
-        mask, _ = visible_keys(mask, past, 1, keys.shape[1], keys.device)
-        return latent_decode(
-            queries, time, keys, times, self._up(up)[1], None if mask is None else mask[:, 0, 0],
-            value_scale=self.value_scale, width=self.value_width, c=self.c,
+        keys, times = (x.squeeze(1) for x in cache.update(keys[:, None, None], times[:, None, None], self.layer_idx))
+        mask = visible_keys(mask, past, 1, keys.shape[1], keys.device)
+        up_value = up.chunk(2)[1].unflatten(0, (heads.num_heads, -1))[:, : heads.value_dim, : self.latent_width]
+        points = latent_decode(
+            queries, time, keys, times, up_value, None if mask is None else mask[:, 0, 0],
+            value_scale=heads.value_scale, width=self.value_width, c=self.c,
         )  # fmt: skip
-
-    def _with_latent_cache(
-        self, q: Queries, latent: Tensor, rotated: Tensor, heads: _Heads, mask: Any, cache: Cache
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention with a cache of latents: absorbed for one token, rebuilt for more."""
-        past, num_new = self._past(cache), q.space.shape[1]
-        keys = torch.cat([latent[..., : self.latent_width], rotated[:, :, 0]], -1)
-        new = LatentState(keys, *heads.excess[..., 0].unbind(2))
-        cached = cache.update(*pack(new), self.layer_idx)
-        if not _is_first(past, num_new):
-            state = unpack(*cached, self.num_heads)
-            if num_new == 1 and is_bare(self.kv_up):
-                up_key, up_value = self._up(self.kv_up.matrix(latent.dtype))
-                return attend_absorbed(q, state, up_key, up_value, self.rope_dim, self.value_scale, mask, past)
-            latents, rotated = state.keys.split((self.latent_width, self.rope_dim), -1)
-            latents = F.pad(latents, (0, latent.shape[-1] - self.latent_width))
-            heads = self._heads(latents, rotated.unsqueeze(-2))
-        return self._attend(q, *self._columns(heads, latent.dtype), mask, past)
-
-    def _up(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """The maps from lifted latents to rows of keys (H, width, r + 2) and to values (H, d_v, r + 2)."""
-        parts = matrix[:, : self.latent_width].chunk(2)
-        key, value = (part.unflatten(0, (self.num_heads, -1)) for part in parts)
-        return key, value[:, : self.sizes.value_dim]
-
-    def _past(self, cache: Cache) -> int | Tensor:
-        """How many tokens the cache holds; a tensor once a static cache is in use, which must not be read back."""
-        past: int | Tensor = cache.get_seq_length(self.layer_idx)
-        return past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
-
-    def _output(self, mean: Tensor, dtype: torch.dtype) -> Tensor:
-        """The output projection of the centroids: means (B, H, N, width) -> (B, N, n)."""
-        return centroid_linear(mean.to(dtype), self.o_proj, self.sizes.value_dim, self.c)
+        out: Tensor = self.o_proj(points[:, None, :, : heads.value_dim].flatten(-2))
+        return out
 
 
-def _is_first(past: int | Tensor, num_new: int) -> bool:
-    """Whether these are several tokens for an empty cache, so that their own keys and values are all there are."""
-    return num_new > 1 and isinstance(past, int) and past == 0
+def visible_keys(mask: Any, past: int | Tensor, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """The mask for the first ``num_keys`` keys; None where plain causal order says the same.
+
+    Without a mask query i sees the keys up to ``past + i``. Reads no value of ``past`` when it is a tensor, as in a
+    static cache, whose unused places are then masked.
+
+    Args:
+        mask: (B, 1 or H, N, >= num_keys), boolean (True: look) or added to the scores; a BlockMask; or None.
+        past: tokens in the cache before the queries came.
+    """
+    if isinstance(mask, BlockMask):
+        mask = create_mask(mask.mask_mod, mask.shape[0], mask.shape[1], num_queries, num_keys, str(device))
+    if mask is not None:
+        out: Tensor = mask[..., :num_keys]
+        return out
+    if isinstance(past, int) and past + num_queries == num_keys and (past == 0 or num_queries == 1):
+        return None
+    last = past + torch.arange(num_queries, device=device)
+    return (torch.arange(num_keys, device=device) <= last[:, None])[None, None]

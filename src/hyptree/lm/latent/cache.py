@@ -9,30 +9,17 @@ The latent's time and the one behind it could be made again from the latent. Kep
 step read the cache as it lies, and time and bias of the up-projection need no steps of their own.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hyptree.lm.ambient import aligned
-from hyptree.ops.latent_decode.reference import HALF, unpack_times
+from hyptree.ops.latent_decode.reference import HALF
 from hyptree.ops.rounding import rounded
 
 if TYPE_CHECKING:
     from hyptree.lm.config import HelmConfig
-
-
-class LatentState(NamedTuple):
-    """What is kept of N tokens, as attention reads it; unpacked, ``keys`` is a view of the cache."""
-
-    keys: Tensor  # (B, N, r + 2 + d_r) lifted latent and rotated key
-    key_excess: Tensor  # (B, N, H) time of each head's key above the origin's, float32 at least
-    value_excess: Tensor  # (B, N, H)
-
-
-def is_half(dtype: torch.dtype) -> bool:
-    """Whether a cache of this dtype keeps each time as two numbers."""
-    return dtype in HALF
 
 
 def split_high_low(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -41,18 +28,16 @@ def split_high_low(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return high.to(dtype), (x - high).to(dtype)
 
 
-def pack(state: LatentState) -> tuple[Tensor, Tensor]:
-    """The key slot and the value slot of N new tokens for ``Cache.update``, in the dtype of ``state.keys``."""
-    dtype = state.keys.dtype
-    excess = torch.cat([state.key_excess, state.value_excess], -1)  # (B, N, 2H)
-    times = split_high_low(excess, dtype) if is_half(dtype) else (excess.to(dtype),)
-    return state.keys.unsqueeze(1), torch.cat(times, -1).unsqueeze(1)
+def pack(keys: Tensor, key_excess: Tensor, value_excess: Tensor) -> tuple[Tensor, Tensor]:
+    """The key slot and the value slot of N new tokens for ``Cache.update``, in the dtype of ``keys``.
 
-
-def unpack(keys: Tensor, values: Tensor, num_heads: int) -> LatentState:
-    """What :func:`pack` was given, from the slots of all cached tokens."""
-    keys, values = keys.squeeze(1), values.squeeze(1)
-    return LatentState(keys, *unpack_times(values, num_heads))
+    Args:
+        keys: (B, N, r + 2 + d_r) lifted latents and rotated keys.
+        key_excess, value_excess: (B, N, H) times of each head's key and value above the origin's, float32 at least.
+    """
+    excess = torch.cat([key_excess, value_excess], -1)  # (B, N, 2H)
+    times = split_high_low(excess, keys.dtype) if keys.dtype in HALF else (excess.to(keys.dtype),)
+    return keys.unsqueeze(1), torch.cat(times, -1).unsqueeze(1)
 
 
 def cache_bytes_per_token(config: "HelmConfig", dtype: torch.dtype = torch.bfloat16) -> int:
@@ -65,5 +50,5 @@ def cache_bytes_per_token(config: "HelmConfig", dtype: torch.dtype = torch.bfloa
         scalars = heads * (aligned(key_dim + times) + aligned(config.v_head_dim + 1))
     else:
         latent = config.kv_lora_rank + 1 + int(config.attention_bias) + config.qk_rope_head_dim
-        scalars = latent + 2 * heads * (2 if is_half(dtype) else 1)
+        scalars = latent + 2 * heads * (2 if dtype in HALF else 1)
     return scalars * dtype.itemsize * config.num_hidden_layers

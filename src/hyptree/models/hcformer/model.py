@@ -461,7 +461,34 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, arguments: dict[str, Any], options: dict[str, Any]) -> HCFormer:
+SIZES: dict[str, dict[str, Any]] = {
+    "hcformer_pico": {  # norm, convolutions and layer scale: made for a short training from nothing
+        "img_size": 64,
+        "depths": (1, 1, 2, 1),
+        "dims": (24, 48, 96, 160),
+        "num_heads": (2, 4, 8, 8),
+        "head_dim": 8,
+        "mlp_ratios": (3, 3, 4, 4),
+        "norm": "batch",
+        "convs": "normed",
+        "layer_scale": None,
+        "folds": (4, 2, 1, 1),
+        "patch_centres": (2, 2, 2, 2),
+        "window_centres": (2, 2, 1, 0),
+    },
+    "hcformer_nano": {},
+    "hcformer_tiny": {"dims": (32, 64, 196, 320), "head_dim": 24},
+    "hcformer_small": {"dims": (64, 128, 320, 512), "head_dim": 32},
+    "hcformer_medium": {
+        "depths": (4, 4, 12, 4),
+        "dims": (64, 128, 320, 512),
+        "num_heads": (6, 6, 12, 12),
+        "head_dim": 32,
+    },
+}
+
+
+def _create(variant: str, pretrained: bool, options: dict[str, Any]) -> HCFormer:
     out_indices = options.pop("out_indices", tuple(range(NUM_STAGES)))
     if pretrained:
         raise ValueError(f"{variant}: there are no pretrained weights; train it (hyptree train) or load your own")
@@ -470,50 +497,35 @@ def _create(variant: str, pretrained: bool, arguments: dict[str, Any], options: 
         variant,
         pretrained,
         feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-        **{**arguments, **options},
+        **{**SIZES[variant], **options},
     )
 
 
 @register_model
 def hcformer_pico(pretrained: bool = False, **options: Any) -> HCFormer:
     """For 64 px pictures and two CPU cores; maps of 16, 8, 4 and 2 patches per side."""
-    arguments = {
-        "img_size": 64,
-        "depths": (1, 1, 2, 1),
-        "dims": (24, 48, 96, 160),
-        "num_heads": (2, 4, 8, 8),
-        "head_dim": 8,
-        "mlp_ratios": (3, 3, 4, 4),
-        "norm": "batch",  # this, the convolutions and no layer scale: made for a short training from nothing
-        "convs": "normed",
-        "layer_scale": None,
-        "folds": (4, 2, 1, 1),
-        "patch_centres": (2, 2, 2, 2),
-        "window_centres": (2, 2, 1, 0),
-    }
-    return _create("hcformer_pico", pretrained, arguments, options)
+    return _create("hcformer_pico", pretrained, options)
 
 
 @register_model
 def hcformer_nano(pretrained: bool = False, **options: Any) -> HCFormer:
     """5.3 million parameters."""
-    return _create("hcformer_nano", pretrained, {}, options)
+    return _create("hcformer_nano", pretrained, options)
 
 
 @register_model
 def hcformer_tiny(pretrained: bool = False, **options: Any) -> HCFormer:
     """7 million parameters."""
-    return _create("hcformer_tiny", pretrained, {"dims": (32, 64, 196, 320), "head_dim": 24}, options)
+    return _create("hcformer_tiny", pretrained, options)
 
 
 @register_model
 def hcformer_small(pretrained: bool = False, **options: Any) -> HCFormer:
     """16 million parameters."""
-    return _create("hcformer_small", pretrained, {"dims": (64, 128, 320, 512), "head_dim": 32}, options)
+    return _create("hcformer_small", pretrained, options)
 
 
 @register_model
 def hcformer_medium(pretrained: bool = False, **options: Any) -> HCFormer:
     """34 million parameters."""
-    arguments = {"depths": (4, 4, 12, 4), "dims": (64, 128, 320, 512), "num_heads": (6, 6, 12, 12), "head_dim": 32}
-    return _create("hcformer_medium", pretrained, arguments, options)
+    return _create("hcformer_medium", pretrained, options)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.ops.bare import is_bare
+from hyptree.ops.bare import is_bare, is_free
 
 Classify = Callable[[Tensor, Tensor], Tensor]
 
@@ -168,8 +168,11 @@ class TimmReader(Reader):
 
 
 def _forward_features(backbone: nn.Module, x: Tensor) -> Any:
-    """``forward_features``, inside a call of the backbone where offloaded weights come for the length of one alone."""
-    if "forward" not in backbone.__dict__:  # where accelerate stands
+    """``forward_features``, inside a call where anything stands around it: hooks, offloaded weights that come for one.
+
+    A hook then sees features in place of logits.
+    """
+    if is_free(backbone):
         return backbone.forward_features(x)  # type: ignore[operator]
     backbone.forward_head = lambda f, *args, **options: f  # type: ignore[assignment]
     try:

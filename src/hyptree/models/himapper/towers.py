@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.models.himapper.backbone import Features, Reader, grid_by_shape, grid_of_patches, kind_of, map_tokens
+from hyptree.ops.bare import is_free
 
 # What the classifier of each kind of model reads: its pooler's output, the first token, the mean of the patches, of all
 # tokens, or the first token beside the mean of the patches.
@@ -75,8 +76,23 @@ class TransformersReader(Reader):
             features.classify = lambda v, delta: v
         return features
 
+    def _called(self, backbone: nn.Module, x: Tensor) -> Any:
+        """What the tower gives, inside a call of the backbone where anything stands around that."""
+        if not self.tower:
+            return backbone(pixel_values=x)
+        tower = backbone.get_submodule(self.tower)
+        if is_free(backbone):
+            return tower(pixel_values=x)
+        given: list[Any] = []
+        handle = tower.register_forward_hook(lambda module, args, out: given.append(out))
+        try:
+            backbone(pixel_values=x)
+        finally:
+            handle.remove()
+        return given[0]
+
     def _features(self, backbone: nn.Module, x: Tensor) -> Features:
-        out = (getattr(backbone, self.tower) if self.tower else backbone)(pixel_values=x)
+        out = self._called(backbone, x)
         name, f = kind_of(backbone), getattr(out, "last_hidden_state", None)
         if not isinstance(f, Tensor):
             raise TypeError(

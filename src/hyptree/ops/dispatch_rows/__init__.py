@@ -11,15 +11,10 @@ from torch import Tensor
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.dispatch_rows import reference
 
-__all__ = ["dispatch_rows", "dispatch_rows_grad", "fits", "reference"]
+__all__ = ["dispatch_rows", "dispatch_rows_grad", "reference"]
 
 MAX_WIDTH = 16384
 """Columns of a row that a kernel holds at once."""
-
-
-def fits(rows: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    return rows_fit(backend, rows, rows.shape[-1], MAX_WIDTH)
 
 
 def dispatch_rows(
@@ -38,7 +33,7 @@ def dispatch_rows(
     Returns:
         (T k, width) copies, and the factor of each (T k,) in the same order, or None.
     """
-    if not fits(rows, backend):
+    if not rows_fit(backend, rows, rows.shape[-1], MAX_WIDTH):
         return reference.dispatch_rows(rows, inverse, copies, a, chosen, one)
     run = _dispatch_operator if needs_operator(rows) else _dispatch
     dispatched, factors = run(rows.contiguous(), inverse, copies, a, chosen, one)
@@ -59,7 +54,7 @@ def dispatch_rows_grad(
         Gradient of ``rows`` (T, width), the copies (T k, width) again, and the gradient of every factor (T k,) in the
         order of ``chosen``, or None. ``initial`` and ``to_factors`` are included.
     """
-    if not fits(rows, backend):
+    if not rows_fit(backend, rows, rows.shape[-1], MAX_WIDTH):
         return reference.dispatch_rows_grad(rows, grad, inverse, copies, factors, to_factors, one, initial)
     run = _grad_operator if needs_operator(rows) else _grad
     settings = (inverse, copies, factors, to_factors, one, initial)

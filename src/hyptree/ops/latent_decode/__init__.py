@@ -1,7 +1,7 @@
 """Attention of one token per sequence to cached latents, whose keys and values are never made, up to the centroids.
 
 ``absorb_token`` makes of a token's projections what meets the cache and what goes into it, ``latent_decode`` attends.
-Neither has a gradient. ``reference`` holds the definitions, ``triton`` the kernels.
+Who asks for gradients gets those of the definitions, which ``reference`` holds; ``triton`` has the kernels.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
 from hyptree.ops.heads.reference import Heads
 from hyptree.ops.latent_decode import reference
 
-__all__ = ["absorb_token", "fits", "latent_decode", "reference"]
+__all__ = ["absorb_token", "latent_decode", "reference"]
 
 MAX_LATENT, MAX_HEADS, MAX_VALUE = 512, 64, 256
 """Columns of a latent, heads, and columns of a value that programs hold at once."""
 
 
-def fits(rows: Tensor, maps: Sequence[int], mask: Tensor | None = None, backend: str = "auto") -> bool:
-    """Whether the kernels run on rows like these, with maps of a shape (H, D, L) and this mask."""
+def _fits(rows: Tensor, maps: Sequence[int], mask: Tensor | None, backend: str, inputs: Sequence[Tensor]) -> bool:
+    """Whether the kernels run on rows like these, with maps of a shape (H, D, L) and this mask, without gradients."""
     num_heads, dim, latent = maps
     unsupported = None
+    if backend == "auto" and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return False
     if rows.dtype not in KERNEL_DTYPES:
         unsupported = f"{rows.dtype}, the kernel takes float32, bfloat16 and float16"
     elif latent > MAX_LATENT or num_heads > MAX_HEADS or dim >= MAX_VALUE:
@@ -38,7 +40,7 @@ def absorb_token(
     queries: Tensor, latent: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, log_tau: Tensor, gain: Tensor,
     up: Tensor, heads: Heads, *, eps: float, bias: bool, backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What one token per sequence has for :func:`latent_decode`, and what the cache keeps of it; no gradient.
+    """What one token per sequence has for :func:`latent_decode`, and what the cache keeps of it.
 
     Queries turn and are multiplied by ``2/tau``; the latent is normed and lifted; the maps of keys take queries to
     latents; keys and values of heads are made, for the excess of their times alone.
@@ -55,7 +57,8 @@ def absorb_token(
         queries (B, H, L + shared_dim) and their times (B, H); keys (B, L + shared_dim) and times (B, 2H or 4H), new
         rows of what :func:`latent_decode` calls so.
     """
-    if not fits(queries, (heads.num_heads, heads.value_dim, gain.shape[0] + 1 + int(bias)), None, backend):
+    maps = (heads.num_heads, heads.value_dim, gain.shape[0] + 1 + int(bias))
+    if cos.dtype == torch.float64 or not _fits(queries, maps, None, backend, (queries, latent, shared, gain, up)):
         return reference.absorb_token(queries, latent, shared, cos, sin, log_tau, gain, up, heads, eps, bias)
     run = _absorb_operator if needs_operator(queries) else _absorb
     out: tuple[Tensor, Tensor, Tensor, Tensor] = run(
@@ -75,7 +78,7 @@ def latent_decode(
     queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, up_value: Tensor, mask: Tensor | None = None, *,
     value_scale: float = 1.0, width: int, c: float = 1.0, backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """``[s, t, 0, ...]``, for each head the centroid of the values of all cached tokens; no gradient.
+    """``[s, t, 0, ...]``, for each head the centroid of the values of all cached tokens.
 
     The weight of a token is ``softmax(q.k - t_q e)``, e the excess of the time of the head's key over the origin's; the
     value of a token is ``v = value_scale W l`` with l the first L columns of its key, and an excess of its own. Means
@@ -93,7 +96,7 @@ def latent_decode(
         (B, H, width) in the dtype of ``keys``. Where a sequence may see nothing the kernels give the origin, the
         definition the mean of all tokens.
     """
-    if not fits(keys, up_value.shape, mask, backend):
+    if not _fits(keys, up_value.shape, mask, backend, (queries, keys, times, up_value)):
         return reference.latent_decode(queries, time, keys, times, up_value, mask, value_scale, width, c)
     run = _operator if needs_operator(keys) else _forward
     keys, times, up_value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, times, up_value))

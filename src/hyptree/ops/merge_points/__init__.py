@@ -12,15 +12,10 @@ from torch import Tensor
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.merge_points import reference
 
-__all__ = ["fits", "merge_points", "merge_points_grad", "reference"]
+__all__ = ["merge_points", "merge_points_grad", "reference"]
 
 MAX_WIDTH = 16384
 """Columns of a row that a kernel holds at once."""
-
-
-def fits(routed: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    return rows_fit(backend, routed, routed.shape[-1], MAX_WIDTH)
 
 
 def merge_points(
@@ -41,7 +36,7 @@ def merge_points(
     Returns:
         (T, n) in the dtype of ``routed``.
     """
-    if not fits(routed, backend):
+    if not rows_fit(backend, routed, routed.shape[-1], MAX_WIDTH):
         return reference.merge_points(shared, routed, weight, inverse, n, c)
     run = _forward_operator if needs_operator(routed) else _forward
     return run(shared, routed.contiguous(), weight.contiguous(), inverse, n, c)
@@ -53,7 +48,7 @@ def merge_points_grad(
 ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
     """Gradients of the shared and of the routed points, zero in their padding, and of the weights, from that of the
     centroids (T, n)."""
-    if not fits(routed, backend):
+    if not rows_fit(backend, routed, routed.shape[-1], MAX_WIDTH):
         with torch.enable_grad():
             leaves = [leaf.detach().requires_grad_() for leaf in (routed, weight, shared) if leaf is not None]
             others = leaves[2] if shared is not None else None

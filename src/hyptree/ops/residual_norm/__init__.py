@@ -32,7 +32,8 @@ def norm_linear(
     Args:
         x: (..., n) points, the stream. norm_gain: (n,).
         layer: a linear map of points, ``W [t; s] + b``. A bare one may be read by its ``matrix``, and then the product
-            has the padded columns of that. None: no product but the lifted rows ``[s, t, 1, 0, ...]``.
+            has the padded columns of that. None: no product but the normed points, perhaps as lifted rows
+            ``[s, t, 1, 0, ...]``.
         residual: output (..., n) of a branch, raw weight (1,) and gain, see ``reference.residual``.
         eps: of the norm. c: curvature -c.
     """
@@ -50,9 +51,7 @@ def norm_linear(
     if residual is not None:
         x = reference.residual(x, *residual, c)
     s = reference.rms_norm(x, norm_gain, eps)
-    if layer is None:
-        return x, reference.lift(s, gemm_dtype(s), reference.padded_width(s.shape[-1]), c)
-    return x, layer(s)
+    return x, s.to(gemm_dtype(s)) if layer is None else layer(s)
 
 
 def join(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: float = 1.0) -> Tensor:

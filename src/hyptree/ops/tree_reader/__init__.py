@@ -27,7 +27,8 @@ LEAST_CHANNELS = 16
 _SHARED_OF_WEIGHTS = 13
 """Bytes of shared memory for each number of a (width, width) matrix: six of them at a time, and what goes between."""
 
-readable(nn.LayerNorm)
+for _kind in (nn.LayerNorm, nn.GELU, nn.Dropout, nn.Sequential, nn.ModuleList):
+    readable(_kind)
 
 
 def apply(
@@ -87,13 +88,15 @@ def _takes_layers(
     decompose: Any, space: Any, encode: Any, queries: Tensor, tokens: Tensor, dtype: torch.dtype, backend: str
 ) -> bool:
     """Whether kernels run in place of the layers."""
-    if torch.is_grad_enabled() or decompose.training or decompose.query_residual or exporting():
+    if torch.is_grad_enabled() or decompose.query_residual or exporting():
         return False
     sizes = dtype, queries.shape[-1], decompose.heads, decompose.shape.num_nodes
     if _unsupported(*sizes) is not None or not _fits(tokens, *sizes, backend):
         return False
-    reading, encoding, products = _layers(decompose, space, encode)
-    for layer in (decompose, space, encode, *encode.layers, *reading, *encoding, *products):
+    layers = [layer for part in (decompose, space, encode) for layer in part.modules()]
+    if any(layer.training for layer in layers):  # one that drops out by itself, for instance
+        return False
+    for layer in layers:
         if not is_bare(layer):
             report_unfused("a tree of queries", layer)
             return False

@@ -21,9 +21,9 @@ from hyptree.devices import find_device
 from hyptree.errors import UserError
 from hyptree.evaluate.hierarchy.embedding import Embedding, make_manifold
 from hyptree.evaluate.hierarchy.reconstruction import ragged
-from hyptree.files import load_tensors, save_tensors
 from hyptree.geometry import Manifold, mark_manifold
 from hyptree.optim import RiemannianAdam, RiemannianSGD
+from hyptree.steps import load_steps, save_steps
 from hyptree.train.embedding.objectives import cone_loss, distance_loss
 from hyptree.train.run.settings import EmbedSettings
 
@@ -152,8 +152,13 @@ class Embedder:
         done = ((self.epoch - s.burn_in) * self.num_steps + self.step) / ((s.epochs - s.burn_in) * self.num_steps)
         return s.lr * 0.5 * (1 + math.cos(math.pi * done))
 
-    def advance(self) -> None:
-        """One step; after the last step of an epoch ``step`` is 0 again and the sums start anew."""
+    def advance(self) -> tuple[float, int]:
+        """One step; after the last step of an epoch ``step`` is 0 again and the sums start anew.
+
+        Returns:
+            The learning rate, and how many pairs took part.
+        """
+        lr = self.lr()
         if self.step == 0:
             self.loss_sum, self.pair_count = 0.0, 0
         if self._order is None or self._order[0] != self.epoch:
@@ -172,7 +177,7 @@ class Embedder:
             index[None], grad, self.points.shape, is_coalesced=True, check_invariants=False
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr()
+            group["lr"] = lr
         self.optimizer.step()
         self.points.grad = None
         loss = float(total.detach())
@@ -186,6 +191,7 @@ class Embedder:
         self.step += 1
         if self.step == self.num_steps:
             self.epoch, self.step = self.epoch + 1, 0
+        return lr, num_pairs
 
     def _loss(
         self, rows: Tensor, nodes: Tensor, negatives: Tensor, row: Tensor, ancestor: Tensor, where: Tensor
@@ -216,30 +222,11 @@ class Embedder:
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on from here."""
-        state = self.optimizer.state.get(self.points, {})
-        tensors = {"points": self.points.detach()} | {
-            f"optimizer.{name}": value for name, value in state.items() if isinstance(value, Tensor)
-        }
-        save_tensors(path, tensors, self._state())
+        save_steps(path, {"points": self.points}, self.optimizer, self._state())
 
     def load(self, path: Path) -> None:
         """Go on from what :meth:`save` wrote; another hierarchy or other settings are refused."""
-        tensors, state = load_tensors(path)
-        mine = self._state()
-        settings = state.get("settings", {})
-        for key, value in mine["settings"].items():
-            if settings.get(key) != value:
-                raise UserError(
-                    f"cannot resume {path}: it was made with {key} = {settings.get(key)}, now it is {value}"
-                )
-        if state["digest"] != mine["digest"]:
-            raise UserError(f"cannot resume {path}: it was made from another hierarchy; use the same edges")
-        with torch.no_grad():
-            self.points.copy_(tensors["points"])
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                moved = value if name == "optimizer.step" else value.to(self.device)
-                self.optimizer.state[self.points][name.removeprefix("optimizer.")] = moved
+        state = load_steps(path, {"points": self.points}, self.optimizer, self._state(), "edges")
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         # JSON keeps Python floats to the last bit.
         self.loss_sum, self.pair_count = state["loss_sum"], state["pair_count"]

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hyptree.data.hierarchies.edges import Hierarchy
+from hyptree.devices import cpu_threads
 from hyptree.evaluate.hierarchy.embedding import CLOSURE, NAMES, POINTS, Embedding, measure
-from hyptree.files import cut_log, save_tensors, write_text
-from hyptree.signals import Stopped, stop_signals
+from hyptree.files import cut_log, open_log, save_tensors, write_text
+from hyptree.steps import CHECKPOINT, run_steps
 from hyptree.train.embedding.embedder import Batches, Embedder
+from hyptree.train.parallel.determinism import deterministic
 from hyptree.train.run.settings import EmbedSettings
 
-__all__ = [
-    "CHECKPOINT",
-    "Batches",
-    "Embedder",
-    "Progress",
-    "embed",
-    "measure_quickly",
-    "measure_run",
-    "sample_size",
-    "save_points",
-]
-
-CHECKPOINT = "checkpoint.safetensors"
-
-
-@dataclass
-class Progress:
-    """Where a run is, for those who show it."""
-
-    epoch: int
-    num_epochs: int
-    step: int
-    num_steps: int
-    loss: float
-    lr: float
-    pairs_per_second: float
+__all__ = ["CHECKPOINT", "Batches", "Embedder", "embed", "measure_quickly", "measure_run", "sample_size", "save_points"]
 
 
 def embed(
@@ -57,7 +31,7 @@ def embed(
     eval_every: int = 0,
     checkpoint_seconds: float = 60.0,
     max_seconds: float | None = None,
-    show: Callable[[Progress], None] | None = None,
+    show: Callable[..., None] | None = None,
 ) -> Embedder:
     """Embed a hierarchy and keep the run in a folder that can be resumed after any interruption.
 
@@ -69,7 +43,7 @@ def embed(
         eval_every: measure MAP each so many epochs; 0 for never.
         checkpoint_seconds: time between checkpoints.
         max_seconds: stop after this time of training, as if interrupted but without the exception.
-        show: called after every step.
+        show: called after every step as ``show(steps done, note, total=steps)``, e.g. ``ProgressBar.reach``.
     """
     embedder = Embedder(hierarchy, settings)
     if resume:
@@ -82,61 +56,28 @@ def embed(
         for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
             (out / stale).unlink(missing_ok=True)
 
-    clock, before = time.perf_counter(), embedder.seconds
-    saved_at = clock
-    pairs_done, eval_seconds = 0, 0.0
-    with (
-        stop_signals() as stopped,
-        _threads(settings),
-        (out / "metrics.jsonl").open("a") as log,
-    ):
-        while not embedder.is_done:
-            epoch, step, lr = embedder.epoch, embedder.step, embedder.lr()
-            pairs_before = embedder.pair_count if step else 0
-            with _deterministic(embedder.device):
-                embedder.advance()
-            now = time.perf_counter()
-            spent = now - clock - eval_seconds
-            embedder.seconds = before + spent
-            pairs_done += embedder.pair_count - pairs_before
-            finished_epoch = embedder.epoch > epoch
+    before, pairs_done = embedder.seconds, 0
+    # Small steps on one thread: waking others costs more than they give, and far more on a busy machine.
+    is_small = settings.batch_size * settings.negatives < 1 << 20
+    threads = settings.threads or (1 if is_small else torch.get_num_threads())
+    around = partial(deterministic, True, strict=True)
+    with cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
+        for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
+            pairs_done += num_pairs
+            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            ends_epoch = embedder.step == 0
             if show is not None:
-                show(
-                    Progress(
-                        epoch=epoch + 1,
-                        num_epochs=settings.epochs,
-                        step=step + 1,
-                        num_steps=embedder.num_steps,
-                        loss=embedder.loss_sum / embedder.pair_count,
-                        lr=lr,
-                        pairs_per_second=pairs_done / spent,
-                    )
-                )
-            if finished_epoch:
-                record = {
-                    "epoch": embedder.epoch,
-                    "loss": embedder.loss_sum / embedder.pair_count,
-                    "lr": lr,
-                    "seconds": round(embedder.seconds, 4),
-                    "pairs_per_second": round(pairs_done / spent, 1),
-                }
+                epoch = embedder.epoch + (not ends_epoch)
+                note = f"epoch {epoch}/{settings.epochs}  loss {loss:.4f}  {rate:,.0f} pairs/s"
+                done = embedder.epoch * embedder.num_steps + embedder.step
+                show(done, note, total=settings.epochs * embedder.num_steps)
+            if ends_epoch:
+                record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
-                    began = time.perf_counter()
-                    measured = measure_quickly(embedder.embedding())
-                    record |= measured
-                    eval_seconds += time.perf_counter() - began
+                    record |= measure_quickly(embedder.embedding())
                 log.write(json.dumps(record) + "\n")
                 log.flush()
-            out_of_time = max_seconds is not None and embedder.seconds >= max_seconds
-            if stopped() or out_of_time or now - saved_at >= checkpoint_seconds:
-                embedder.save(out / CHECKPOINT)
-                saved_at = time.perf_counter()
-            if stopped():
-                raise Stopped
-            if out_of_time:
-                break
-        if embedder.is_done:
-            embedder.save(out / CHECKPOINT)
     save_points(embedder, out)
     return embedder
 
@@ -167,35 +108,3 @@ def measure_run(embedder: Embedder, num_samples: int | None = None) -> dict[str,
     """The numbers that go into metrics.json."""
     scores = measure(embedder.embedding(), num_samples=sample_size(embedder.hierarchy.num_nodes, num_samples))
     return scores | {"epochs": embedder.epoch, "seconds": round(embedder.seconds, 3)}
-
-
-@contextmanager
-def _threads(settings: EmbedSettings) -> Iterator[None]:
-    """Small steps on one thread: waking others costs more than they give, and far more on a busy machine."""
-    before = torch.get_num_threads()
-    small = settings.batch_size * settings.negatives < 1 << 20
-    torch.set_num_threads(settings.threads or (1 if small else before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Sums in a fixed order: the same run gives the same bits."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    options: Any = torch.utils.deterministic
-    fill = options.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        options.fill_uninitialized_memory = fill

@@ -20,7 +20,8 @@ def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None 
 
     Every group has ``lr_scale``, its learning rate relative to the schedule's. The model's ``no_weight_decay()`` and
     ``group_matcher()`` are honoured. Points and curvatures are never decayed. A parameter may say about itself
-    ``_no_weight_decay`` (True; False decays it although it is a vector) and ``_lr_scale``.
+    ``_no_weight_decay`` (True; False decays it although it is a vector) and ``_lr_scale``, or its layer about it in
+    ``PARAMETER_MARKS``, by name, which copies and loaded parameters keep.
 
     Args:
         marks: what parameters said about themselves before the model was wrapped; by default they are asked now.
@@ -71,11 +72,15 @@ def _timm_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, An
 
 
 def parameter_marks(model: nn.Module) -> Marks:
-    """What parameters say about themselves by ``_no_weight_decay`` and ``_lr_scale``, by name.
+    """What parameters or their layers say about them (:func:`param_groups`), by name.
 
     Ask before the model is wrapped: what shards a model puts other parameters in their places.
     """
     marks: Marks = {}
+    for prefix, module in model.named_modules():
+        for name, mark in getattr(module, "PARAMETER_MARKS", {}).items():
+            if module._parameters.get(name) is not None:
+                marks[f"{prefix}.{name}".lstrip(".")] = mark
     for name, p in model.named_parameters():
         undecayed, scale = getattr(p, "_no_weight_decay", None), getattr(p, "_lr_scale", None)
         if undecayed is not None or scale is not None:

@@ -80,10 +80,11 @@ class Processes:
         self._whole = [p for p in model.parameters() if p.dim() == 0]
         options: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.size,))}
         options["ignored_params"] = set(self._whole)
+        lists = (nn.ModuleList, nn.ModuleDict)  # whose forward nobody calls
         for module in reversed(list(model.modules())):  # children before their parents
             if isinstance(module, (nn.ModuleList, nn.Sequential)):
                 for child in module:
-                    if sum(p.numel() for p in child.parameters()) >= _SHARD_FROM and not _is_container(child):
+                    if sum(p.numel() for p in child.parameters()) >= _SHARD_FROM and not isinstance(child, lists):
                         fully_shard(child, **options)
         fully_shard(model, **options)
         return model
@@ -152,19 +153,12 @@ class Processes:
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over processes."""
-        if self.size > 1:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor)
-            tensor /= self.size
-        return tensor
+        mean: Tensor = self.accelerator.reduce(tensor.to(self.device), "mean")
+        return mean
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
-        if self.size == 1:
-            return flag
-        answer = torch.tensor([float(flag)], device=self.device)
-        dist.all_reduce(answer, dist.ReduceOp.MAX)
-        return bool(answer.item())
+        return bool(self.mean(torch.tensor(float(flag))) > 0)
 
     def from_main(self, make: Callable[[], T]) -> T:
         """What ``make`` gives in the first process, in every process; its error is everybody's error."""
@@ -211,8 +205,3 @@ def _join_again(backend: str) -> None:
     """A group after one that was left: it meets under another name, since what the first one wrote is still there."""
     store, rank, size = next(dist.rendezvous("env://"))
     dist.init_process_group(backend, store=dist.PrefixStore(f"group{_num_closed}", store), rank=rank, world_size=size)
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Whether a module is only a list, whose forward nobody calls."""
-    return isinstance(module, (nn.ModuleList, nn.ModuleDict))

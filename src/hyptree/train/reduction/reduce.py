@@ -110,7 +110,7 @@ def reduce_picture(
     from hyptree.explore.draw.dendrogram import LayerTree
     from hyptree.explore.draw.reduced_pictures import Drawing, Shown
 
-    picture = fit(picture, subject.size)
+    picture = fit(picture, subject.data.size)
     x = subject.normalised(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None])
     drawings, trees, trees_of = [], [], None
     chosen = min(

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings, read_data_flag
 from hyptree.errors import UserError, as_user_error
+from hyptree.runs import RunFolder
+from hyptree.train.evaluate import load_task
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.run.settings import ReduceSettings
@@ -31,28 +33,21 @@ class ReducedModel:
 
     model: nn.Module
     name: str
-    recipe: Recipe
     task: Task
-    processes: Processes
+    device: torch.device
     batches: Batches | None = None
     """None: accuracy is left out."""
     notes: list[str] = field(default_factory=list)
 
     @property
-    def device(self) -> torch.device:
-        return self.processes.device
-
-    @property
-    def size(self) -> int:
-        return self.recipe.data.size
+    def data(self) -> DataSettings:
+        return self.task.recipe.data
 
     def accuracy(self) -> dict[str, float]:
         """top1 and top5 over the pictures, as ``hyptree eval`` measures them; empty without pictures."""
-        from hyptree.train.loop import evaluate
-
         if self.batches is None:
             return {}
-        scores = evaluate(self.task, self.model, self.batches, self.processes, self.recipe)
+        scores = self.task.score(self.model, self.batches, self.device)
         return {name: scores[name] for name in ("top1", "top5")}
 
     def timed_input(self, num: int, seed: int) -> Tensor:
@@ -66,21 +61,19 @@ class ReducedModel:
             from hyptree.data.pictures.single import fit
             from hyptree.data.world import World
 
-            world = World(split="val", size=min(max(self.size, 32), 512), seed=seed, num_images=16)
-            pictures = [fit(world[k].image.permute(1, 2, 0).numpy(), self.size) for k in range(16)]
+            world = World(split="val", size=min(max(self.data.size, 32), 512), seed=seed, num_images=16)
+            pictures = [fit(world[k].image.permute(1, 2, 0).numpy(), self.data.size) for k in range(16)]
             x = self.normalised(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
         return x.repeat(-(-num // len(x)), 1, 1, 1)[:num].to(self.device)
 
     def normalised(self, images: Tensor) -> Tensor:
         """(B, 3, S, S) uint8 as the model wants them."""
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.recipe.data.mean, self.recipe.data.std))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.data.mean, self.data.std))
         return ((images.float() / 255 - mean) / std).to(self.device)
 
     def autocast(self) -> Any:
         """The precision of ``--precision``."""
-        from hyptree.train.loop import autocast
-
-        return autocast(self.recipe, self.device)
+        return self.task.autocast(self.device)
 
     def about(self, settings: ReduceSettings) -> dict[str, Any]:
         """What all rows of a table share; numbers of another model, data or machine are not mixed with these."""
@@ -90,7 +83,7 @@ class ReducedModel:
         depth = len(find_adapter(self.model).blocks)
         data = None
         if self.batches is not None:
-            where = self.recipe.data.root or self.recipe.data.name
+            where = self.data.root or self.data.name
             data = f"{self.batches.num_samples:,} pictures of {where}, {settings.split}"
         device = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
         if self.device.type == "cuda":
@@ -99,7 +92,7 @@ class ReducedModel:
             "model": self.name,
             "weights": self.fingerprint(),
             "data": data,
-            "size": self.size,
+            "size": self.data.size,
             "layers": list(check_layers(settings.layers or default_layers(depth), depth)),
             "batch_size": settings.batch_size,
             "precision": settings.precision,
@@ -142,8 +135,8 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
     Raises:
         UserError: unknown model or data, a run of another task, classes that are not the model's.
     """
-    processes = Processes(settings.device)
-    on_gpu = processes.device.type == "cuda"
+    device = Processes(settings.device).device
+    on_gpu = device.type == "cuda"
     if settings.batch_size is None:
         settings.batch_size = 256 if on_gpu else 8
     if settings.repeats is None:
@@ -151,36 +144,28 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
     is_run = Path(settings.model).is_dir()
     if not is_run and ("/" in settings.model or "\\" in settings.model):
         raise UserError(f"{settings.model}: no such folder; give the folder of a run, or a name that timm knows")
-    subject = _from_run(settings, processes) if is_run else _from_name(settings, processes)
-    subject.model.to(processes.device).eval()
+    subject = (_from_run if is_run else _from_name)(settings, device)
+    if settings.data != "none" and (is_run or settings.data is not None):
+        _add_batches(subject, settings.split)
+    subject.model.to(device).eval()
     return subject
 
 
-def _from_run(settings: ReduceSettings, processes: Processes) -> ReducedModel:
-    from hyptree.runs import RunFolder, best_weights
-    from hyptree.train.run.state import fill_tensors
-
+def _from_run(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     if settings.pretrained or settings.weights is not None or settings.size is not None:
         raise UserError("a run brings its weights and its size: leave out --pretrained, --weights and --size")
-    run = Path(settings.model)
-    folder = RunFolder(run)
-    recipe = folder.recipe(Recipe)
+    recipe = RunFolder(settings.model).recipe(Recipe)
     if recipe.task != "classify":
-        raise UserError(f"{run} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
+        raise UserError(f"{settings.model} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
     recipe.tokens.keep = 1.0  # whatever it was trained with, here the plain model is reduced
-    recipe.model.pretrained, recipe.model.weights = False, None
-    model = build_task(recipe).build_model(folder.dataset())
-    fill_tensors(model.state_dict(), best_weights(run), str(run))
-    if settings.data is not None and settings.data != "none":
+    if settings.data not in (None, "none"):
         name, root = read_data_flag(settings.data)
         recipe.data = dataclasses.replace(recipe.data, name=name, root=root, num_classes=None)
-    subject = ReducedModel(model, recipe.model.name, _with_flags(recipe, settings), build_task(recipe), processes)
-    if settings.data != "none":
-        _add_batches(subject, settings.split)
-    return subject
+    task, model = load_task(settings.model, _with_flags(recipe, settings))
+    return ReducedModel(model, recipe.model.name, task, device)
 
 
-def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
+def _from_name(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     import timm
 
     from hyptree.data.pictures.single import default_size
@@ -190,31 +175,26 @@ def _from_name(settings: ReduceSettings, processes: Processes) -> ReducedModel:
     chosen = ModelSettings(settings.model, pretrained=settings.pretrained)
     if settings.size is not None:
         chosen.args["img_size"] = settings.size
-    data = None if settings.data in (None, "none") else read_data_flag(settings.data or "")
     seed_all(settings.seed)
     options: dict[str, Any] = {}
     about = timm.get_pretrained_cfg(settings.model) if timm.is_model(settings.model) else None
     mean, std = (getattr(about, "mean", IMAGENET_MEAN), getattr(about, "std", IMAGENET_STD))
     with as_user_error("--size"):
         look = DataSettings(size=settings.size or 224, mean=mean, std=std, crop_pct=getattr(about, "crop_pct", 1.0))
-    recipe = Recipe(data=look, model=chosen)
-    if data is not None:
-        look.name, look.root = data[0], data[1]
+    task = build_task(_with_flags(Recipe(data=look, model=chosen), settings))
+    if settings.data not in (None, "none"):
+        look.name, look.root = read_data_flag(settings.data)
         if not settings.pretrained:  # fresh weights, or those of a file: the classes are those of the data
-            options["num_classes"] = len(
-                build_task(_with_flags(recipe, settings)).build_dataset(settings.split).classes
-            )
+            options["num_classes"] = len(task.build_dataset(settings.split).classes)
     model = create_model(chosen, **options)
     look.size = settings.size or default_size(model)
+    subject = ReducedModel(model, settings.model, task, device)
     if settings.weights is not None:
         fresh = load_weights(model, settings.weights)
         if fresh:
             raise UserError(f"{settings.weights} lacks {fresh[0]} of {settings.model}; give weights of the same model")
-    subject = ReducedModel(model, settings.model, _with_flags(recipe, settings), build_task(recipe), processes)
-    if not settings.pretrained and settings.weights is None:
+    elif not settings.pretrained:
         subject.notes.append("fresh weights: speed and FLOPs count, accuracy and clusters mean nothing")
-    if data is not None:
-        _add_batches(subject, settings.split)
     return subject
 
 
@@ -234,4 +214,4 @@ def _add_batches(subject: ReducedModel, split: str) -> None:
             f"{subject.name} knows {count} classes, the data has {len(dataset.classes)}: accuracy would mean nothing; "
             "give a run that was trained on them, or --data none"
         )
-    subject.batches = Batches(subject.task.build_loader(dataset, False), len(dataset), subject.size)
+    subject.batches = Batches(subject.task.build_loader(dataset, False), len(dataset), subject.data.size)

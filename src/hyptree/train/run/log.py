@@ -9,7 +9,7 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
-from hyptree.errors import UserError
+from hyptree.files import open_log
 from hyptree.progress import ProgressBar, progress_bar
 from hyptree.runs import RunFolder
 
@@ -42,11 +42,10 @@ class Reporter:
         self._board: Any = None
         if not writes:
             return
-        log = folder.path / "log.txt"
-        if log.is_symlink():  # what is renamed into place replaces a link, what is appended to would follow it
-            raise UserError(f"{log} is a link to {log.readlink()}; remove it: a run writes inside its own folder")
-        self._log = self._stack.enter_context(log.open("a", encoding="utf-8"))
-        self._metrics = self._stack.enter_context(folder.metrics.open("a", encoding="utf-8"))
+        with contextlib.ExitStack() as opened:  # where the second is refused, the first is closed
+            self._log = opened.enter_context(open_log(folder.path / "log.txt"))
+            self._metrics = opened.enter_context(open_log(folder.metrics))
+            self._stack = opened.pop_all()
         if tensorboard and find_spec("tensorboard") is not None:
             self._board = self._stack.enter_context(_board(folder, step))
         if self.shows and sys.stdout.isatty() and find_spec("rich") is not None:

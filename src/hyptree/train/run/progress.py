@@ -12,7 +12,7 @@ class NotFinite(Exception):
 
 
 @dataclass
-class Progress:
+class RunState:
     """Where a run is; goes into the checkpoint as JSON, which keeps floats to the last bit."""
 
     step: int = 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hyptree.checks import require_at_least, require_positive, require_seed
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
@@ -58,7 +59,7 @@ class PluginSettings:
     """Learning rate of the plug-in; optim.lr by default."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_leaves", "depth", "width", "heads", "hyp_dim", "tau", "lr")
+        require_positive(self, "num_leaves", "depth", "width", "heads", "hyp_dim", "tau", "lr")
         for name in ("sibling_std", "alpha", "beta"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be 0 or a positive number, got {getattr(self, name)}")
@@ -150,9 +151,8 @@ class OptimSettings:
     """Learning rate of learned curvatures; lr by default."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        require_positive(self, "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
+        require_at_least(0, self, "weight_decay")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -175,7 +175,7 @@ class ScheduleSettings:
     """Of poly."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "epochs", "steps", "power")
+        require_positive(self, "epochs", "steps", "power")
         length = self.epochs if self.steps is None else self.steps
         if not 0 <= self.warmup <= length:
             raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
@@ -226,19 +226,17 @@ class RunSettings:
     """Steps in a row whose gradient is not finite that are left out and counted; 0 stops the run at the first one."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "accumulate", "threads", "save_steps", "log_steps")
+        require_positive(self, "accumulate", "threads", "save_steps", "log_steps")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must be between 0 and 1, got {self.ema}; null for no average")
         if self.eval_every < 0 or self.save_every < 0:
             raise ValueError("eval_every and save_every must be at least 0 epochs")
-        if self.max_skipped_steps < 0:
-            raise ValueError(f"max_skipped_steps must be at least 0, got {self.max_skipped_steps}")
+        require_at_least(0, self, "max_skipped_steps")
         if self.compile == "graphs" and self.parallel == "fsdp2":
             raise ValueError(
                 "compile graphs needs weights that stay in their place, and parallel fsdp2 moves them; use ddp"
             )
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+        require_seed(self)
 
 
 @dataclass
@@ -358,10 +356,3 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
         else:
             items[key] = list(value) if isinstance(value, tuple) else value
     return items
-
-
-def _require_positive(settings: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be a positive number, got {value}")

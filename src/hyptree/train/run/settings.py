@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from hyptree.checks import require_at_least, require_positive, require_seed
 
 
 @dataclass
@@ -56,23 +57,15 @@ class EmbedSettings:
     """Same seed, same device, same number of threads: same result."""
 
     def __post_init__(self) -> None:
-        for name in ("dim", "epochs", "batch_size", "negatives"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, "dim", "epochs", "batch_size", "negatives", "threads")
         if self.lr is None:
             self.lr = 0.3 if self.optimizer == "adam" and self.loss == "distance" else 0.1
-        for name in ("curvature", "lr", "max_step", "margin", "aperture"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive number, got {value}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        require_positive(self, "curvature", "lr", "max_step", "margin", "aperture")
         if not 0 <= self.burn_in < self.epochs:
             raise ValueError(f"burn_in must be from 0 to epochs - 1 = {self.epochs - 1}, got {self.burn_in}")
         if self.loss == "cones" and self.manifold == "euclidean":
             raise ValueError("loss cones needs a hyperbolic manifold, got euclidean; use lorentz or poincare")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be from 0 to 2^31 - 1, got {self.seed}")
+        require_seed(self)
 
 
 @dataclass(kw_only=True)
@@ -137,11 +130,6 @@ class ReduceSettings:
                 raise ValueError(f"--keep must be in (0, 1], got {keep:g}; 1 keeps all tokens")
         if any(layer < 0 for layer in self.layers) or len(set(self.layers)) != len(self.layers):
             raise ValueError(f"--layers must be different numbers from 0 on, got {' '.join(map(str, self.layers))}")
-        for name in ("size", "num_val", "batch_size", "repeats", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        if self.workers < 0:
-            raise ValueError(f"--workers must be at least 0, got {self.workers}")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"--seed must be from 0 to 2^31 - 1, got {self.seed}")
+        require_at_least(1, self, "size", "num_val", "batch_size", "repeats", "threads", flag="--")
+        require_at_least(0, self, "workers", flag="--")
+        require_seed(self, flag="--")

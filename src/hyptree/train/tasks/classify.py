@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.data.sample import Sample
 from hyptree.errors import UserError
 from hyptree.evaluate.hierarchy.mistakes import hierarchy_scores
 from hyptree.train.model import create_model, reduce_tokens, require_size
@@ -59,15 +58,6 @@ class Classify(Task):
         model = require_size(create_model(self.recipe.model, num_classes=num_classes), self.recipe.data.size)
         model = reduce_tokens(model, self.recipe.tokens)
         return plug_in(model, self.recipe.model.plugin, lr=self.recipe.optim.lr, size=self.recipe.data.size)
-
-    def transform(self, train: bool) -> Callable[..., Any]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        return transform_of(self.recipe.data, "classify", train)
-
-    def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
-        labels = [-1 if sample.label is None else sample.label for sample in samples]
-        return self.pack(torch.stack([sample.image for sample in samples]), torch.tensor(labels))
 
     def pack(self, images: Tensor, labels: Tensor) -> Batch:
         """The batch of pictures that lie in memory: (B, 3, S, S) and (B,)."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.data.sample import Sample
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known, require_one_of
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss
@@ -43,9 +43,8 @@ class ContrastSettings:
     """Lorentz: c at the start; it may be learned up to ten times larger or smaller."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("geometry", ("cosine", "lorentz")), ("levels", ("all", "drawn", "specific"))):
-            if getattr(self, name) not in choices:
-                raise UserError(f"model.head.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        require_one_of("model.head.geometry", self.geometry, ("cosine", "lorentz"))
+        require_one_of("model.head.levels", self.levels, ("all", "drawn", "specific"))
         if not 0 <= self.prompted <= 1:
             raise UserError(f"model.head.prompted is a share from 0 to 1, got {self.prompted}")
         for name in ("entail", "chain"):
@@ -57,11 +56,7 @@ class ContrastSettings:
     @classmethod
     def of(cls, settings: dict[str, Any]) -> ContrastSettings:
         """From the dictionary of a recipe."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        for key in settings:
-            if key not in names:
-                hint = suggest(key, names) or "expected one of " + ", ".join(names)
-                raise UserError(f"unknown key model.head.{key}; {hint}")
+        require_known("unknown key model.head.{}", settings, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
 
@@ -144,14 +139,6 @@ class Contrast(Task):
     def build_model(self, data: dict[str, Any]) -> WorldClip:
         settings = self.settings
         return WorldClip(build_clip(self.shape, data["vocab_size"]), settings.geometry, settings.curvature)
-
-    def transform(self, train: bool) -> Callable[..., Any]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        return transform_of(self.recipe.data, "classify", train)
-
-    def collate(self, samples: Sequence[Sample], train: bool) -> Batch:
-        return self.pack(torch.stack([s.image for s in samples]), torch.tensor([s.label for s in samples]))
 
     def pack(self, images: Tensor, labels: Tensor) -> Batch:
         """The batch of pictures that lie in memory: (B, 3, S, S) and their places in the table of captions (B,)."""

@@ -26,6 +26,7 @@ class Detect(Task):
     """Mask R-CNN where the data has masks (unless ``model.head.has_masks`` is false), else Faster R-CNN; COCO's AP."""
 
     metric = "box_ap"
+    sees = "detect"
     takes_plugin = True
 
     def __init__(self, recipe: Recipe):
@@ -63,10 +64,8 @@ class Detect(Task):
         self._has_masks = bool(wants_masks)
         return build_dense(mask_rcnn, self.recipe, len(self._classes), has_masks=self._has_masks)
 
-    def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        transform = transform_of(self.recipe.data, "detect", train)
+    def transform(self, train: bool) -> Any:
+        transform = super().transform(train)
         return transform if train else KeepBoxes(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
@@ -122,30 +121,28 @@ class KeepBoxes:
         nothing = {"boxes": None, "box_labels": None, "masks": None, "crowd": None}
         seen = self.transform(dataclasses.replace(sample, **nothing))  # type: ignore[arg-type]
         height, width = sample.image.shape[-2:]
-        truth = _instances(sample)
-        if sample.crowd is not None:
-            truth["crowd"] = sample.crowd
         extent = (seen.image.shape[-2], seen.image.shape[-1])
-        return ScoredSample(seen.image, seen.id, truth=truth, full_size=(height, width), extent=extent)
+        return ScoredSample(seen.image, seen.id, truth=instances(sample), full_size=(height, width), extent=extent)
 
 
 def make_target(sample: Sample) -> dict[str, Tensor]:
     """What torchvision's detectors learn from: boxes with area, labels, masks. Crowds are no objects to learn."""
-    target = _instances(sample)
-    boxes = target["boxes"]
+    target = instances(sample)
+    boxes, crowd = target["boxes"], target.pop("crowd", None)
     keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    if sample.crowd is not None:
-        keep &= ~sample.crowd
+    if crowd is not None:
+        keep &= ~crowd
     if "masks" in target:
         target["masks"] = target["masks"].to(torch.uint8)
     return {name: value[keep] for name, value in target.items()}
 
 
-def _instances(sample: Sample) -> dict[str, Tensor]:
+def instances(sample: Sample) -> dict[str, Tensor]:
+    """Boxes and labels of a sample, and its masks and which are crowds where it says so."""
     if sample.boxes is None or sample.box_labels is None:
         raise BadSample(sample.id, "it has no boxes (none at all would be an empty list)")
-    instances = {"boxes": sample.boxes, "labels": sample.box_labels}
-    return instances if sample.masks is None else instances | {"masks": sample.masks}
+    parts = {"boxes": sample.boxes, "labels": sample.box_labels, "masks": sample.masks, "crowd": sample.crowd}
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def _has_masks(dataset: Any) -> bool:

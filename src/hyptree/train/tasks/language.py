@@ -34,6 +34,8 @@ class Language(Task):
         require("transformers", "lm")
         self.units_per_sample = recipe.text.block_length
         self._token_bytes: Tensor | None = None
+        text = recipe.text
+        self._masks = text.packing == "documents" if text.mask_boundaries is None else text.mask_boundaries
 
     def build_dataset(self, split: str) -> Any:
         from hyptree.data.text import build_text
@@ -85,8 +87,13 @@ class Language(Task):
             pin_memory=torch.cuda.is_available() and run.device != "cpu",
         )
 
+    def count(self, batch: Batch) -> Tensor | None:
+        """Blocks have equally many targets unless the first token of each document is none."""
+        return (batch["labels"][:, 1:] != -100).sum() if self._masks else None
+
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        output = model(**batch, use_cache=False)
+        count = batch.pop("count", None)
+        output = model(**batch, num_items_in_batch=count, use_cache=False)
         aux = getattr(output, "aux_loss", None)
         return output.loss, {} if aux is None else {"aux_loss": aux.detach()}
 

@@ -82,9 +82,7 @@ class OpenVocab(Segment):
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self._check(model)
-        # Unseen classes count nowhere, and their names are not among the texts: nothing says that they are absent.
-        self._table = self._table.to(batch["semantic"].device)
-        truth = self._table[batch["semantic"].long()]
+        truth = self._truth(batch)
         if self._frozen_text is None and not self._trains_text:
             with torch.no_grad():
                 self._frozen_text = getattr(model, "module", model).text_features(self._seen)  # type: ignore[operator]
@@ -92,7 +90,17 @@ class OpenVocab(Segment):
         logits = model(batch["image"], **words)
         counts = truth != IGNORE
         right = ((logits.detach().argmax(1) == truth) & counts).sum()
-        return pixel_loss(logits, truth), {"pixel_accuracy": right / counts.sum().clamp_min(1)}
+        count = batch["count"] if "count" in batch else counts.sum()
+        return pixel_loss(logits, truth, count), {"pixel_accuracy": right / (count + (count == 0))}
+
+    def count(self, batch: Batch) -> Tensor:
+        return (self._truth(batch) != IGNORE).sum()
+
+    def _truth(self, batch: Batch) -> Tensor:
+        """Seen classes by their place. Unseen ones count nowhere: their names are not among the texts, so nothing says
+        that they are absent."""
+        self._table = self._table.to(batch["semantic"].device)
+        return self._table[batch["semantic"].long()]
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from hyptree.data.sample import Sample
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.detect import Detect
 
@@ -57,8 +57,6 @@ class OpenVocabDetect(Detect):
 
     def build_dataset(self, split: str) -> Any:
         dataset = super().build_dataset(split)
-        for name in self.novel:
-            if name not in dataset.box_classes:
-                hint = suggest(name, dataset.box_classes) or "see the names of its objects"
-                raise UserError(f"model.args.novel: data {self.recipe.data.name} has no class {name!r}; {hint}")
+        where = f"model.args.novel: data {self.recipe.data.name}"
+        require_known(f"{where} has no class {{!r}}", self.novel, dataset.box_classes, "see the names of its objects")
         return WithoutBoxes(dataset, self.novel) if split == "train" and self.novel else dataset

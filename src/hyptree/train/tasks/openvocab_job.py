@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import nn
 
 from hyptree.errors import UserError
 from hyptree.files import write_text
+from hyptree.signals import is_main_process
 from hyptree.train.evaluate import load_model
-from hyptree.train.loop import autocast, fit
+from hyptree.train.loop import fit
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks.openvocab import OpenVocab
 from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
@@ -36,7 +36,7 @@ def train_and_report(recipe: Recipe, out: Path, *, resume: bool = False, quiet: 
     if recipe.task != "openvocab":
         raise UserError(f"this is a recipe of the task {recipe.task}; expected openvocab")
     result = fit(recipe, out, resume=resume, quiet=quiet)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return {}
     model, _ = load_model(out)
     assert isinstance(model, OpenVocabSegmenter)
@@ -75,11 +75,8 @@ def _numbers(task: OpenVocab, dataset: Any, model: nn.Module) -> dict[str, float
     wanted = task.recipe.run.device
     device = torch.device(wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     loader = task.build_loader(dataset, False)
-    loader.set_epoch(0)
     try:
-        with torch.no_grad(), autocast(task.recipe, device):
-            batches = (task.to_device(batch, device) for batch in loader)
-            return task.evaluate(model.to(device).eval(), batches, lambda counts: counts)
+        return task.score(model.to(device), loader, device)
     finally:
         loader.close()
 

@@ -22,6 +22,7 @@ class Segment(Task):
     """Cross entropy over the pixels that count; mIoU, pixel accuracy and the IoU of each class."""
 
     metric = "miou"
+    sees = "segment"
     takes_plugin = True
 
     def describe(self, dataset: Any) -> dict[str, Any]:
@@ -35,10 +36,8 @@ class Segment(Task):
         self._classes = tuple(data["semantic_classes"])
         return build_dense(Segmenter, self.recipe, len(self._classes))
 
-    def transform(self, train: bool) -> Callable[[Sample], Sample]:
-        from hyptree.data.pictures.transforms import transform_of
-
-        transform = transform_of(self.recipe.data, "segment", train)
+    def transform(self, train: bool) -> Any:
+        transform = super().transform(train)
         return transform if train else KeepLabelMap(transform)
 
     def collate(self, samples: Sequence[Sample], train: bool) -> dict[str, Any]:
@@ -52,9 +51,13 @@ class Segment(Task):
             "extent": [sample.extent for sample in scored],
         }
 
+    def count(self, batch: dict[str, Any]) -> Tensor:
+        return (batch["semantic"] != IGNORE).sum()
+
     def training_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         logits, truth = model(batch["image"]).float(), batch["semantic"].long()
-        count = (truth != IGNORE).sum().clamp_min(1)  # a batch in which nothing counts has loss 0, not NaN
+        count = batch["count"] if "count" in batch else self.count(batch)
+        count = count + (count == 0)  # a batch in which nothing counts has loss 0, not NaN
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing) / count
         right = (logits.detach().argmax(1) == truth).sum()

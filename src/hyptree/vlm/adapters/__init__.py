@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
 from hyptree.vlm.adapters.kinds.full import FullConfig
@@ -32,15 +32,9 @@ def adapter_config(method: str, settings: Mapping[str, Any], where: str = "") ->
     Raises:
         UserError: an unknown method, or a setting that it does not have.
     """
-    if method not in METHODS:
-        hint = suggest(method, METHODS) or f"known: {', '.join(METHODS)}"
-        raise UserError(f"unknown adapter method {method!r}; {hint}")
+    require_known("unknown adapter method {!r}", [method], METHODS)
     cls = METHODS[method]
-    known = {field.name for field in fields(cls)}
-    for name in settings:
-        if name not in known:
-            hint = suggest(name, known) or f"it has {', '.join(sorted(known))}"
-            raise UserError(f"{where or cls.__name__} has no setting {name!r}; {hint}")
+    require_known(f"{where or cls.__name__} has no setting {{!r}}", settings, [field.name for field in fields(cls)])
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 from hyptree.vlm.adapters.structure import TARGETS, TOWERS
 
 Space = Literal["weight", "embedding"]
@@ -109,13 +109,4 @@ class AdapterConfig(ABC):
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     if not names or len(set(names)) != len(names):
         raise UserError(f"{what} must be some of {', '.join(known)}, each once, got {names!r}")
-    for name in names:
-        if name not in known:
-            hint = suggest(name, known) or "known: " + ", ".join(known)
-            raise UserError(f"unknown {what[:-1]} {name!r}; {hint}")
-
-
-def choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises unless the setting has one of its values."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    require_known(f"unknown {what[:-1]} {{!r}}", names, known)

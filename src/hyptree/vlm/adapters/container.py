@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
+from hyptree.vlm.adapters.base import CHILD
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
 from hyptree.vlm.adapters.group import AdaptedGroup, one_pass
 from hyptree.vlm.adapters.intercept import intercept, release
 from hyptree.vlm.adapters.structure import Site, attachment_points, enclosing
-
-CHILD = "hyptree_adapters"
-"""Name of the child, and so the first word of adapter keys in the model's state dict."""
 
 
 class AdapterSet(nn.Module):
@@ -73,49 +72,6 @@ class AdapterSet(nn.Module):
         return group.weight(place[1])  # type: ignore[operator]
 
 
-class WeightSource:
-    """What a layer asks for its weight: the active adapter, or else the base."""
-
-    def __init__(self, container: AdapterContainer, site: Site):
-        self.container, self.site = container, site
-
-    def read(self) -> Tensor:
-        """The weight to use now."""
-        current = self.container.current()
-        adapted = None if current is None else current.weight(self.site.name)
-        return self.site.base if adapted is None else adapted
-
-
-class EmbeddingOutput:
-    """Forward hook, or wrapper of ``encode_text``: the active adapter's view of a tower's embeddings."""
-
-    def __init__(self, container: AdapterContainer, tower: str):
-        self.container, self.tower = container, tower
-
-    def __call__(self, *args: Any) -> Any:
-        output = args[-1]  # a hook is called with (module, inputs, output)
-        current = self.container.current()
-        if current is None or self.tower not in current.embeddings:
-            return output
-        adapter = current.embeddings[self.tower]
-        if isinstance(output, tuple):
-            return (adapter(output[0]), *output[1:])
-        return adapter(output)
-
-
-class TowerPass:
-    """What runs around the ``forward`` of a module: the active adapter's weights for the layers inside."""
-
-    def __init__(self, container: AdapterContainer, name: str):
-        self.container, self.name = container, name
-
-    def running(self) -> AbstractContextManager[None]:
-        """For the duration of one call of ``forward``."""
-        current = self.container.current()
-        names = [] if current is None else [group for group, name in current.around.items() if name == self.name]
-        return one_pass([current.groups[group] for group in names])  # type: ignore[union-attr, misc]
-
-
 class AdapterContainer(nn.Module):
     """All adapters of a model; one is active, or none.
 
@@ -133,16 +89,14 @@ class AdapterContainer(nn.Module):
         self.enabled = True
         self.guard: RemovableHandle | None = None
         self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
-        self._sources: dict[str, WeightSource] = {}
-        self._outputs: dict[str, Any] = {}
+        self._sources: dict[str, Site] = {}
+        self._outputs: dict[str, RemovableHandle | None] = {}
         self._passes: set[str] = set()
         self._before_merge: list[tuple[nn.Module, str, Tensor]] = []
         self.register_load_state_dict_post_hook(_adapters_may_be_missing)
 
     def __getitem__(self, name: str) -> AdapterSet:
-        if name not in self.sets:
-            hint = suggest(name, self.sets) or f"there is {', '.join(self.sets) or 'none'}"
-            raise UserError(f"the model has no adapter {name!r}; {hint}")
+        require_known("the model has no adapter {!r}", [name], self.sets)
         adapter = self.sets[name]
         assert isinstance(adapter, AdapterSet)
         return adapter
@@ -153,21 +107,42 @@ class AdapterContainer(nn.Module):
             return None
         return self.sets[self.active]  # type: ignore[return-value]
 
+    # What stands in the place of a weight, a forward pass and an output, as partials that are copied with the model.
+    def _weight(self, site: Site) -> Tensor:
+        """The weight that a layer uses now: the active adapter's, or else the base."""
+        current = self.current()
+        adapted = None if current is None else current.weight(site.name)
+        return site.base if adapted is None else adapted
+
+    def _pass(self, around: str) -> AbstractContextManager[None]:
+        """What a module's forward pass runs in: the active adapter's weights for the layers inside."""
+        current = self.current()
+        names = [] if current is None else [group for group, name in current.around.items() if name == around]
+        return one_pass([current.groups[group] for group in names])  # type: ignore[union-attr, misc]
+
+    def _output(self, tower: str, *args: Any) -> Any:
+        """The active adapter's view of a tower's embeddings: the last of the arguments, as in a forward hook."""
+        output, current = args[-1], self.current()
+        if current is None or tower not in current.embeddings:
+            return output
+        adapter = current.embeddings[tower]
+        return (adapter(output[0]), *output[1:]) if isinstance(output, tuple) else adapter(output)
+
     def add(self, model: nn.Module, name: str, new: AdapterSet) -> None:
         """Put an adapter on the model."""
         self.sets[name] = new
         for group in new.all_groups():
             for site in group.sites:
                 if site.name not in self._sources:
-                    self._sources[site.name] = source = WeightSource(self, site)
-                    intercept(site.module, site.attribute, source)
+                    self._sources[site.name] = site
+                    intercept(site.module, site.attribute, partial(self._weight, site))
         for around in set(new.around.values()) - self._passes:
             self._passes.add(around)
-            intercept(model.get_submodule(around), "forward", TowerPass(self, around))
+            intercept(model.get_submodule(around), "forward", partial(self._pass, around))
         for embedding in new.all_embeddings():
             point = embedding.point
             if point.tower not in self._outputs:
-                output = EmbeddingOutput(self, point.tower)
+                output = partial(self._output, point.tower)
                 if point.name:
                     self._outputs[point.tower] = point.module.register_forward_hook(output)
                 else:
@@ -179,8 +154,8 @@ class AdapterContainer(nn.Module):
         del self.sets[name]
         needed = {weight for other in self.sets for weight in self[other].group_of}
         for weight in [weight for weight in self._sources if weight not in needed]:
-            source = self._sources.pop(weight)
-            release(source.site.module, source.site.attribute)
+            site = self._sources.pop(weight)
+            release(site.module, site.attribute)
         for around in self._passes - {module for other in self.sets for module in self[other].around.values()}:
             self._passes.remove(around)
             release(model.get_submodule(around), "forward")

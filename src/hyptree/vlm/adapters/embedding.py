@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack
-from hyptree.vlm.adapters.structure import device_of
+from hyptree.vlm.adapters.base import device_of
+from hyptree.vlm.adapters.structure import warn_of_towers_without
 
 
 @dataclass(eq=False)
@@ -23,6 +24,7 @@ class EmbeddingPoint:
         name: of the module whose output they are; empty for ``model.encode_text`` itself.
         module: that module.
         width: d.
+        device: where they are.
         projection: ``(module, attribute)`` of the last linear map, into which an adapter can be merged; None where the
             tower ends otherwise.
     """
@@ -31,6 +33,7 @@ class EmbeddingPoint:
     name: str
     module: nn.Module
     width: int
+    device: torch.device
     projection: tuple[nn.Module, str] | None
 
     @property
@@ -61,29 +64,35 @@ def embedding_points(model: nn.Module, towers: Sequence[str]) -> list[EmbeddingP
             f"found no place where {type(model).__name__} gives embeddings of {' or '.join(towers)}; "
             'use space="weight" for this model'
         )
+    warn_of_towers_without(model, "end", towers, [point.tower for point in points])
     return points
 
 
 def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
     projection = getattr(model, "text_projection" if tower == "text" else "visual_projection", None)
     inner = getattr(model, "text_model" if tower == "text" else "vision_model", None)
+
+    def point(name: str, module: nn.Module, width: int, projected: tuple[nn.Module, str] | None) -> EmbeddingPoint:
+        first = next(inside for inside, _ in module.named_parameters())
+        return EmbeddingPoint(tower, name, module, width, device_of(model, f"{name}.{first}".lstrip(".")), projected)
+
     if inner is not None and isinstance(projection, nn.Linear):  # CLIP of transformers
         name = "text_projection" if tower == "text" else "visual_projection"
-        yield EmbeddingPoint(tower, name, projection, projection.out_features, (projection, "weight"))
+        yield point(name, projection, projection.out_features, (projection, "weight"))
     elif inner is not None and isinstance(head := getattr(inner, "head", None), nn.Module):  # SigLIP
         linear = isinstance(head, nn.Linear)
         width = head.out_features if isinstance(head, nn.Linear) else _last_width(head)
         name = "text_model.head" if tower == "text" else "vision_model.head"
-        yield EmbeddingPoint(tower, name, head, width, (head, "weight") if linear else None)
+        yield point(name, head, width, (head, "weight") if linear else None)
     elif hasattr(model, "encode_image") and hasattr(model, "encode_text"):  # open_clip
         part = getattr(model, "visual" if tower == "image" else "text", None)
         if isinstance(part, nn.Module):
             name = "visual" if tower == "image" else "text"
             projected = _projection(part)
             width = getattr(part, "output_dim", None) or (projected and _width(projected)) or _last_width(part)
-            yield EmbeddingPoint(tower, name, part, int(width), projected)
+            yield point(name, part, int(width), projected)
         elif tower == "text" and (projected := _projection(model)):
-            yield EmbeddingPoint(tower, "", model, _width(projected), projected)
+            yield point("", model, _width(projected), projected)
 
 
 def _projection(part: Any) -> tuple[nn.Module, str] | None:
@@ -127,7 +136,7 @@ class AdaptedEmbedding(nn.Module):
             shape=(1, point.width),
             tower=point.tower,
             dtype=torch.promote_types(weight.dtype, torch.float32),
-            device=device_of(point.module, weight),
+            device=point.device,
         )
         self.adapter = config.build(self.stack)
 

@@ -25,8 +25,8 @@ _WRITERS = {"merge", "unmerge", "_restore_weights"}
 def intercept(module: nn.Module, name: str, source: Any) -> None:
     """From now on something else stands at ``module.name``.
 
-    A weight: ``source.read()`` instead. ``forward``: run within ``source.running()``. ``encode_text``: what ``source``
-    makes of the embeddings before they are normalised.
+    A weight: ``source()`` instead. ``forward``: run within ``source()``. ``encode_text``: what ``source`` makes of the
+    embeddings before they are normalised.
     """
     module.__dict__.setdefault(MARK, {})[name] = source
     module.__class__ = _class_with(_original(module), tuple(sorted(module.__dict__[MARK])))
@@ -77,7 +77,7 @@ def _getter(name: str) -> Any:
                     "handle.merge_and_unload() before it, or put the two on different layers"
                 )
         try:
-            return self.__dict__[MARK][name].read()
+            return self.__dict__[MARK][name]()
         except AttributeError as error:  # torch would look no further and silently give the base weight
             raise RuntimeError(f"the adapter of {name} failed: {error}") from error
 
@@ -102,7 +102,7 @@ def _forward(original: Any) -> Any:
         source = self.__dict__.get(MARK, {}).get("forward")  # None where a library called the method after release
         if source is None or torch.compiler.is_compiling():
             return original.forward(self, *args, **options)
-        with source.running():
+        with source():
             return original.forward(self, *args, **options)
 
     return forward

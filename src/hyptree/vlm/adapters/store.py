@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from hyptree.errors import UserError
-from hyptree.files import load_tensors, save_tensors, write_text
+from hyptree.files import load_tensors, read_json, save_tensors, write_text
 from hyptree.vlm.adapters import adapter_config
 from hyptree.vlm.adapters.adapter import AdapterConfig
 from hyptree.vlm.adapters.attachment import attach, bare_model
-from hyptree.vlm.adapters.container import CHILD
+from hyptree.vlm.adapters.base import samples, warn_of_another_base
 from hyptree.vlm.adapters.embedding import embedding_points
 from hyptree.vlm.adapters.handle import AdapterHandle
 from hyptree.vlm.adapters.structure import attachment_points
@@ -31,6 +29,8 @@ def save_adapter(handle: AdapterHandle, folder: Path | str, dtype: torch.dtype |
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shapes = adapter.adapted_shapes()
+    with handle.disable_adapter():  # a merged one is not in the base
+        base = samples(handle.model)
     about = {
         "format": "hyptree adapter",
         "version": VERSION,
@@ -41,7 +41,7 @@ def save_adapter(handle: AdapterHandle, folder: Path | str, dtype: torch.dtype |
         "fingerprint": fingerprint(shapes),
         "adapted": shapes,
         "base": getattr(handle.encoder, "name", None),
-        "base_weights": None if handle.merged else samples(handle.model),
+        "base_weights": base,
     }
     tensors = {key: value.to(dtype or value.dtype) for key, value in adapter.state_dict().items()}
     # The fingerprint lies in both files, so that two halves of different adapters are found out.
@@ -60,7 +60,8 @@ def load_adapter(model: Any, folder: Path | str, name: str | None = None) -> Ada
     tensors, state = load_tensors(Path(folder) / TENSORS)
     if state.get("fingerprint") != about["fingerprint"] or state.get("method") != about["method"]:
         raise UserError(f"{Path(folder) / TENSORS} and {ABOUT} beside it belong to different adapters; save it again")
-    _warn_of_another_base(bare_model(model), about, folder)
+    made_on = about.get("base") or "the weights it was trained on"
+    warn_of_another_base(bare_model(model), about.get("base_weights"), f"the adapter in {folder}", made_on)
     handle = attach(model, config, name or about["name"])
     shapes = {key: tuple(value.shape) for key, value in handle.state_dict().items()}
     if shapes != {key: tuple(value.shape) for key, value in tensors.items()}:
@@ -75,13 +76,7 @@ def read_about(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / ABOUT
     if not path.is_file():
         raise UserError(f"no adapter in {folder}: it has no {ABOUT}; expected a folder that handle.save() wrote")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    needed = {"name", "method", "config", "fingerprint", "adapted"}
-    if not isinstance(about, dict) or not needed <= about.keys():
-        raise UserError(f"{path} does not describe an adapter of hyptree")
+    about = read_json(path, "name", "method", "config", "fingerprint", "adapted")
     if about.get("version", 0) > VERSION:
         raise UserError(f"{path} has version {about['version']}, this hyptree reads up to {VERSION}; upgrade hyptree")
     return about
@@ -90,37 +85,6 @@ def read_about(folder: Path | str) -> dict[str, Any]:
 def fingerprint(shapes: list[tuple[str, list[int]]]) -> str:
     """sha256 over the sorted names and shapes of the adapted weights."""
     return hashlib.sha256(json.dumps([[name, list(shape)] for name, shape in sorted(shapes)]).encode()).hexdigest()
-
-
-def samples(model: nn.Module, count: int = 64) -> dict[str, list[float]] | None:
-    """Eight numbers of each of at most ``count`` weights of the base: by them one base is told from another.
-
-    Unlike a hash they can be compared between float32 and its roundings. None for a model without numbers.
-    """
-    weights = [(name, p) for name, p in model.named_parameters() if p.dim() > 1 and not name.startswith(f"{CHILD}.")]
-    if any(p.is_meta for _, p in weights):
-        return None
-    rows = {}
-    for name, p in weights[:: -(-len(weights) // count)]:
-        flat = p.detach().flatten()
-        rows[name] = flat[torch.linspace(0, len(flat) - 1, 8).long()].tolist()
-    return rows
-
-
-def _warn_of_another_base(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None:
-    expected, actual = about.get("base_weights"), samples(model)
-    if not expected or not actual:
-        return
-    then, now = (torch.tensor([rows[name] for name in expected if name in actual]) for rows in (expected, actual))
-    # Half precision keeps eight bits or more; what is nearly 0 is rounded by more.
-    is_other = (then - now).abs() > 0.01 * then.abs() + 1e-3 * then.abs().mean()
-    if is_other.float().mean() > 0.05:
-        made_on = about.get("base") or "the weights it was trained on"
-        warnings.warn(
-            f"the adapter in {folder} was made on {made_on}, and this model has other weights of the same shapes "
-            f"({is_other.float().mean():.0%} of those compared differ): what it gives is not what was trained",
-            stacklevel=3,
-        )
 
 
 def _shapes(model: Any, config: AdapterConfig) -> list[tuple[str, list[int]]]:

@@ -8,7 +8,7 @@ a fused key and value (pooling by attention). Each projection is a range of rows
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
+from hyptree.vlm.adapters.base import CHILD, device_of
 
 TARGETS = ("q", "k", "v", "out", "mlp")
 TOWERS = ("text", "image")
@@ -28,6 +29,7 @@ _QUERY_APART = (("q", "kv"), ("q_proj", "kv_proj"))
 _IMAGE_NAMES = ("visual", "vision", "image")
 _UNREAD = {"text_decoder", "multimodal_decoder", "crossattention", "cross_attn"}
 """Parts of a text tower that write captions or look at pictures, and that no embedding of a text goes through."""
+_NEITHER = "neither"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Site:
         name: of the parameter in the model.
         tower: text or image.
         layer: number of the attention layer within its tower; layers that pool come after the blocks.
+        device: where it is when its layer runs.
         slots: its parts, in the order of rows.
     """
 
@@ -59,6 +62,7 @@ class Site:
     attribute: str
     tower: str
     layer: int
+    device: torch.device
     slots: list[Slot] = field(default_factory=list)
 
     @property
@@ -69,11 +73,6 @@ class Site:
         return weight
 
     @property
-    def device(self) -> torch.device:
-        """Where the weight is when its layer runs."""
-        return device_of(self.module, self.base)
-
-    @property
     def slot_shape(self) -> tuple[int, int]:
         """(rows, columns) of each of its parts."""
         return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
@@ -82,13 +81,6 @@ class Site:
     def is_covered(self) -> bool:
         """Whether its parts are all of its rows."""
         return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
-
-
-def device_of(module: nn.Module, weight: Tensor) -> torch.device:
-    """Where a weight is when its module runs: for weights that accelerate offloads, the device of its hook."""
-    hook = module.__dict__.get("_hf_hook") if weight.is_meta else None
-    device = getattr(hook, "execution_device", None)
-    return weight.device if device is None else torch.device(device)
 
 
 def enclosing(model: nn.Module, sites: Sequence[Site]) -> str:
@@ -124,8 +116,11 @@ def attachment_points(
     }
     tower_of = _Towers(model)
     by_tower: dict[str, list[str]] = {tower: [] for tower in TOWERS}
+    in_neither: set[str] = set()
     for name in attentions:
-        by_tower[tower_of(name)].append(name)
+        by_tower.get(tower_of(name), []).append(name)
+        if tower_of(name) == _NEITHER:
+            in_neither.add(name.removeprefix(tower_of.prefix).split(".")[0])
     chosen = {tower: _chosen_layers(layers, by_tower, tower) for tower in towers}
     sites: list[Site] = []
     for tower in towers:
@@ -138,14 +133,25 @@ def attachment_points(
             f"nothing to adapt in {type(model).__name__} for targets {', '.join(targets)} in {', '.join(towers)}: "
             f"found {', '.join(where.values())}; expected in_proj_weight, q_proj/k_proj/v_proj or qkv in its attention"
         )
-    for tower in towers:
-        if not by_tower[tower] and tower in tower_of.towers.values():
-            warnings.warn(
-                f"the {tower} tower of {type(model).__name__} has no attention that can be adapted and stays as it is; "
-                f"say towers={tuple(t for t in towers if t != tower)} if that is meant",
-                stacklevel=2,
-            )
+    warn_of_towers_without(model, "attention", towers, [tower for tower in towers if by_tower[tower]])
+    notes = [f"{', '.join(sorted(in_neither))} belong to neither tower"] if in_neither else []
+    convolutions = [name for name, module in model.named_modules() if _mixes(module) and tower_of(name) == "image"]
+    if convolutions and any(site.tower == "image" for site in sites):
+        notes.append(f"{len(convolutions)} convolutions of the image tower that mix its patches take no adapter")
+    if notes:
+        warnings.warn(f"{type(model).__name__}: {', and '.join(notes)}; they stay as they are", stacklevel=2)
     return sites
+
+
+def warn_of_towers_without(model: nn.Module, what: str, towers: Sequence[str], found: Container[str]) -> None:
+    """Say so where a tower that was asked for, and that the model has, holds nothing to adapt."""
+    for tower in towers:
+        if tower not in found and tower in _Towers(model).towers.values():
+            warnings.warn(
+                f"the {tower} tower of {type(model).__name__} has no {what} that can be adapted and stays as it is; "
+                f"say towers={tuple(t for t in towers if t != tower)} if that is meant",
+                stacklevel=3,
+            )
 
 
 def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
@@ -209,9 +215,11 @@ class _Towers:
         )
         # Where nothing but the patches has an embedding, the whole model is a tower for pictures.
         everything = "image" if convolves and not reads_words and "text" not in by_name.values() else "text"
-        self.towers = {
-            name: by_name.get(name) or ("image" if name in convolves else everything) for name, _ in children
-        }
+        # Where both towers have their names, what is called otherwise (X-CLIP's mit) is a part of neither.
+        others = {name: "image" if name in convolves else everything for name, _ in children}
+        if {*TOWERS} <= {*by_name.values()}:
+            others = dict.fromkeys(others, _NEITHER)
+        self.towers = others | by_name
         self.otherwise = everything
 
     def __call__(self, name: str) -> str:
@@ -221,8 +229,13 @@ class _Towers:
 
 def _children_with_weights(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
-        if name != "hyptree_adapters" and next(child.parameters(), None) is not None:
+        if name != CHILD and next(child.parameters(), None) is not None:
             yield name, child
+
+
+def _mixes(module: nn.Module) -> bool:
+    """Whether it is a convolution whose windows overlap, unlike those that cut a picture into patches."""
+    return isinstance(module, nn.Conv2d) and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
 
 
 def _tower_by_name(name: str) -> str | None:
@@ -258,7 +271,7 @@ def _sites(
             full = _join(block, path)
             if _UNREAD.intersection(full.split(".")):
                 continue
-            if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith("hyptree_adapters"):
+            if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith(CHILD):
                 parts_of[full, "weight"] = ["mlp"]
     for (path, attribute), parts in parts_of.items():
         module = model.get_submodule(path)
@@ -272,7 +285,8 @@ def _sites(
                     f"{_join(path, attribute)} is a {type(weight).__name__} of {weight.dtype}: adapters need plain "
                     "floating-point weights; attach before quantising or sharding"
                 )
-            yield Site(_join(path, attribute), module, attribute, tower, layer, slots)
+            full = _join(path, attribute)
+            yield Site(full, module, attribute, tower, layer, device_of(model, full), slots)
 
 
 def _output(model: nn.Module, name: str, attentions: dict[str, Any]) -> str | None:

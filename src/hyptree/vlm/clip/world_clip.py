@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.data.text import unpack_tokenizer
-from hyptree.errors import UserError, require, suggest
+from hyptree.errors import UserError, require, require_known
 from hyptree.geometry import Lorentz
 from hyptree.runs import BEST, RunFolder, best_weights
 from hyptree.vlm.clip.world_text import CONTEXT, SPECIAL
@@ -75,9 +75,7 @@ def preset(name: str, **options: Any) -> WorldClipConfig:
     Raises:
         UserError: no such name or option, or values that do not fit together.
     """
-    if name not in PRESETS:
-        hint = suggest(name, PRESETS) or "expected one of " + ", ".join(PRESETS)
-        raise UserError(f"unknown model {name!r} of the task contrast; {hint}")
+    require_known("unknown model {!r} of the task contrast", [name], PRESETS)
     try:
         return replace(PRESETS[name], **options)
     except TypeError as error:

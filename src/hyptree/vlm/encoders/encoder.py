@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.container import CHILD, adapter_tower
+from hyptree.vlm.adapters.base import CHILD, device_of
+from hyptree.vlm.adapters.container import adapter_tower
 from hyptree.vlm.encoders.pixels import PixelFormat
 from hyptree.vlm.encoders.spec import KINDS, check_spec
 
@@ -54,8 +55,8 @@ class Encoder(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; move them with ``encoder.model.to(...)``."""
-        return next(self.model.parameters()).device
+        """Where the weights are when they are used; move them with ``encoder.model.to(...)``."""
+        return device_of(self.model, next(name for name, _ in self.model.named_parameters()))
 
     @property
     @abstractmethod

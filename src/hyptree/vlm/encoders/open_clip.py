@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, require, suggest
+from hyptree.errors import UserError, require, require_known, suggest
 from hyptree.files import check_weights, save_tensors
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
+from hyptree.vlm.encoders.patch_features import in_memory
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 
 
@@ -67,7 +68,7 @@ class OpenClipEncoder(Encoder):
         output = visual.forward_intermediates(
             pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NLC"
         )
-        return output["image_intermediates"][0] @ projection
+        return output["image_intermediates"][0] @ in_memory(projection)
 
     def _dense_timm(self, visual: Any, pixels: Tensor) -> Tensor:
         trunk = visual.trunk
@@ -97,9 +98,8 @@ def load(rest: str, *, random_init: bool, seed: int) -> OpenClipEncoder:
     spec = f"open_clip:{rest}"
     with readable_imports():
         open_clip = require("open_clip", "vlm")
-    if name not in open_clip.list_models():
-        hint = suggest(name, open_clip.list_models()) or "open_clip.list_models() has them all"
-        raise UserError(f"open_clip has no model {name!r}; {hint}")
+    known = open_clip.list_models()
+    require_known("open_clip has no model {!r}", [name], known, "open_clip.list_models() has them all")
     if random_init and pretrained:
         raise UserError(f"{spec} names trained weights; leave {pretrained!r} out to have random ones")
     if not pretrained and not random_init:

@@ -150,14 +150,14 @@ class OpenClipTower(DenseTower):
         if tuple(self.tower.grid_size) == grid:
             self.tower(pixels)
             return
-        resized = resize_positions(positions, tuple(self.tower.grid_size), grid)
+        resized = resize_positions(in_memory(positions), tuple(self.tower.grid_size), grid)
         torch.func.functional_call(self.tower, {"positional_embedding": resized}, (pixels,))
 
     def _finish(self, x: Tensor) -> Tensor:
         block: Any = self._layers()[-1]
         attn = block.attn
         width = x.shape[-1]
-        weight, bias = attn.in_proj_weight[2 * width :], attn.in_proj_bias
+        weight, bias = in_memory(attn.in_proj_weight)[2 * width :], attn.in_proj_bias
         value = F.linear(block.ln_1(x), weight, None if bias is None else bias[2 * width :])
         y = x[:, :1] + block.ls_1(attn.out_proj(value[:, 1:]))
         y = y + block.ls_2(block.mlp(block.ln_2(y)))
@@ -165,8 +165,7 @@ class OpenClipTower(DenseTower):
         return normed
 
     def _project(self, x: Tensor) -> Tensor:
-        projected: Tensor = x @ self.tower.proj
-        return projected
+        return x @ in_memory(self.tower.proj)
 
 
 class TransformersTower(DenseTower):
@@ -238,6 +237,16 @@ def dense_tower(model: Any, blocks: Sequence[int] | None = None) -> DenseTower:
         f"{type(bare).__name__} has no image tower whose patches can be read; take a ViT of open_clip, or CLIPModel or "
         "SiglipModel of transformers"
     )
+
+
+def in_memory(weight: Tensor) -> Tensor:
+    """A weight that is read where its module does not run; an offloaded one would give any numbers without a word."""
+    if weight.is_meta:
+        raise UserError(
+            "patches cannot be read from an offloaded tower of open_clip; bring model.visual into memory, or take the "
+            "model from transformers"
+        )
+    return weight
 
 
 def resize_positions(positions: Tensor, old: tuple[int, ...], new: tuple[int, int]) -> Tensor:

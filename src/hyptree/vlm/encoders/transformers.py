@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, require
-from hyptree.files import check_weights, sign_weights, write_text
+from hyptree.files import check_weights, read_json, sign_weights, write_text
 from hyptree.progress import quiet_transformers
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
@@ -252,13 +252,7 @@ def _settings(source: str, name: str) -> dict[str, Any]:
 
         cached = try_to_load_from_cache(source, name)
         path = Path(cached) if isinstance(cached, str) else path
-    if not path.is_file():
-        return {}
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    return settings
+    return read_json(path) if path.is_file() else {}
 
 
 def _save(model: Any, tokenizer: Any, folder: Path | str) -> Path:

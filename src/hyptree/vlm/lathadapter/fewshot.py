@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hyptree.data.pictures.decoding import name_some
+from hyptree.data.npz import name_some
 from hyptree.data.seeding import mix_bits
 from hyptree.errors import UserError
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead

@@ -14,7 +14,7 @@ from hyptree.data import DataSettings, build_dataset
 from hyptree.data.sample import PictureDataset
 from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.files import full_disk_is_one_line, read_json, write_text
 from hyptree.progress import progress_bar
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import SHIFTS, PixelSet, encoder_fingerprint, labels_of, picture_features
@@ -46,6 +46,7 @@ class FewShotSetup:
         train, test: pictures to draw shots from, and to be right about.
         others: name to pictures and to the classes (places in theirs) they are tested on.
         names: of the classes.
+        fingerprint: of the encoder.
         texts: features of texts, by the encoder, which stays as it is for the whole job.
     """
 
@@ -54,6 +55,7 @@ class FewShotSetup:
     test: Pictures
     others: dict[str, tuple[Pictures, list[int]]]
     names: tuple[str, ...]
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.texts = TextTable(self.encoder.encode_text)
@@ -62,10 +64,14 @@ class FewShotSetup:
 def run_fewshot(job: FewShotJob) -> dict[str, Any]:
     """Everything that ``hyptree vlm train-fewshot`` does but printing; gives what is in ``results.json``."""
     path = job.out / "results.json"
-    kept = _kept_rows(job)
+    kept, of_encoder = _kept_rows(job)
     with full_disk_is_one_line(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
         setup = prepare(job)
+        if of_encoder not in (None, setup.fingerprint):
+            raise UserError(
+                f"{job.out} holds results of other weights of {job.model}; give another --out or --overwrite"
+            )
         wanted = [
             (variant, parts, shots, job.seed + number)
             for variant, parts in job.variants().items()
@@ -75,6 +81,7 @@ def run_fewshot(job: FewShotJob) -> dict[str, Any]:
         keys = {(variant, shots, seed) for variant, _, shots, seed in wanted}
         earlier = [row for key, row in kept.items() if key not in keys]  # not asked for now, but never lost
         report: dict[str, Any] = {"settings": _plain(asdict(job)), "classes": len(setup.names)}
+        report["encoder"] = setup.fingerprint
         rows: list[dict[str, Any]] = []
         with progress_bar("few-shot runs", len(wanted), quiet=job.quiet) as shown:
             for variant, parts, shots, seed in wanted:
@@ -109,10 +116,10 @@ def prepare(job: FewShotJob) -> FewShotSetup:
     tests = {
         name: (_pictures(job, encoder, data, "val", shift), classes) for name, (data, shift, classes) in others.items()
     }
-    setup = FewShotSetup(encoder, train_set, test_set, tests, names)
+    key = encoder_fingerprint(encoder)
+    setup = FewShotSetup(encoder, train_set, test_set, tests, names, key)
     used = [names, *(class_names(pictures.classes) for pictures, _ in tests.values())]
     sentences = [job.template.format(name) for classes in used for name in classes]
-    key = encoder_fingerprint(encoder)
     setup.texts.fill_from(job.cache / f"{key}-texts.safetensors", [*sentences, *class_names(job.attribute_words)], key)
     return setup
 
@@ -208,7 +215,8 @@ def run_one(
         heads = job.out / "heads"
         heads.mkdir(parents=True, exist_ok=True)
         about = {"classes": names, "variant": variant, "shots": shots, "seed": seed, "model": job.model}
-        save_head(head, heads / f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors", host.state_dict(), about)
+        name = f"{variant.replace(' ', '-')}-{shots}-{seed}.safetensors"
+        save_head(head, heads / name, host.state_dict(), about, setup.encoder)
     trained = time.perf_counter() - started
     score = evaluate(head, host, setup.test, base, names)
     row: dict[str, Any] = {
@@ -284,22 +292,22 @@ def _format(name: str, value: dict[str, Any]) -> str:
     return f"{value['mean'] * factor:.{digits}f}{spread}"
 
 
-def _kept_rows(job: FewShotJob) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Rows of an earlier run in the folder, by variant, shots and seed."""
+def _kept_rows(job: FewShotJob) -> tuple[dict[tuple[str, int, int], dict[str, Any]], str | None]:
+    """Rows of an earlier run in the folder, by variant, shots and seed, and the fingerprint of its encoder."""
     path = job.out / "results.json"
     if not path.exists() or job.overwrite:
-        return {}
+        return {}, None
     if not job.resume:
         raise UserError(f"{job.out} holds results already; go on with --resume, or replace them with --overwrite")
-    with as_user_error(str(path)):
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path, "settings", "rows")
     for name, value in _plain(asdict(job)).items():
         if name not in _NOT_OF_THE_RESULT and earlier["settings"].get(name) != value:
             raise UserError(
                 f"{job.out} holds results with {name} {earlier['settings'].get(name)}, now {value}; "
                 "give another --out, or --overwrite"
             )
-    return {(row["variant"], row["shots"], row["seed"]): row for row in earlier["rows"]}
+    rows = {(row["variant"], row["shots"], row["seed"]): row for row in earlier["rows"]}
+    return rows, earlier.get("encoder")
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.errors import require_one_of
 from hyptree.geometry import poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
 from hyptree.vlm.lathadapter.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
-from hyptree.vlm.lathadapter.refine import Affinity, refine, require_choice
+from hyptree.vlm.lathadapter.refine import Affinity, refine
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree
@@ -110,9 +111,9 @@ class LatentHierarchyHead(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        require_choice("affinity", affinity, Affinity)
-        require_choice("lca_sampling", lca_sampling, Sampling)
-        require_choice("lift", lift, Lift)
+        require_one_of("affinity", affinity, get_args(Affinity))
+        require_one_of("lca_sampling", lca_sampling, get_args(Sampling))
+        require_one_of("lift", lift, get_args(Lift))
         if d < 1 or num_attributes < 0:
             raise ValueError(f"expected d >= 1 and num_attributes >= 0, got {d} and {num_attributes}")
         if k < 1 or max_triplets < 1 or queue_size < 0:

@@ -87,7 +87,7 @@ class PromptHost(Host):
         begin = torch.randn(num_context, self._embedding.embedding_dim, generator=torch.Generator().manual_seed(seed))
         begin *= _STD
         with torch.no_grad():
-            known = self._embedding.weight[words[:num_context]].float().cpu()
+            known = self._embedding(words[:num_context]).float().cpu()  # called: the weight may be offloaded
         begin[: len(known)] = known
         self.context = nn.Parameter(begin.to(encoder.device))
 

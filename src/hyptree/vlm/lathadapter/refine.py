@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 
 Affinity = Literal["relu", "softmax"]
 
@@ -32,7 +32,7 @@ def refine(text: Tensor, attributes: Tensor, beta: float = 0.1, affinity: Affini
     Returns:
         (C, D).
     """
-    require_choice("affinity", affinity, Affinity)
+    require_one_of("affinity", affinity, get_args(Affinity))
     if beta == 0:
         return text
     count = len(text)
@@ -46,11 +46,3 @@ def refine(text: Tensor, attributes: Tensor, beta: float = 0.1, affinity: Affini
     has_neighbours = degree > 0
     root = torch.where(has_neighbours, torch.where(has_neighbours, degree, 1).rsqrt(), 0)  # (C + N,)
     return text + beta * (root[:count, None] * (weight[:count] @ (root[:, None] * rows)))
-
-
-def require_choice(name: str, value: str, kind: object) -> None:
-    """``ValueError`` unless ``value`` is one of the words of a ``Literal``."""
-    choices = get_args(kind)
-    if value not in choices:
-        hint = suggest(str(value), choices)
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}" + (f"; {hint}" if hint else ""))

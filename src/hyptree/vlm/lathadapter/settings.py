@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from hyptree.checks import require_at_least, require_positive, require_seed
 
 HostName = Literal["frozen", "prompt", "joint"]
 
@@ -65,12 +66,8 @@ class FewShotSettings:
         self.batch_size = self.batch_size if self.batch_size is not None else (32 if frozen else 4)
         self.lr = self.lr if self.lr is not None else (0.01 if frozen else 0.0035)
         self.attribute_lr = self.attribute_lr if self.attribute_lr is not None else self.lr
-        for name in ("epochs", "batch_size", "k", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("curvature", "lr", "attribute_lr"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"--{name.replace('_', '-')} must be a positive number, got {getattr(self, name)}")
+        require_at_least(1, self, "epochs", "batch_size", "k", "depth", flag="--")
+        require_positive(self, "curvature", "lr", "attribute_lr", flag="--")
         if self.num_attributes is not None and self.num_attributes < 0:
             raise ValueError(f"--num-attributes must be 0 or more, got {self.num_attributes}")
         words = len(self.attribute_words)
@@ -129,10 +126,8 @@ class FewShotJob(FewShotSettings):
         super().__post_init__()
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
             raise ValueError(f"--shots must be different numbers from 1 on, got {' '.join(map(str, self.shots))}")
-        if self.seeds < 1:
-            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"--seed must be from 0 to 2^31 - 1, got {self.seed}")
+        require_at_least(1, self, "seeds", flag="--")
+        require_seed(self, flag="--")
 
     def variants(self) -> dict[str, tuple[str, ...]]:
         """Rows of the table: their names and the parts that are on."""

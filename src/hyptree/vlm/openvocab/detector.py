@@ -101,7 +101,7 @@ class OpenVocabDetector(nn.Module):
 
         from hyptree.data.pictures.single import resize_detections
 
-        device = next(self.clip.parameters()).device
+        device = self.encoder.device
         inputs = [self.transform(Sample(picture, "")).image.to(device) for picture in pictures]
         with _shows_more(self.detector, self.min_score):
             answers = self.detector(inputs)

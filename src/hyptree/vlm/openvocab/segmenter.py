@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.errors import UserError, as_user_error, require_known
 from hyptree.vlm.adapters import adapter_config
 from hyptree.vlm.adapters.attachment import attach
 from hyptree.vlm.encoders.patch_features import dense_tower
@@ -162,10 +162,7 @@ def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
         for name, parameter in inspect.signature(CostVolumeHead).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "num_prompts"  # one sentence per class here
     ]
-    for name in head:
-        if name not in names:
-            hint = suggest(name, names) or f"expected one of {', '.join(names)}"
-            raise UserError(f"unknown key model.head.{name}; {hint}")
+    require_known("unknown key model.head.{}", head, names)
     return dict(head)
 
 

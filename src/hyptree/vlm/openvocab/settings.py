@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 
 Method = Literal["frozen", "scale", "lora", "diagonal", "orthogonal", "full"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -76,10 +76,8 @@ class OpenVocabSettings:
         """
         _check_classes(classes)
         for where, names in (("unseen", self.unseen), ("rename", self.rename)):
-            for name in names:
-                if name not in classes:
-                    hint = suggest(name, classes) or "the data has " + ", ".join(list(classes)[:12])
-                    raise UserError(f"model.args.{where}: there is no class {name!r}; {hint}")
+            some = "the data has " + ", ".join(list(classes)[:12])
+            require_known(f"model.args.{where}: there is no class {{!r}}", names, classes, some)
         seen = tuple(name for name in classes if name not in self.unseen)
         if not seen:
             raise UserError("model.args.unseen names all classes; at least one must be left to learn from")

@@ -6,7 +6,6 @@ the two most general levels, where length says little; every angle beside the pl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from hyptree.data.hierarchies.hierarcaps import (
     without_images_of,
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
-from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.errors import UserError, as_user_error, require_one_of
+from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
 from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
@@ -90,7 +90,7 @@ def hierarchy_report(
     for name in suite:
         if say is not None:
             say(f"measuring {name}")
-        report["suites"][name] = _without_nan(_MEASURES[name](texts, encoder, data, images, limit))
+        report["suites"][name] = without_nan(_MEASURES[name](texts, encoder, data, images, limit))
     return report
 
 
@@ -109,9 +109,7 @@ def check_request(
     """
     suite = [suite] if isinstance(suite, str) else list(suite)
     for name in suite:
-        if name not in SUITES:
-            hint = suggest(name, SUITES)
-            raise UserError(f"suite must be some of {', '.join(SUITES)}, got {name!r}; {hint}".rstrip("; "))
+        require_one_of("suite", name, SUITES)
     if limit is not None and limit < 1:
         raise UserError(f"limit must be 1 or more, got {limit}; leave it out to measure everything")
     if curvature is not None and not curvature > 0:
@@ -133,15 +131,6 @@ def check_request(
     if "cifar10" in suite:
         _cifar10_pictures(data)
     return suite
-
-
-def _without_nan(part: Any) -> Any:
-    """The same with None for NaN, which JSON does not know."""
-    if isinstance(part, dict):
-        return {name: _without_nan(value) for name, value in part.items()}
-    if isinstance(part, list):
-        return [_without_nan(value) for value in part]
-    return None if isinstance(part, float) and math.isnan(part) else part
 
 
 # ------------------------------------------------------------------------------------------------------------- suites

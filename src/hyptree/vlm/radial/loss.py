@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry import lorentz, sphere
 from hyptree.geometry.core.numerics import dot, safe_norm, unit, wide
 
@@ -136,9 +136,7 @@ def _result_dtype(x: Tensor) -> torch.dtype:
 
 
 def _check(geometry: str, root: Tensor | None) -> None:
-    if geometry not in GEOMETRIES:
-        hint = suggest(geometry, GEOMETRIES)
-        raise ValueError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}; {hint}".rstrip("; "))
+    require_one_of("geometry", geometry, GEOMETRIES)
     if root is None and geometry != "lorentz":
         raise ValueError(f"geometry {geometry!r} needs the root, the embedding of the empty text")
 
@@ -203,8 +201,7 @@ class RadialLoss(nn.Module):
         super().__init__()
         if len(weights) != 3 or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
             raise ValueError(f"weights must be three numbers from 0 on (entail, hard, keep), got {tuple(weights)}")
-        if geometry not in GEOMETRIES:
-            _check(geometry, None)
+        require_one_of("geometry", geometry, GEOMETRIES)
         self.weights, self.geometry, self.hard, self.c = tuple(map(float, weights)), geometry, hard, c
 
     def forward(

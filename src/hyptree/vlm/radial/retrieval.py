@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry.core.numerics import wide
 from hyptree.vlm.clip.contrast import similarity
 
@@ -41,9 +41,7 @@ class RetrievalScores:
 
 def radii(texts: Tensor, root: Tensor, radius: str = "chord") -> Tensor:
     """(m,) float64 distance of normalised texts (m, d) from the root, ``|e - r|`` or ``1 - cos``."""
-    if radius not in RADII:
-        hint = suggest(radius, RADII)
-        raise ValueError(f"radius must be one of {', '.join(RADII)}, got {radius!r}; {hint}".rstrip("; "))
+    require_one_of("radius", radius, RADII)
     difference = F.normalize(wide(texts), dim=-1) - F.normalize(wide(root), dim=-1)
     chord = difference.norm(dim=-1)
     return chord if radius == "chord" else chord.square() / 2

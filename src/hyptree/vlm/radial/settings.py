@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_one_of
 
 OBJECTIVES = ("radial", "cones")
 
@@ -55,8 +55,6 @@ class RadialSettings:
             raise UserError(
                 f"batch_size, epochs and steps must be 1 or more, got {self.batch_size}, {self.epochs}, {self.steps}"
             )
-        if self.objective not in OBJECTIVES:
-            hint = suggest(self.objective, OBJECTIVES)
-            raise UserError(f"objective must be {' or '.join(OBJECTIVES)}, got {self.objective!r}; {hint}".rstrip("; "))
+        require_one_of("objective", self.objective, OBJECTIVES)
         if not self.curvature > 0:
             raise UserError(f"curvature must be positive (it means -c), got {self.curvature}")

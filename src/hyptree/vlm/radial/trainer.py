@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, save_tensors
+from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, open_log, save_tensors
 from hyptree.geometry import lorentz
-from hyptree.signals import Stopped, stop_signals
+from hyptree.steps import CHECKPOINT, load_steps, run_steps, save_steps
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, RadialTerms
 from hyptree.vlm.radial.settings import TOWER_LR, RadialSettings
@@ -38,22 +38,7 @@ if TYPE_CHECKING:
 Encode = Callable[[list[str]], Tensor]
 """(n, d) embeddings of n texts, with gradients."""
 
-CHECKPOINT, FIRST, METRICS, TRAINED = (
-    "checkpoint.safetensors",
-    "first.safetensors",
-    "metrics.jsonl",
-    "trained.safetensors",
-)
-
-
-@dataclass
-class Progress:
-    """Where a run is, for those who show it."""
-
-    step: int
-    num_steps: int
-    terms: dict[str, float]
-    texts_per_second: float
+FIRST, METRICS, TRAINED = "first.safetensors", "metrics.jsonl", "trained.safetensors"
 
 
 def trainable_text(encoder: Encoder) -> dict[str, nn.Parameter]:
@@ -104,6 +89,8 @@ class RadialTrainer:
         self.num_steps = s.steps if s.steps is not None else s.epochs * self.steps_per_epoch
         self.step, self.seconds = 0, 0.0
         self._first: TextTable | None = None
+        self.base: list[float] | None = None
+        """The root's embedding before the first step, by which one encoder is told from another."""
         self._order: tuple[int, np.ndarray] | None = None
 
     # --------------------------------------------------------------------------------------------------------- batches
@@ -132,7 +119,7 @@ class RadialTrainer:
             path: file in which they are kept, and from which they are taken if it is of the same texts and encoder.
             show: told how many more are embedded.
         """
-        table, texts = TextTable(self.encode, block), self.texts()
+        table, texts = TextTable(self.encode, block), ["", *self.texts()]
         if path is None:
             table.fill(texts, show)
         else:
@@ -142,7 +129,7 @@ class RadialTrainer:
                     name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
                 )
             table.fill_from(path, texts, weights.hexdigest(), show)
-        self._first = table
+        self._first, self.base = table, table.rows([""])[0].tolist()
 
     @property
     def first(self) -> Tensor | None:
@@ -191,32 +178,14 @@ class RadialTrainer:
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on from here."""
-        tensors: dict[str, Tensor] = {f"parameter.{name}": value for name, value in self.parameters.items()}
-        for name, value in self.parameters.items():
-            state = self.optimizer.state.get(value, {})
-            tensors |= {f"optimizer.{key}.{name}": part for key, part in state.items() if isinstance(part, Tensor)}
-        save_tensors(path, tensors, self._state())
+        save_steps(path, self.parameters, self.optimizer, self._state())
 
     def load(self, path: Path) -> None:
-        """Go on from what :meth:`save` wrote; other chains or settings are refused."""
-        tensors, state = load_tensors(path)
-        mine = self._state()
-        for key, value in mine["settings"].items():
-            saved = state.get("settings", {}).get(key)
-            if saved != value:
-                raise UserError(f"cannot resume {path}: it was made with {key} = {saved}, now it is {value}")
-        if state.get("digest") != mine["digest"]:
-            raise UserError(f"cannot resume {path}: it was made from other chains; use the same data")
-        for name, value in self.parameters.items():
-            if f"parameter.{name}" not in tensors or tensors[f"parameter.{name}"].shape != value.shape:
-                raise UserError(f"cannot resume {path}: it has no {name} of this shape; it was made with another model")
-        with torch.no_grad():
-            for name, value in self.parameters.items():
-                value.copy_(tensors[f"parameter.{name}"])
-                for key in ("step", "exp_avg", "exp_avg_sq"):
-                    part = tensors.get(f"optimizer.{key}.{name}")
-                    if part is not None:
-                        self.optimizer.state[value][key] = part if key == "step" else part.to(value.device)
+        """Go on from what :meth:`save` wrote; other chains, settings or encoders are refused."""
+        before = load_tensors(path)[1].get("base")
+        if _differ(before, self.base):
+            raise UserError(f"cannot resume {path}: it was made from an encoder of other weights; use the same model")
+        state = load_steps(path, self.parameters, self.optimizer, self._state(), "chains")
         self.step, self.seconds = state["step"], state["seconds"]
 
     def _state(self) -> dict[str, Any]:
@@ -224,7 +193,7 @@ class RadialTrainer:
         digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
         # More steps or epochs may be asked for later; everything else makes another run.
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("steps", "epochs")}
-        return {"step": self.step, "seconds": self.seconds, "settings": settings, "digest": digest}
+        return {"step": self.step, "seconds": self.seconds, "settings": settings, "digest": digest, "base": self.base}
 
 
 def train(
@@ -234,7 +203,7 @@ def train(
     resume: bool = False,
     checkpoint_seconds: float = 60.0,
     log_every: int = 10,
-    show: Callable[[Progress], None] | None = None,
+    show: Callable[[int, str], None] | None = None,
 ) -> dict[str, float]:
     """Train to the end and keep the run in a folder; gives the mean terms of the last lines of metrics.
 
@@ -245,7 +214,7 @@ def train(
         resume: go on from the checkpoint in ``out``. The encoder must be as it was before training: the first
             embeddings may have to be made again.
         log_every: steps per line of metrics.
-        show: called after every step.
+        show: called after every step as ``show(steps done, note)``, e.g. ``ProgressBar.reach``.
     """
     with full_disk_is_one_line(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -256,55 +225,50 @@ def train(
         else:
             for stale in (CHECKPOINT, METRICS, TRAINED):
                 (out / stale).unlink(missing_ok=True)
-        return _loop(trainer, out, checkpoint_seconds, log_every, show)
-
-
-def _loop(
-    trainer: RadialTrainer,
-    out: Path,
-    checkpoint_seconds: float,
-    log_every: int,
-    show: Callable[[Progress], None] | None,
-) -> dict[str, float]:
-    clock, before, began = time.perf_counter(), trainer.seconds, trainer.step
-    saved_at = clock
-    lately: list[dict[str, float]] = []
-    last: dict[str, float] = {}
-    with stop_signals() as stopped, (out / METRICS).open("a", encoding="utf-8") as log:
-        while not trainer.is_done:
-            lately.append(trainer.advance())
-            now = time.perf_counter()
-            trainer.seconds = before + now - clock
-            if trainer.step % log_every == 0 or trainer.is_done:
-                last = {name: sum(line[name] for line in lately) / len(lately) for name in lately[0]}
-                log.write(json.dumps({"step": trainer.step, **last, "seconds": round(trainer.seconds, 3)}) + "\n")
-                log.flush()
-                lately.clear()
-            if show is not None:
-                rate = (trainer.step - began) / (now - clock)
-                per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                show(Progress(trainer.step, trainer.num_steps, last, rate * per_step))
-            if stopped() or now - saved_at >= checkpoint_seconds:
-                trainer.save(out / CHECKPOINT)
-                saved_at = time.perf_counter()
-            if stopped():
-                raise Stopped
-    trainer.save(out / CHECKPOINT)
-    save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step})
-    return last
+        before, began = trainer.seconds, trainer.step
+        lately: list[dict[str, float]] = []
+        last: dict[str, float] = {}
+        with open_log(out / METRICS) as log:
+            for numbers in run_steps(trainer, out, checkpoint_seconds):
+                lately.append(numbers)
+                if trainer.step % log_every == 0 or trainer.is_done:
+                    last = {name: sum(line[name] for line in lately) / len(lately) for name in lately[0]}
+                    log.write(json.dumps({"step": trainer.step, **last, "seconds": round(trainer.seconds, 3)}) + "\n")
+                    log.flush()
+                    lately.clear()
+                if show is not None:
+                    rate = (trainer.step - began) / (trainer.seconds - before)
+                    per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
+                    terms = "  ".join(
+                        f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last
+                    )
+                    show(trainer.step, f"{terms}  {rate * per_step:,.0f} texts/s".strip())
+        save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
+        return last
 
 
 def load_trained(encoder: Encoder, path: Path) -> None:
     """Put the weights of trained.safetensors (or of the run that holds it) into an encoder of the same model."""
     path = path / TRAINED if path.is_dir() else path
-    tensors, _ = load_tensors(path)
+    tensors, state = load_tensors(path)
     mine = dict(encoder.model.named_parameters())
     wrong = [name for name, value in tensors.items() if name not in mine or mine[name].shape != value.shape]
     if wrong:
         raise UserError(f"{path} is for another model than {encoder.name}: {wrong[0]} is not there or of another shape")
+    if _differ(state.get("base"), encoder.root().tolist()):
+        says = "was trained from other weights than those of"
+        warnings.warn(f"{path} {says} {encoder.name}: what it gives is not what was trained", stacklevel=2)
     with torch.no_grad():
         for name, value in tensors.items():
             mine[name].copy_(value)
+
+
+def _differ(then: list[float] | None, now: list[float] | None) -> bool:
+    """Whether two roots are of other weights, and not of one encoder on two machines or in half precision."""
+    if not then or not now:
+        return False
+    before = torch.tensor(then)
+    return len(then) != len(now) or bool((before - torch.tensor(now)).norm() > 0.05 * before.norm())
 
 
 def _check_chains(chains: Sequence[Chain]) -> None:

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError
-from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter, choice
+from hyptree.errors import UserError, require_one_of
+from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 
 BALL_EDGE = 1 - 1e-3
 """Share of the ball's radius at which the released code stops a point after the product."""
@@ -54,9 +54,9 @@ class ScaleAdapterConfig(AdapterConfig):
         for tower in self.towers:
             if not (math.isfinite(self.curvature_of(tower)) and self.curvature_of(tower) > 0):
                 raise UserError(f"curvature must be above 0 (c means curvature -c), got {self.curvature!r}")
-        choice("share", self.share, ("none", "blocks", "layers"))
-        choice("cap", self.cap, ("none", "paper"))
-        choice("space", self.space, ("weight", "embedding"))
+        require_one_of("share", self.share, ("none", "blocks", "layers"))
+        require_one_of("cap", self.cap, ("none", "paper"))
+        require_one_of("space", self.space, ("weight", "embedding"))
 
     def curvature_of(self, tower: str) -> float:
         """c for a tower."""

@@ -3,19 +3,44 @@
 torch's ``grouped_mm`` does the product in one kernel without asking the host for the sizes of groups. It demands rows
 that start at multiples of 16 bytes, int32 offsets, fewer than 1024 groups, and where the sum goes over rows, rows that
 are not contiguous along that axis. Autocast does not know it, and a compiler is free to choose strides that it refuses
-in the backward. So it is called inside an operator of ours, which sees to the layout; float64 and odd sizes go to a
-loop over slices.
+in the backward. So it is called inside an operator of ours, which sees to the layout. Odd sizes are padded on a GPU;
+there float64, and on a CPU odd sizes too, go to a loop over slices.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _MAX_GROUPS = 1023
+
+
+class Order(NamedTuple):
+    """The S = T k choices of T tokens, sorted by expert."""
+
+    order: Tensor
+    """(S,) int64: the choice, ``token * k + rank``, at each place."""
+    inverse: Tensor
+    """(S,) int64: the place of each choice."""
+    ends: Tensor
+    """(E,) int32: where the places of an expert end."""
+
+
+def sort_by_expert(chosen: Tensor, counts: Tensor) -> Order:
+    """The places of choices, equal experts together, tokens of one expert in their order; the host waits for nothing.
+
+    Args:
+        chosen: (T, k) experts. counts: (E,) how often each occurs.
+    """
+    # Small keys: a radix sort passes over them once per 8 bits.
+    experts = chosen.flatten().to(torch.int16 if counts.shape[0] <= 2**15 else torch.int64)
+    order = torch.argsort(experts, stable=True)
+    places = torch.arange(order.shape[0], device=order.device)
+    inverse = torch.empty_like(order).scatter_(0, order, places)
+    return Order(order, inverse, counts.cumsum(0).to(torch.int32))
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -34,6 +59,10 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         )
     if x.dtype != weight.dtype:
         raise ValueError(f"grouped_linear: x is {x.dtype} and weight is {weight.dtype}; cast one of them")
+    columns = weight.shape[1]
+    short, missing = -x.shape[1] % 8, -columns % 8
+    if x.is_cuda and x.dtype != torch.float64 and (short or missing):  # a loop would wait for the GPU
+        return _product(F.pad(x, (0, short)), F.pad(weight, (0, short, 0, missing)), ends)[:, :columns]
     return _product(x, weight, ends)
 
 

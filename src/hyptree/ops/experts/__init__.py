@@ -1,11 +1,11 @@
-"""What MICE does on a GPU: kernels of :mod:`hyptree.ops` and the products of experts, with a gradient of their own.
+"""A mixture of curvature experts: rows go through the experts they chose and those they share, and meet in a centroid.
 
-Rows sorted by expert, and the lifted hidden rows, are read by products alone. They are not kept: the backward kernels
-make them again while they read the same bytes anyway. The points of experts stay sorted; the kernel that merges them
-goes through the permutation.
+``mix_experts`` is the door. Rows sorted by expert, and the lifted hidden rows, are read by products alone. They are not
+kept: the backward kernels make them again while they read the same bytes anyway. The points of experts stay sorted; the
+kernel that merges them goes through the permutation.
 
-Here the biases of routed experts are not divided by their factor ``a``: the one that multiplies them is ``1 / a``, in
-the row that is copied anyway, and the gradient of ``a`` comes row by row. First derivatives only.
+On kernels the biases of routed experts are not divided by their factor ``a``: the one that multiplies them is
+``1 / a``, in the row that is copied anyway, and the gradient of ``a`` comes row by row.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyptree.lm.experts.grouped import grouped_linear, grouped_outer
+from hyptree.ops.backend import rows_fit
+from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
-from hyptree.ops.merge_points import fits as _merge_fits
+from hyptree.ops.experts.grouped import Order, dispatch, grouped_linear, grouped_outer
 from hyptree.ops.merge_points import merge_points, merge_points_grad
+from hyptree.ops.merge_points.reference import merge
+from hyptree.ops.residual_norm.reference import lift, padded_width
+from hyptree.ops.rounding import gemm_dtype
 from hyptree.ops.swiglu import MAX_WIDTH, swiglu_grad, swiglu_lift
+
+__all__ = ["Sizes", "Stack", "mix_experts"]
 
 
 class Sizes(NamedTuple):
-    """What all experts have in common."""
+    """What all experts have in common: space components outside and inside, the model's curvature -c, biases."""
 
     features: int
     hidden: int
@@ -47,9 +53,39 @@ class Stack(NamedTuple):
     """(E,), factors, or None where they are 1."""
 
 
-def fits(rows: Tensor, inner: int) -> bool:
-    """Whether the kernels take lifted rows like these, and hidden ones of ``inner`` columns."""
-    return max(inner, rows.shape[-1]) <= MAX_WIDTH and _merge_fits(rows)
+def mix_experts(
+    rows: Tensor, weight: Tensor, chosen: Tensor, plan: Order, routed: Any, shared: Any, sizes: Sizes, norm: bool
+) -> Tensor:
+    """The centroid of what k chosen experts make of a point, with weights, and what all shared ones do, with weight 1.
+
+    Kernels run for bare experts without a norm inside; they give first derivatives only.
+
+    Args:
+        rows: (T, n) points, or these lifted.
+        weight: (T, k) float32, what the chosen ones count. chosen: (T, k) which they are. plan: their places.
+        routed, shared: layers of experts; ``routed(s, ends)`` takes points sorted by expert, ``shared(s)`` all points
+            through all experts, and bare ones may be read by their ``stacked``. ``shared`` may be None.
+        norm: the experts have a norm inside.
+
+    Returns:
+        (T, n)
+    """
+    n = sizes.features
+    if not norm and rows_fit("auto", rows, max(n, sizes.hidden), MAX_WIDTH - 16):  # time, one and padding come behind
+        if is_bare(routed) and (shared is None or is_bare(shared)):
+            if rows.shape[-1] == n:
+                rows = lift(rows, gemm_dtype(rows), padded_width(n), sizes.c)
+            own = routed.stacked(rows.dtype, rows.shape[-1])
+            others = (None, None, None) if shared is None else shared.stacked(rows.dtype, rows.shape[-1], divide=True)
+            out: Tensor = _Mice.apply(
+                rows, weight, *own, *others, chosen.flatten(), plan.inverse, plan.ends, tuple(sizes)
+            )
+            return out
+        report_unfused("mix_experts", shared if is_bare(routed) else routed)
+    s = rows[..., :n].to(gemm_dtype(rows))
+    points = routed(dispatch(s, plan.order, plan.inverse, weight.shape[1]), plan.ends)
+    points = dispatch(points, plan.inverse, plan.order, 1).unflatten(0, weight.shape)  # in their first order again
+    return merge([] if shared is None else shared(s).unbind(0), points, weight, sizes.c).to(s.dtype)
 
 
 def _each(x: Tensor, y: Tensor) -> Tensor:
@@ -130,20 +166,3 @@ class _Mice(torch.autograd.Function):
             to_a = torch.where(is_member, per_choice[:, None], 0.0).sum(0)
         grads = (to_rows, to_weight, to_first, to_second, to_a, to_shared_first, to_shared_second, to_shared_a)
         return *grads, None, None, None, None
-
-
-def mice(
-    rows: Tensor, weight: Tensor, chosen: Tensor, inverse: Tensor, ends: Tensor, routed: Stack,
-    shared: Stack | None, sizes: Sizes,
-) -> Tensor:  # fmt: skip
-    """Lifted rows (T, width) through the experts they chose and those they share, merged: points (T, n).
-
-    Args:
-        weight: (T, k) float32, what the chosen ones count. chosen: (T, k) which they are.
-        inverse: (T k,) the places of choices when sorted by expert. ends: (E,) int32, where those of an expert end.
-        routed: the experts to choose from, biases as they are.
-        shared: the ones that every row goes through, the biases of their first matrices divided by ``a``.
-    """
-    others = (None, None, None) if shared is None else shared
-    out: Tensor = _Mice.apply(rows, weight, *routed, *others, chosen.flatten(), inverse, ends, tuple(sizes))
-    return out

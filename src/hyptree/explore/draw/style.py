@@ -1,0 +1,45 @@
+"""What drawings share: colours, the font, names that can be read, the two axes on which directions are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+# Distinct hues of similar weight on white, also for most readers who see red and green alike.
+PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
+NEUTRAL = "#4a5160"
+INK, SOFT, RIM, INSIDE, FLOOR = "#1c2030", "#5a6172", "#c3c8d4", "#f7f8fb", "#e7eaf1"
+
+FONT = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
+HALO = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
+"""White around letters, so that lines below do not cross them."""
+
+
+def read_beside(module: str, name: str) -> str:
+    """The text of a style sheet or a script that lies beside a module, of which ``module`` is the file."""
+    return Path(module).with_name(name).read_text(encoding="utf-8")
+
+
+def hex_colour(rgb: Iterable[float]) -> str:
+    """Red, green and blue up to 255, as CSS writes them."""
+    return "#" + "".join(f"{round(float(value)):02x}" for value in rgb)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, cut where it is too long."""
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+
+
+def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two boxes (left, low, right, high) have points in common."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def main_axes(v: np.ndarray) -> np.ndarray:
+    """(2, d) the principal axes of vectors (n, d), the second one zero where there is only one."""
+    axes = np.linalg.svd(v, full_matrices=False)[2][:2]
+    for axis in axes:  # the sign of an axis is free: make it the same each time
+        axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
+    return axes if len(axes) > 1 else np.vstack([axes, np.zeros_like(axes)])

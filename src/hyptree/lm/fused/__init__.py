@@ -1,1 +1,0 @@
-"""What the parts of a HELM do on a GPU: kernels joined with the products around them."""
