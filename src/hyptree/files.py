@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -105,6 +105,21 @@ def open_packed(path: Path | str, mode: str = "rt", hint: str = "") -> Iterator[
         raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from error
     except (OSError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def json_lines(lines: Iterable[str], path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each line of a file of JSON records is, and the record; blank lines are left out."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: expected a record {{...}}, got {type(record).__name__}")
+        yield where, record
 
 
 def find_file(folder: Path | str, inner: str, names: Iterable[str], what: str) -> Path:
@@ -339,6 +354,15 @@ def sign_weights(folder: Path | str) -> None:
     """Write the weights in a folder of ``save_pretrained`` again, with the digest that :func:`check_weights` wants."""
     for path in Path(folder).glob("*.safetensors"):
         save_tensors(path, load_tensors(path)[0], format="pt")
+
+
+def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Feed a hash of ``hashlib`` with names, shapes, dtypes and numbers of tensors, by name."""
+    import torch
+
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _digest(tensors: dict[str, Tensor], state: str) -> str:

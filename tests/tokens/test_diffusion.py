@@ -287,7 +287,7 @@ def test_wrong_arguments_are_refused_before_anything_is_patched(unet: nn.Module)
         patch_unet(unet, method="act")
     with pytest.raises(UserError, match=r"a U-Net cannot use method 'topk'; expected one of atc, tome"):
         patch_unet(unet, method="topk")
-    with pytest.raises(UserError, match=r"linkage is 'averge'.*did you mean 'average'"):
+    with pytest.raises(UserError, match=r"linkage must be .*'averge'.*did you mean 'average'"):
         patch_unet(unet, linkage="averge")
     for method in ("tome", "kmeans"):  # they compare by the angle, whatever is asked for
         with pytest.raises(UserError, match=rf"'{method}' cannot compare on it"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from hyptree.cli import main
 from hyptree.errors import UserError
 from hyptree.files import check_weights, load_tensors, save_tensors, sign_weights
 from hyptree.runs import RunFolder, _fingerprint, best_file, best_weights
+from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
+from hyptree.train.model import create_model
+from hyptree.train.run.recipe import ModelSettings
 from tests.train import tiny
 from tests.train.test_language import recipe as language_recipe
 
@@ -154,6 +158,33 @@ def test_weights_in_no_run(copy: Path, capsys: pytest.CaptureFixture[str]) -> No
     flip(out, 4)
     with pytest.raises(UserError, match="is damaged"):
         fit(tiny.recipe(f"model.weights={out}"), copy.parent / "new", quiet=True)
+
+
+def test_weights_that_timm_starts_from(tmp_path: Path) -> None:
+    settings = ModelSettings(name="test_vit", args={"checkpoint_path": str(tmp_path / "x.safetensors")})
+    first = create_model(ModelSettings(name="test_vit"))
+    save_tensors(tmp_path / "x.safetensors", first.state_dict())
+    second = create_model(settings)
+    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+    flip(tmp_path / "x.safetensors", 6)
+    with pytest.raises(UserError, match="is damaged"):
+        create_model(settings)
+
+
+def test_a_run_of_others_has_no_pickle_opened(copy: Path, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "opened",)
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    expected = evaluate_run(copy)
+    recipe = (copy / "recipe.yaml").read_text()
+    assert recipe.count("  args: {}\n") >= 1
+    (copy / "recipe.yaml").write_text(
+        recipe.replace("  args: {}\n", f"  args: {{checkpoint_path: {tmp_path / 'evil.pth'}}}\n", 1)
+    )
+    actual = evaluate_run(copy)
+    assert not (tmp_path / "opened").exists() and actual["top1"] == expected["top1"]
 
 
 def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from hyptree.errors import require_known
+from hyptree.errors import require_one_of
 from hyptree.geometry.core.numerics import constant_when_compiled
 
 BACKENDS = ("auto", "torch", "triton")
@@ -25,6 +25,14 @@ HAS_TRITON = find_spec("triton") is not None  # it comes with torch on Linux, no
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on any device and slowly: for tests without a GPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether ``x`` is on a CPU, where what saves launches and memory on a GPU only costs time.
+
+    Not where ``HYPTREE_BACKEND=triton`` asks for kernels there: then all is done as on a GPU.
+    """
+    return x.device.type == "cpu" and not (os.environ.get("HYPTREE_BACKEND") == "triton" and interpreted())
 
 
 def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
@@ -39,11 +47,11 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
         ValueError: The kernel was asked for and cannot run.
     """
     if backend not in BACKENDS:  # asked in every call
-        require_known("unknown backend {!r}", [backend], BACKENDS)
+        require_one_of("backend", backend, BACKENDS)
     if backend == "auto":
         backend = os.environ.get("HYPTREE_BACKEND", "auto")
         if backend not in BACKENDS:
-            require_known("HYPTREE_BACKEND is {!r}", [backend], BACKENDS)
+            require_one_of("HYPTREE_BACKEND", backend, BACKENDS)
     if backend == "torch":
         return "torch"
     if unsupported is None and not HAS_TRITON:

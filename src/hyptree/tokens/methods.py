@@ -25,7 +25,7 @@ from hyptree.cluster import (
     top_k,
 )
 from hyptree.cluster.distance import Metric
-from hyptree.errors import UserError, require_known
+from hyptree.errors import UserError, require_one_of
 from hyptree.geometry import Euclidean, Manifold
 from hyptree.ops.agglomerate import as_threshold
 from hyptree.ops.agglomerate.reference import Forest, build_forest, cut_at
@@ -152,7 +152,7 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The method of this name, or an error that suggests one."""
-    require_known("unknown method {!r}", [name], METHODS)
+    require_one_of("method", name, METHODS)
     return METHODS[name]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hyptree.cluster.distance import Metric
-from hyptree.errors import UserError, require_known
+from hyptree.errors import UserError, require_one_of
 from hyptree.ops.agglomerate import BACKENDS, LINKAGES
 from hyptree.tokens.families.adapter import FamilyAdapter, UnsupportedModel
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle, Options
@@ -77,11 +77,11 @@ def patch(
         UserError: An argument is wrong.
     """
     check_metric(metric, method)
-    require_known("features is {!r}", [features], ("keys", "tokens"))
-    require_known("prop_attn is {!r}", [prop_attn], (True, False, "mask", "channel"))
-    require_known("pool is {!r}", [pool], ("weighted", "plain"))
-    require_known("linkage is {!r}", [linkage], LINKAGES)
-    require_known("backend is {!r}", [backend], BACKENDS)
+    require_one_of("features", features, ("keys", "tokens"))
+    require_one_of("prop_attn", prop_attn, (True, False, "mask", "channel"))
+    require_one_of("pool", pool, ("weighted", "plain"))
+    require_one_of("linkage", linkage, LINKAGES)
+    require_one_of("backend", backend, BACKENDS)
     amounts = {
         name: value
         for name, value in {"keep": keep, "r": r, "threshold": threshold, "counts": counts}.items()

@@ -32,6 +32,7 @@ def load_task(run: Path | str, recipe: Recipe) -> tuple[Task, nn.Module]:
     task = build_task(recipe)
     # The weights come from the run: downloading others, or looking for those it once started from, would be wasted.
     task.recipe.model.pretrained, task.recipe.model.weights = False, None
+    task.recipe.model.args.pop("checkpoint_path", None)  # timm's word for the same; it may be a pickle
     model = task.build_model(RunFolder(run).dataset())
     fill_tensors(model.state_dict(), best_weights(run), str(run))
     return task, model.eval()

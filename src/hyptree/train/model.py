@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.files import check_weights
 
 if TYPE_CHECKING:
     from hyptree.train.run.recipe import ModelSettings, TokenSettings
@@ -30,6 +31,8 @@ def create_model(settings: ModelSettings, **options: Any) -> nn.Module:
     if not timm.is_model(name):
         hint = suggest(name, timm.list_models()) or "hyptree models FILTER lists what there is"
         raise UserError(f"unknown model {name!r}; {hint}")
+    if "checkpoint_path" in settings.args:
+        check_weights(settings.args["checkpoint_path"])
     try:
         with as_user_error(f"model {name}"):
             model = timm.create_model(name, pretrained=settings.pretrained, **options | settings.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,29 +192,19 @@ def _number_nodes(edges: Iterable[Any]) -> tuple[np.ndarray, np.ndarray, list[st
 
 def _dag_depth(child: np.ndarray, parent: np.ndarray, n: int, label: list[str] | None) -> tuple[np.ndarray, np.ndarray]:
     """Longest and shortest number of edges from a root to each node of a DAG, (n,) each. O(nodes + edges)."""
-    by_parent = np.argsort(parent, kind="stable")
-    start = np.searchsorted(parent[by_parent], np.arange(n + 1)).tolist()
-    target = child[by_parent].tolist()
-    waiting = np.bincount(child, minlength=n)
-    ready = np.flatnonzero(waiting == 0).tolist()
-    waiting = waiting.tolist()
-    longest, shortest = [0] * n, [n if w else 0 for w in waiting]
+    above: dict[int, list[int]] = {node: [] for node in range(n)}
+    for node, up in zip(child.tolist(), parent.tolist(), strict=True):
+        above[node].append(up)
     # Plain lists: a node at a time is what makes this linear for a deep graph, and numpy scalars are slow.
-    for node in ready:
-        down, up = longest[node] + 1, shortest[node] + 1
-        for at in target[start[node] : start[node + 1]]:
-            longest[at] = max(longest[at], down)
-            shortest[at] = min(shortest[at], up)
-            waiting[at] -= 1
-            if not waiting[at]:
-                ready.append(at)
-    if len(ready) < n:
-        # Whoever still waits has a waiting parent: climb until a node comes back.
-        above = {c: p for c, p in zip(child.tolist(), parent.tolist(), strict=True) if waiting[c] and waiting[p]}
-        seen: set[int] = set()
-        at = next(iter(above))
-        while at not in seen:
-            seen.add(at)
-            at = above[at]
-        raise ValueError(f"node {label[at] if label else at} is its own ancestor; the edges must not form a cycle")
+    longest, shortest = [0] * n, [0] * n
+    try:
+        for node in TopologicalSorter(above).static_order():
+            if ups := above[node]:
+                longest[node] = 1 + max([longest[up] for up in ups])
+                shortest[node] = 1 + min([shortest[up] for up in ups])
+    except CycleError as error:
+        at = error.args[1][0]
+        raise ValueError(
+            f"node {label[at] if label else at} is its own ancestor; the edges must not form a cycle"
+        ) from error
     return np.array(longest), np.array(shortest)

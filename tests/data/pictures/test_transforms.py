@@ -273,7 +273,7 @@ def test_mixup_is_the_weighted_sum_its_target_says():
         (["batch_size=0"], "batch_size must be at least 1, got 0"),
         (["name=folder"], "name folder needs root"),
         (["name=imagefolder"], "name must be one of world, folder"),
-        (["workers=-1"], "workers must be 0 or more"),
+        (["workers=-1"], "workers must be at least 0"),
         (["mean=[124, 116, 104]"], "mean is given for colours from 0 to 1"),
         (["std=[0, 1, 1]"], "std must be positive"),
         (["augment.flip=2"], "flip is a probability from 0 to 1, got 2"),
@@ -284,7 +284,7 @@ def test_mixup_is_the_weighted_sum_its_target_says():
         (["augment.mixup=-1"], "mixup must be 0"),
         (["crop_pct=0.1"], "crop_pct must be from 0.5 to 1"),
         (["num_train=0"], "num_train must be at least 1"),
-        (["augment.translate=-2"], "translate must be 0"),
+        (["augment.translate=-2"], "translate must be at least 0, got -2"),
         (["augment.translate=64"], "augment.translate must be less than size 64, got 64"),
     ],
 )

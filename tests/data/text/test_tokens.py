@@ -327,3 +327,18 @@ def test_fifteen_megabytes_are_tokenised_once(shared_data: Path, tmp_path: Path)
     assert time.perf_counter() - began < 2
     assert first.num_tokens == again.num_tokens > 3_000_000 and len(again) == again.num_tokens // 512
     assert first.num_documents + build_text(settings, "val").num_documents == 2038
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../b"])
+def test_templates_of_others_stay_in_the_folder_of_their_tokenizer(tmp_path, name):
+    folder = save_tokenizer(train_tokenizer(["to be or not to be"], vocab_size=262), tmp_path / "tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for templates, is_fine in ({"default": "a", "tool_use": "b"}, True), ({"default": "a", name: "b"}, False):
+        named = [{"name": key, "template": value} for key, value in templates.items()]
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+        if is_fine:
+            saved = save_tokenizer(load_tokenizer(folder), tmp_path / "again")
+            assert load_tokenizer(saved).chat_template == templates
+        else:
+            with pytest.raises(UserError, match=r"tokenizer: chat_template: .* is not the name of a file inside"):
+                load_tokenizer(folder)

@@ -303,7 +303,7 @@ def test_own_file(tmp_path, model, tokenizer):
         ('{"query": "a", "choices": ["b"], "gold": 0}', "choices must be a list of two texts or more"),
         ('{"query": "a", "choices": ["b", "c"]}', "line 2 has no gold"),
         ('{"query": 3, "choices": ["b", "c"], "gold": 0}', "query must be a text"),
-        ('["query"]', "has no query and no choices and no gold"),
+        ('["query"]', r"line 2: expected a record \{...\}, got list"),
         ("nonsense", "line 2 is not JSON"),
     ],
 )

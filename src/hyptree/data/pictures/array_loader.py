@@ -88,15 +88,21 @@ def whole_arrays(dataset: Any, transform: Any) -> tuple[np.ndarray, np.ndarray] 
     """All pictures and labels of a dataset that keeps them in memory at the size they enter the model, else None."""
     if not isinstance(transform, Transform) or not transform.is_simple:
         return None
-    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
-        return None
     if transform.augment is None and transform.crop_pct != 1:
         return None
     size = transform.size
     if len(dataset) * 3 * size * size > MAX_BYTES:
         return None
+    arrays = kept_arrays(dataset)
+    return arrays if arrays is not None and arrays[0].shape[1:] == (3, size, size) else None
+
+
+def kept_arrays(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """All pictures and labels of a dataset that keeps them decoded; None for others, and where one cannot be read."""
+    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
+        return None
     try:
-        images, labels = np.asarray(dataset.images()), np.asarray(dataset.labels())
+        images = dataset.images()
     except BadSample:
-        return None  # the other loader skips and counts it
-    return (images, labels) if images.shape[1:] == (3, size, size) else None
+        return None  # other loaders skip and count it
+    return None if images is None else (np.asarray(images), np.asarray(dataset.labels()).astype(np.int64))

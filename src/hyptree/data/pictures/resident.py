@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.data.pictures.array_loader import draw_moves
+from hyptree.data.pictures.array_loader import draw_moves, kept_arrays
 from hyptree.data.pictures.resample import ShareTable, resample, resize_shares
 from hyptree.data.pictures.transforms import Transform
 from hyptree.data.plan import Loader, Plan
@@ -287,9 +287,10 @@ def _read_all(
         except BadSample as error:
             return error
 
-    stored = _stored(dataset, device)
-    if stored is not None:
-        return *stored, bad
+    kept = kept_arrays(dataset)
+    if kept is not None:
+        require_memory(kept[0].shape, device)
+        return *kept, bad
     # The outer one, because the decoder's own are no use in threads: they restore each other's filters.
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as pool:
         for start in range(0, count, _CHUNK):
@@ -310,20 +311,6 @@ def _read_all(
                 images[index] = sample.image.numpy()
                 labels[index] = -1 if sample.label is None else sample.label
     return (np.zeros((count, 3, 1, 1), np.uint8) if images is None else images), labels, bad
-
-
-def _stored(dataset: Any, device: torch.device) -> tuple[np.ndarray, np.ndarray] | None:
-    """Pictures and labels that the dataset has decoded before, in memory or below ``data.cache``."""
-    if not (hasattr(dataset, "images") and hasattr(dataset, "labels")):
-        return None
-    try:
-        images = dataset.images()
-    except BadSample:
-        return None
-    if images is None:
-        return None
-    require_memory(images.shape, device)
-    return np.asarray(images), np.asarray(dataset.labels()).astype(np.int64)
 
 
 def require_memory(shape: tuple[int, ...], device: torch.device) -> None:

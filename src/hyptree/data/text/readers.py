@@ -6,7 +6,6 @@ same; empty documents are left out as well.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,7 +14,7 @@ from typing import Any
 
 from hyptree.data.text.settings import Documents
 from hyptree.errors import UserError
-from hyptree.files import open_packed
+from hyptree.files import json_lines, open_packed
 
 _COMPRESSED = (".gz", ".xz")
 _JSON = (".jsonl", ".ndjson")
@@ -128,18 +127,10 @@ def _join(lines: list[str]) -> str:
 
 
 def _read_json(file: Path, field: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(file), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file} line {number} is not JSON: {error.msg} at column {error.colno}") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{file} line {number}: expected a record {{...}}, got {type(record).__name__}")
+    for where, record in json_lines(_lines(file), file):
         if field not in record:
-            raise UserError(f"{file} line {number} has no field {field!r}, only {_names(record)}; set field")
-        yield _checked(record[field], field, f"{file} line {number}")
+            raise UserError(f"{where} has no field {field!r}, only {_names(record)}; set field")
+        yield _checked(record[field], field, where)
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hyptree.checks import require_numbers
 from hyptree.files import cache_folder
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
@@ -62,8 +63,7 @@ class TextSettings:
             check_vocab_size(self.vocab_size)
         if not 0 < self.val_share < 1:
             raise ValueError(f"val_share is a share of the text, between 0 and 1, got {self.val_share:g}")
-        if self.num_documents is not None and self.num_documents < 1:
-            raise ValueError(f"num_documents must be at least 1, got {self.num_documents}")
+        require_numbers(self, "at least 1", "num_documents")
 
     @property
     def cache_folder(self) -> Path:

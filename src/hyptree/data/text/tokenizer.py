@@ -90,9 +90,18 @@ def load_tokenizer(folder: Path | str) -> Any:
     kind = _model_type(folder)
     reader = AutoTokenizer if kind is None or kind in CONFIG_MAPPING else PreTrainedTokenizerFast
     try:
-        return reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises all sorts of things for damaged files
         raise UserError(f"cannot read the tokenizer in {folder}: {' '.join(str(error).split())[:300]}") from error
+    require_plain_templates(tokenizer, folder)
+    return tokenizer
+
+
+def require_plain_templates(tokenizer: Any, source: Path | str) -> None:
+    """Raise if a tokenizer of others has chat templates that would be saved outside its folder, each under its name."""
+    templates = getattr(tokenizer, "chat_template", None)
+    for name in templates if isinstance(templates, dict) else ():
+        path_inside("additional_chat_templates", f"{name}.jinja", f"{source}: chat_template")
 
 
 def _model_type(folder: Path) -> str | None:

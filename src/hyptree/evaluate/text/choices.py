@@ -17,7 +17,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate.text.choices_tasks import Item, load_items
 from hyptree.evaluate.text.likelihood import PairEncoder, context_length, is_too_long, log_likelihoods
 from hyptree.progress import progress_bar
-from hyptree.tables import aligned
+from hyptree.tables import aligned, without_nan
 
 __all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
 
@@ -47,7 +47,8 @@ class ChoiceScore:
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's types; the error of a single item is None."""
-        return {name: None if value != value else value for name, value in asdict(self).items()}
+        numbers: dict[str, Any] = without_nan(asdict(self))
+        return numbers
 
 
 def score_items(

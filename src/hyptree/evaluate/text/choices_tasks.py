@@ -7,7 +7,6 @@ and the query is the prompt as it is.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyptree.errors import UserError, suggest
-from hyptree.files import data_folder, open_packed
+from hyptree.files import data_folder, json_lines, open_packed
 
 Row = Mapping[str, Any]
 
@@ -194,20 +193,13 @@ def _spread(rows: Sequence[Any], limit: int | None) -> list[Any]:
 def _rows(path: Path, fields: tuple[str, str, str]) -> Iterator[tuple[str, Row]]:
     """Where each line is, and what it holds; ``fields`` are checked: the question, its choices, the right one."""
     with open_packed(path) as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path} line {number}"
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where} is not JSON: {error}") from error
+        for where, row in json_lines(file, path):
             _check(row, fields, where)
             yield where, row
 
 
-def _check(row: Any, fields: tuple[str, str, str], where: str) -> None:
-    missing = [name for name in fields if not isinstance(row, dict) or name not in row]
+def _check(row: Row, fields: tuple[str, str, str], where: str) -> None:
+    missing = [name for name in fields if name not in row]
     if missing:
         raise UserError(f"{where} has no {' and no '.join(missing)}; expected {', '.join(fields)}")
     choices, right = row[fields[1]], row[fields[2]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from hyptree.data.hierarchies.wordnet import HYPERNYMS, SYNSETS, find_table, read_table
 from hyptree.errors import UserError
 from hyptree.evaluate.text.residual_stream import hidden_state, reading
+from hyptree.tables import without_nan
 from hyptree.tree.measure import gromov_delta
 from hyptree.vlm.radial.order import spearman
 
@@ -104,10 +105,8 @@ class Correlation:
 
     def as_dict(self) -> dict[str, float | int | None]:
         """In JSON's types; what cannot be had is None."""
-        numbers = {"r": self.r, "low": self.low, "high": self.high}
-        return {name: value if math.isfinite(value) else None for name, value in numbers.items()} | {
-            "count": self.count
-        }
+        numbers: dict[str, float | int | None] = without_nan(asdict(self))
+        return numbers
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = None) -> Correlation:
@@ -224,7 +223,7 @@ def measure_tokens(
         "points": {
             "log_count": np.log10(counts[order]).round(4).tolist(),
             "embedding": radii[order].round(5).tolist(),
-            "last_layer": [None if math.isnan(v) else round(v, 5) for v in means[-1][order].tolist()],
+            "last_layer": without_nan([round(v, 5) for v in means[-1][order].tolist()]),
         },
         "nouns": [
             {"word": word[i][0], "depth": word[i][1], "count": int(counts[i]), "radius": round(float(radii[i]), 5)}
@@ -245,7 +244,7 @@ def _row(where: str, radii: np.ndarray, counts: np.ndarray, use: np.ndarray, nou
     quartiles = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if len(values) else [math.nan] * 3
     return {
         "where": where,
-        "quartiles": [value if math.isfinite(value) else None for value in quartiles],
+        "quartiles": without_nan(quartiles),
         "frequency": rank_correlation(values, counts[use]).as_dict(),
         "depth": rank_correlation(radii[at], depth).as_dict(),
         "depth_given_frequency": rank_correlation(radii[at], depth, counts[at]).as_dict(),

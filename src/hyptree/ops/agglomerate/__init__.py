@@ -13,7 +13,7 @@ import os
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, require_known
+from hyptree.errors import UserError, require_one_of
 from hyptree.ops.agglomerate import libraries
 from hyptree.ops.agglomerate.reference import LINKAGES, Forest, build_forest, cut, cut_at
 from hyptree.ops.backend import choose, has_data, needs_operator, operator
@@ -96,7 +96,7 @@ def as_threshold(threshold: float, dtype: torch.dtype) -> float:
 def _choose(batch: Tensor, linkage: str, backend: str, deterministic: bool, needs_forest: bool) -> str:
     """The implementation to run: "torch", "triton" or the name of a library."""
     if backend not in BACKENDS:
-        require_known("unknown backend {!r}", [backend], BACKENDS)
+        require_one_of("backend", backend, BACKENDS)
     num_tokens = batch.shape[-1]
     if backend in libraries.LIBRARIES:
         if deterministic:
@@ -153,7 +153,7 @@ _operator = operator("agglomerate", _traced)
 def _as_batch(D: Tensor, linkage: str, check: bool | None) -> Tensor:
     """D as (B, N, N) without gradient, after a look at everything that can be wrong with it."""
     if linkage not in LINKAGES:
-        require_known("unknown linkage {!r}", [linkage], LINKAGES)
+        require_one_of("linkage", linkage, LINKAGES)
     if not isinstance(D, Tensor) or D.ndim not in (2, 3) or D.shape[-1] != D.shape[-2] or D.shape[-1] == 0:
         what = f"D has shape {tuple(D.shape)}" if isinstance(D, Tensor) else f"D is {type(D).__name__}, not a tensor"
         raise UserError(f"{what}, expected (N, N) or (B, N, N); make distances of features by cosine_distance")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.cluster.distance import Metric, check_finite
-from hyptree.errors import UserError, require, require_known
+from hyptree.errors import UserError, require, require_known, require_one_of
 from hyptree.ops.agglomerate import LINKAGES
 from hyptree.tokens.merge import MERGING, merge_weighted, unmerge
 from hyptree.tokens.methods import METHODS, Site, check_metric
@@ -199,7 +199,7 @@ def patch_unet(
         UserError: no such blocks, none at this resolution, unknown method or linkage. Nothing is patched then.
     """
     require_known("a U-Net cannot use method {!r}", [method], MERGING)
-    require_known("linkage is {!r}", [linkage], LINKAGES)
+    require_one_of("linkage", linkage, LINKAGES)
     check_metric(metric, method)
     blocks = list(_self_attention_blocks(unet)) if isinstance(unet, nn.Module) else []
     if not blocks:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyptree.data.text.tokenizer import require_plain_templates
 from hyptree.errors import UserError, require
 from hyptree.files import check_weights, read_json, sign_weights, write_text
 from hyptree.progress import quiet_transformers
@@ -125,10 +126,6 @@ class SentenceEncoder(Encoder):
     def text_tower(self) -> nn.Module | None:
         return self.model
 
-    @property
-    def image_tower(self) -> nn.Module | None:
-        return None
-
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         tokens = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
         return {key: value.to(self.device) for key, value in tokens.items()}
@@ -142,13 +139,6 @@ class SentenceEncoder(Encoder):
             return hidden.masked_fill(mask == 0, float("-inf")).amax(1)
         count = mask.sum(1)
         return (hidden * mask).sum(1) / (count.sqrt() if self.pooling == "mean_sqrt_len_tokens" else count)
-
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        self._format()
-        raise AssertionError("text alone")  # _format raised
-
-    def _dense(self, pixels: Tensor) -> Tensor:
-        return self.encode_pixels(pixels)
 
     def save(self, folder: Path | str) -> Path:
         """Write a Hugging Face folder: weights, tokenizer and pooling."""
@@ -217,6 +207,7 @@ def _tokenizer(spec: str, source: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises all sorts of things for damaged files
         raise UserError(f"{missing} ({_why(error)})") from error
+    require_plain_templates(tokenizer, source)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
