@@ -110,6 +110,16 @@ class FamilyAdapter:
         return ()
 
 
+def unwrapped(block: nn.Module) -> nn.Module:
+    """The block itself, below what ``apply_activation_checkpointing`` of torch put around it.
+
+    A wrapper calls its block again for the gradient, and only the block's own hooks with it.
+    """
+    while (inner := block._modules.get("_checkpoint_wrapped_module")) is not None:
+        block = inner
+    return block
+
+
 def join_masks(mask: Tensor | None, bias: Any) -> Any:
     """An attention mask and an additive bias as one additive bias; a boolean mask keeps what is True."""
     if mask is None:
