@@ -350,6 +350,11 @@ def options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
 
 
+def subset(group: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options of a group that a function of torch takes by the same names."""
+    return {name: group[name] for name in names}
+
+
 @functools.cache
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     """The update of rows ``function``, compiled once for all shapes."""
