@@ -46,12 +46,11 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     Raises:
         ValueError: The kernel was asked for and cannot run.
     """
-    if backend not in BACKENDS:  # asked in every call
-        require_one_of("backend", backend, BACKENDS)
+    name = "backend"
     if backend == "auto":
-        backend = os.environ.get("HYPTREE_BACKEND", "auto")
-        if backend not in BACKENDS:
-            require_one_of("HYPTREE_BACKEND", backend, BACKENDS)
+        name, backend = "HYPTREE_BACKEND", os.environ.get("HYPTREE_BACKEND", "auto")
+    if backend not in BACKENDS:
+        require_one_of(name, backend, BACKENDS)
     if backend == "torch":
         return "torch"
     if unsupported is None and not HAS_TRITON:
