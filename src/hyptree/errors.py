@@ -39,17 +39,18 @@ def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
         raise UserError(f"{name} must be one of {', '.join(words)}, got {value!r}" + (hint and f"; {hint}"))
 
 
-def require_known(message: str, names: Iterable[str], choices: Iterable[str], otherwise: str = "") -> None:
+def require_known(message: str, names: Iterable[object], choices: Iterable[object], otherwise: str = "") -> None:
     """Raise for the first of ``names`` that is none of the choices.
 
     Args:
         message: with ``{}`` or ``{!r}`` for the name; the nearest choice is suggested behind it.
         otherwise: what is said where none is near; by default all choices.
     """
-    words = list(choices)
+    known = list(choices)
     for name in names:
-        if name not in words:
-            hint = suggest(name, words) or otherwise or f"expected one of {', '.join(words)}"
+        if name not in known:
+            words = [str(choice) for choice in known]
+            hint = suggest(str(name), words) or otherwise or f"expected one of {', '.join(words)}"
             raise UserError(f"{message.format(name)}; {hint}")
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import checkpoint
 
 from hyptree import tokens
 from hyptree.cluster import agglomerate, cosine_distance, density_peaks, kmeans, kmedoids
@@ -399,6 +406,49 @@ def test_checkpointing_with_copies_of_the_tokens_is_refused() -> None:
         loss = model(images()).sum()
     with pytest.raises(UserError, match="computed again for its gradient from a copy of its tokens"):
         loss.backward()
+
+
+@pytest.mark.parametrize("is_patched_first", [False, True])
+@pytest.mark.parametrize("way", CheckpointImpl)
+def test_blocks_in_wrappers_that_compute_them_again(way: CheckpointImpl, is_patched_first: bool) -> None:
+    model: Any = small_model().train()
+    first, second = images(), images()
+
+    def patch_and_grad(is_wrapped: bool) -> list[Tensor]:
+        def wrap() -> None:
+            apply_activation_checkpointing(
+                model,
+                checkpoint_wrapper_fn=partial(checkpoint_wrapper, checkpoint_impl=way),
+                check_fn=lambda module: isinstance(module, timm.models.vision_transformer.Block),
+            )
+
+        if is_wrapped and not is_patched_first:
+            wrap()
+        tokens.patch(model, "random", keep=0.5, layers=LAYERS)
+        if is_wrapped and is_patched_first:
+            wrap()
+        x, y = first.clone().requires_grad_(), second.clone().requires_grad_()
+        (model(x).square().sum() + model(y).sum()).backward()
+        return [x.grad, y.grad]  # type: ignore[list-item]
+
+    for plain, again in zip(patch_and_grad(False), patch_and_grad(True), strict=True):
+        assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("method", ["atc", "random"])
+def test_a_whole_pass_computed_again(method: str, use_reentrant: bool) -> None:
+    model: Any = small_model().train()
+    tokens.patch(model, method, keep=0.5, layers=LAYERS)
+    x, y = images().requires_grad_(), images()
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    loss = checkpoint(model, x, use_reentrant=use_reentrant).square().sum() + model(y).sum()
+    if method == "random":  # it cannot know which tokens it drew
+        with pytest.raises(UserError, match="'random' would draw other tokens than before"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert x.grad is not None and torch.equal(x.grad, expected)
 
 
 def test_tokens_changed_between_checkpointed_blocks() -> None:

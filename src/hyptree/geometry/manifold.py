@@ -215,16 +215,9 @@ class Sphere(_Curved):
         """The pole ``(1/s, 0, ..., 0)``, repeated to ``shape``."""
         return sphere.project(torch.zeros(*shape, dtype=dtype, device=device), self.c)
 
-    def random(
-        self,
-        *shape: int,
-        std: float = 1.0,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-    ) -> Tensor:
+    def random(self, *shape: int, std: float = 1.0, **options: Any) -> Tensor:
         """Points spread evenly over the sphere; ``std`` has no meaning here."""
-        return sphere.project(torch.randn(*shape, generator=generator, dtype=dtype, device=device), self.c)
+        return sphere.project(torch.randn(*shape, **options), self.c)
 
     def saturation(self, x: Tensor) -> Tensor:
         """Zero: the sphere has no limit."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm
-from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options
+from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options, subset
 from hyptree.optim.rows import Part, move_rows, row_gradient
 
 
@@ -103,18 +103,11 @@ class RiemannianAdam(RiemannianOptimizer):
             [s["exp_avg_sq"] for s in states],
             [s["max_exp_avg_sq"] for s in states] if group["amsgrad"] else [],
             [s["step"] for s in states],
-            foreach=group["foreach"],
-            fused=group["fused"],
-            capturable=group["capturable"],
             has_complex=any(p.is_complex() for p in params),
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            amsgrad=group["amsgrad"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
+            **subset(group, "lr", "weight_decay", "decoupled_weight_decay", "eps", "amsgrad", "maximize"),
+            **subset(group, "foreach", "fused", "capturable"),
         )
         self._publish_plain(params, masters)
 

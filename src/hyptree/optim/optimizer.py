@@ -345,9 +345,14 @@ def decay_factor(group: dict[str, Any]) -> Scalar | None:
     return shrink.clamp_min(0.0) if isinstance(shrink, Tensor) else max(0.0, shrink)
 
 
-def options(given: dict[str, Any]) -> dict[str, Any]:
+def options(arguments: dict[str, Any]) -> dict[str, Any]:
     """What an optimiser's ``__init__`` was given besides parameters, from its ``locals()``: the defaults of groups."""
-    return {name: value for name, value in given.items() if name not in ("self", "params", "__class__")}
+    return {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
+
+
+def subset(group: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options of a group that a function of torch takes by the same names."""
+    return {name: group[name] for name in names}
 
 
 @functools.cache

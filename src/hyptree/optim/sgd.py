@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hyptree.geometry.core.numerics import Scalar
-from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options
+from hyptree.optim.optimizer import RiemannianOptimizer, Rows, check_number, decay_factor, options, subset
 from hyptree.optim.rows import Part, move_rows, row_gradient
 
 
@@ -63,14 +63,7 @@ class RiemannianSGD(RiemannianOptimizer):
             grads,
             buffers,
             has_sparse_grad=has_sparse_grad,
-            foreach=group["foreach"],
-            fused=group["fused"],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
+            **subset(group, "lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize", "foreach", "fused"),
         )
         for p, buffer in zip(params, buffers, strict=bool(buffers)):
             self.state[p]["momentum_buffer"] = buffer

@@ -234,11 +234,17 @@ class Handle:
         if flow is None:
             step, num_patches = 0, x.shape[1] - self.adapter.num_prefix
             if not torch.compiler.is_compiling():  # a graph that reads a counter would be compiled for each number
-                if not is_first and torch._C._current_graph_task_id() != -1:  # a gradient is being computed
-                    raise UserError(
-                        "a block with fewer tokens is computed again for its gradient from a copy of its tokens, whose "
-                        "sizes are not known: checkpoint without moving what is saved elsewhere (save_on_cpu)"
-                    )
+                if torch._C._current_graph_task_id() != -1:  # a gradient is being computed
+                    if not is_first:
+                        raise UserError(
+                            "a block with fewer tokens is computed again for its gradient from a copy of its tokens, "
+                            "whose sizes are not known: checkpoint without moving what is saved elsewhere (save_on_cpu)"
+                        )
+                    if self.options.method == "random":
+                        raise UserError(
+                            "blocks before the first that reduces are computed again with it for their gradient, where "
+                            "method 'random' would draw other tokens than before: checkpoint every block by itself"
+                        )
                 if x.is_cuda:
                     self.finite_check.report(wait=False)
                 self._step += 1

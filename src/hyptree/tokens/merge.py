@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,16 +19,11 @@ MERGING = ("atc", "tome", "kmeans", "kmedoids", "dpcknn")
 """Methods that put every token into a cluster; the others drop tokens, which nothing can bring back."""
 
 
-class Merge(Protocol):
-    """Closure of :func:`matcher`: (B, T, C) tokens -> (B, protected + K, C)."""
+Merge = Callable[..., Tensor]
+"""Closure of :func:`matcher`: (B, T, C) tokens, mode "mean", "sum" or "amax" -> (B, protected + K, C)."""
 
-    def __call__(self, x: Tensor, mode: Literal["sum", "mean", "amax"] = "mean") -> Tensor: ...
-
-
-class Unmerge(Protocol):
-    """Closure of :func:`matcher`: (B, protected + K, C) -> (B, T, C)."""
-
-    def __call__(self, y: Tensor) -> Tensor: ...
+Unmerge = Callable[[Tensor], Tensor]
+"""Closure of :func:`matcher`: (B, protected + K, C) -> (B, T, C)."""
 
 
 def merge_weighted(x: Tensor, size: Tensor | None, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:

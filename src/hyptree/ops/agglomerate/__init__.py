@@ -95,7 +95,8 @@ def as_threshold(threshold: float, dtype: torch.dtype) -> float:
 
 def _choose(batch: Tensor, linkage: str, backend: str, deterministic: bool, needs_forest: bool) -> str:
     """The implementation to run: "torch", "triton" or the name of a library."""
-    require_one_of("backend", backend, BACKENDS)
+    if backend not in BACKENDS:
+        require_one_of("backend", backend, BACKENDS)
     num_tokens = batch.shape[-1]
     if backend in libraries.LIBRARIES:
         if deterministic:
@@ -131,8 +132,6 @@ def _forest(batch: Tensor, linkage: str, backend: str, threshold: float | None =
 
 
 def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
-    if not has_data(distance):
-        return distance.new_empty(distance.shape[:2], dtype=torch.int64)
     if backend == "triton":
         from hyptree.ops.agglomerate import triton
 
@@ -142,12 +141,19 @@ def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     return cut(build_forest(distance, linkage, num_merges=distance.shape[-1] - k), k)
 
 
-_operator = operator("agglomerate", _run)
+def _traced(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
+    if has_data(distance):
+        return _run(distance, k, linkage, backend)
+    return distance.new_empty(distance.shape[:2], dtype=torch.int64)
+
+
+_operator = operator("agglomerate", _traced)
 
 
 def _as_batch(D: Tensor, linkage: str, check: bool | None) -> Tensor:
     """D as (B, N, N) without gradient, after a look at everything that can be wrong with it."""
-    require_one_of("linkage", linkage, LINKAGES)
+    if linkage not in LINKAGES:
+        require_one_of("linkage", linkage, LINKAGES)
     if not isinstance(D, Tensor) or D.ndim not in (2, 3) or D.shape[-1] != D.shape[-2] or D.shape[-1] == 0:
         what = f"D has shape {tuple(D.shape)}" if isinstance(D, Tensor) else f"D is {type(D).__name__}, not a tensor"
         raise UserError(f"{what}, expected (N, N) or (B, N, N); make distances of features by cosine_distance")

@@ -92,7 +92,8 @@ class FamilyAdapter:
         ``bias`` has the dtype of the queries; with ``prop_attn="channel"`` it is a ``SizeMask``, which acts like one in
         ``F.scaled_dot_product_attention`` and in sums. The default fills or extends the keyword ``attn_mask``.
         """
-        return args, {**kwargs, "attn_mask": join_masks(kwargs.get("attn_mask"), bias)}
+        mask = kwargs.get("attn_mask")
+        return args, {**kwargs, "attn_mask": bias if mask is None else join_masks(mask, bias)}
 
     def check_call(self, index: int, kwargs: dict[str, Any]) -> None:
         """Raises ``UserError`` if a block that is about to reduce was called with what merged tokens cannot follow.
@@ -107,6 +108,16 @@ class FamilyAdapter:
     def hooks(self, handle: Handle) -> Iterable[torch.utils.hooks.RemovableHandle]:
         """Registers further hooks (an attention pooling that needs the sizes, say) and returns their handles."""
         return ()
+
+
+def unwrapped(block: nn.Module) -> nn.Module:
+    """The block itself, below what ``apply_activation_checkpointing`` of torch put around it.
+
+    A wrapper calls its block again for the gradient, and only the block's own hooks with it.
+    """
+    while (inner := block._modules.get("_checkpoint_wrapped_module")) is not None:
+        block = inner
+    return block
 
 
 def join_masks(mask: Tensor | None, bias: Any) -> Any:

@@ -16,7 +16,6 @@ Only hooks are used: no block of diffusers is replaced, weights and ``state_dict
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -75,9 +74,7 @@ class UnetHandle:
     def __enter__(self) -> UnetHandle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.unpatch()
 
 

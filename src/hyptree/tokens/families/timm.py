@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError
-from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel
+from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel, unwrapped
 
 if TYPE_CHECKING:
     from hyptree.tokens.handle import Handle
@@ -23,7 +23,7 @@ def sites(model: nn.Module) -> FamilyAdapter:
     kind = type(model).__name__
     if not isinstance(model, VisionTransformer):
         raise UnsupportedModel(f"{kind} cannot be reduced: {_why_not(model)}")
-    blocks = [_parts(f"blocks.{i}", block, kind) for i, block in enumerate(model.blocks)]
+    blocks = [_parts(f"blocks.{i}", unwrapped(block), kind) for i, block in enumerate(model.blocks)]
     has_class = model.cls_token is not None
     # Some classes add tokens without counting them.
     num_counted = (

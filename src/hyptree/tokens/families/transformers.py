@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError
-from hyptree.tokens.families.adapter import BlockParts, FamilyAdapter, Override, UnsupportedModel, join_masks
+from hyptree.tokens.families.adapter import (
+    BlockParts,
+    FamilyAdapter,
+    Override,
+    UnsupportedModel,
+    join_masks,
+    unwrapped,
+)
 from hyptree.tokens.families.timm import _full_map
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle
 from hyptree.tokens.patch import handle_of
@@ -237,7 +244,7 @@ def _block_list(tower: nn.Module) -> str:
 def _blocks(name: str, tower: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     path = _block_list(tower)
     for number, block in tower.get_submodule(path).named_children():
-        yield ".".join(part for part in (name, path, number) if part), block
+        yield ".".join(part for part in (name, path, number) if part), unwrapped(block)
 
 
 def _parts(name: str, block: nn.Module) -> BlockParts:
