@@ -510,3 +510,14 @@ def test_the_small_start_is_a_quarter_of_xavier_without_times(name: str) -> None
             assert 0.2 < weight.std() / other.std() < 0.3
             checked += 1
     assert checked >= 8
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_weights_come_where_they_are_asked_for(variant: str) -> None:
+    """The fused kernels build none, so another implementation gives them, and the same logits."""
+    model, ids = small(variant), tokens(2, 7)
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+        assert [weights.shape for weights in out.attentions] == [(2, 4, 7, 7)] * model.config.num_hidden_layers
+        torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+        torch.testing.assert_close(out.logits, model(ids).logits, rtol=1e-10, atol=1e-10)
