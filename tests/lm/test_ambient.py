@@ -140,6 +140,21 @@ def test_matrices_are_kept_where_weights_are_constant_and_nowhere_else() -> None
         assert layer.matrix(torch.float32).requires_grad
 
 
+@torch.no_grad()
+def test_texts_that_overlap_in_threads_leave_nothing_behind() -> None:
+    """The first to begin ends first; what the second then makes is of the weights as they are."""
+    layer = AmbientLinear(9, 4).eval()
+    first, second = constant_weights(layer), constant_weights(layer)
+    for context in (first, second):
+        context.__enter__()
+    layer.matrix(torch.float32)
+    for context in (first, second):
+        context.__exit__(None, None, None)
+        layer.weight.data.mul_(2)
+        assert torch.equal(layer.matrix(torch.float32)[:, :9], layer.weight)
+    assert not layer._weight_cache.is_open
+
+
 def test_an_error_inside_forgets_the_matrices() -> None:
     layer = AmbientLinear(9, 4).eval()
 
