@@ -176,7 +176,7 @@ class LatentAttention(nn.Module):
         if cache is not None:
             past = cache.get_seq_length(self.layer_idx)
             past = past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
-            is_step = q.shape[1] == 1 and kind == "sdpa" and self.config.cache_mode == "latent"
+            is_step = q.shape[1] == 1 and kind != "eager" and self.config.cache_mode == "latent"
             if is_step and (attention_mask is None or attention_mask.shape[1:3] == (1, 1)):
                 if is_bare(self.kv_up) and is_bare(self.o_proj):
                     return self._step(q, latent, shared, position_embeddings, attention_mask, cache, past), None
