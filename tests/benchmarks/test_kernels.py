@@ -45,8 +45,8 @@ def outcome(*ops: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
 
 def test_every_operation_takes_part() -> None:
     folders = {actual.name for actual in pkgutil.iter_modules(hyptree.ops.__path__) if actual.ispkg}
-    both_levels = {"cluster_patch", "cluster_window"}  # kernels of one operation
-    assert set(OPS) == folders - {"cluster_map"} | both_levels and tuple(JOBS) == OPS
+    both_levels = {"cluster_patch", "cluster_window"}  # kernels of one operation; experts have none of their own
+    assert set(OPS) == folders - {"cluster_map", "experts"} | both_levels and tuple(JOBS) == OPS
     for quick in (True, False):  # on meta, nothing is drawn
         assert [name for name in OPS if not list(JOBS[name](Draw("meta", 0, quick)))] == []
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.geometry import lorentz
+from hyptree.geometry.lorentz_frame import time_of
 from hyptree.lm.ambient import UNIT_WEIGHT, AmbientLinear, aligned, constant_weights, padded_width
-from hyptree.ops.residual_norm.reference import residual, rms_norm, time_of
+from hyptree.ops.residual_norm.reference import residual, rms_norm
 from hyptree.ops.rounding import rounded
 from hyptree.train.optimizer.build import param_groups
 from hyptree.train.run.recipe import OptimSettings
@@ -52,7 +53,7 @@ def test_time_belongs_to_the_rounded_point() -> None:
     assert lifted.dtype == torch.bfloat16
     low = s.bfloat16()
     torch.testing.assert_close(lifted[..., :100], low, rtol=0, atol=0)
-    torch.testing.assert_close(lifted[..., 100], time_of(low)[..., 0].bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(lifted[..., 100], time_of(low.float(), 1.0)[..., 0].bfloat16(), rtol=0, atol=0)
 
 
 def test_rounding_by_bits_is_the_cast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +138,21 @@ def test_matrices_are_kept_where_weights_are_constant_and_nowhere_else() -> None
     assert layer._weight_cache._value is None
     with constant_weights(layer):  # and never where there are gradients
         assert layer.matrix(torch.float32).requires_grad
+
+
+@torch.no_grad()
+def test_texts_that_overlap_in_threads_leave_nothing_behind() -> None:
+    """The first to begin ends first; what the second then makes is of the weights as they are."""
+    layer = AmbientLinear(9, 4).eval()
+    first, second = constant_weights(layer), constant_weights(layer)
+    for context in (first, second):
+        context.__enter__()
+    layer.matrix(torch.float32)
+    for context in (first, second):
+        context.__exit__(None, None, None)
+        layer.weight.data.mul_(2)
+        assert torch.equal(layer.matrix(torch.float32)[:, :9], layer.weight)
+    assert not layer._weight_cache.is_open
 
 
 def test_an_error_inside_forgets_the_matrices() -> None:

@@ -165,6 +165,8 @@ def test_labels_that_are_shifted_already_are_not_shifted_again(kind: str, traini
 def test_what_a_model_does_not_know_is_refused() -> None:
     with pytest.raises(TypeError, match="HelmForCausalLM takes no cu_seq_lens_q, mask; leave it out"):
         small()(tokens(1, 4), cu_seq_lens_q=tokens(2), mask=True, return_dict=True, max_length_q=None)
+    with pytest.raises(TypeError, match="HelmModel takes no mask; leave it out"):
+        small().model(tokens(1, 4), mask=True, return_dict=True, cache_position=tokens(4))
 
 
 def test_kept_logits_are_the_last_ones() -> None:
@@ -299,7 +301,6 @@ def test_files_give_back_the_same_bits(variant: str, embedding: str, tmp_path: P
         assert torch.equal(model(ids).logits, loaded.eval()(ids).logits)
     assert isinstance(AutoModel.from_pretrained(tmp_path), HelmModel)
     if embedding == "manifold":
-        loaded.model.embed_tokens.mark_points()
         assert manifold_of(loaded.model.embed_tokens.weight) is not None
 
 
@@ -509,3 +510,14 @@ def test_the_small_start_is_a_quarter_of_xavier_without_times(name: str) -> None
             assert 0.2 < weight.std() / other.std() < 0.3
             checked += 1
     assert checked >= 8
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_weights_come_where_they_are_asked_for(variant: str) -> None:
+    """The fused kernels build none, so another implementation gives them, and the same logits."""
+    model, ids = small(variant), tokens(2, 7)
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+        assert [weights.shape for weights in out.attentions] == [(2, 4, 7, 7)] * model.config.num_hidden_layers
+        torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+        torch.testing.assert_close(out.logits, model(ids).logits, rtol=1e-10, atol=1e-10)

@@ -20,7 +20,7 @@ from hyptree.ops import pack_weight
 from hyptree.ops.bare import readable
 from hyptree.ops.residual_norm.reference import aligned as aligned
 from hyptree.ops.residual_norm.reference import padded_width as padded_width
-from hyptree.ops.rounding import gemm_dtype, rounded, wide
+from hyptree.ops.rounding import gemm_dtype, wide
 
 Cached = TypeVar("Cached")
 
@@ -176,17 +176,3 @@ class AmbientLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, c={self.c:g}, points={self.points}"
-
-
-def lift_padded(s: Tensor, n: int, dtype: torch.dtype, c: Any = 1.0, bias: bool = True) -> Tensor:
-    """``[s, t, 1, 0, ...]`` of rows that have their width: (..., width) whose columns from n on are 0 -> (..., width).
-
-    Args:
-        s: rows in float32 at least, not yet rounded. n: the number of space components. dtype: of the result.
-    """
-    point = rounded(s, dtype)
-    column = torch.arange(point.shape[-1], device=point.device)
-    filled = torch.where(column == n, torch.sqrt(point.square().sum(-1, keepdim=True) + 1 / c), point)
-    if bias:
-        filled = torch.where(column == n + 1, 1.0, filled)
-    return filled.to(dtype)

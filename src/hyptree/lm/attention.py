@@ -80,8 +80,10 @@ class HelmAttention(nn.Module):
         )  # (B, H, N, width)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        attend = ATTENTION.get(self.config._attn_implementation or "sdpa", _sdpa)
-        mean, weights = attend(self, q, k, v, attention_mask)
+        kind = self.config._attn_implementation or "sdpa"
+        if output_attentions and kind == "sdpa":
+            kind = "eager"  # the fused kernels build no weights
+        mean, weights = ATTENTION[kind](self, q, k, v, attention_mask)
         return centroid_linear(mean, self.o_proj, self.heads.value_dim, self.heads.c), weights
 
     def extra_repr(self) -> str:

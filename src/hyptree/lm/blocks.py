@@ -28,6 +28,11 @@ class PointEmbedding(nn.Embedding, PointModule):
             self._points["weight"] = Lorentz(c)
         self.mark_points()
 
+    def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.mark_points()  # before any step: libraries that move weights put new parameters in place
+        return super().forward(input)
+
     def reset_parameters(self) -> None:
         """Draw directions, and go one unit of length from the origin in each."""
         if getattr(self.weight, "_is_hf_initialized", False):  # transformers marks what it has loaded

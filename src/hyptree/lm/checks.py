@@ -26,8 +26,8 @@ def check_input(config: HelmConfig, input_ids: Any, embeds: Any, past: Any, mask
         for x in (input_ids, position_ids)
     ]
     if (input_ids is None) == (embeds is None):
-        given = "none" if input_ids is None else "both"
-        raise ValueError(f"HelmModel: give either input_ids or inputs_embeds, got {given}")
+        count = "none" if input_ids is None else "both"
+        raise ValueError(f"HelmModel: give either input_ids or inputs_embeds, got {count}")
     if embeds is not None and embeds.shape[-1] != config.hidden_size:
         raise ValueError(f"HelmModel: inputs_embeds must be (B, N, {config.hidden_size}), got {tuple(embeds.shape)}")
     if input_ids is not None and input_ids.dim() != 2:

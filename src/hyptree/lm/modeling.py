@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from hyptree.errors import UserError
+from hyptree.geometry import mark_points
 from hyptree.lm.ambient import GAIN_FACTORS, AmbientLinear, WeightCache, aligned, constant_weights
 from hyptree.lm.attention import ATTENTION
 from hyptree.lm.blocks import HelmBlock, PointEmbedding
@@ -85,6 +86,11 @@ class HelmPreTrainedModel(PreTrainedModel):
             raise UserError(f"a HELM has attn_implementation {', '.join(ATTENTION)}, got {attn_implementation!r}")
         return str(super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs))
 
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """That of transformers, which calls it last when it has put loaded parameters in place of the points."""
+        super().tie_weights(*args, **kwargs)
+        mark_points(self)
+
     def post_step(self) -> None:
         """Move the balance biases of all gates. Call it after every optimiser step, in every process."""
         if self.config.variant == "mice":
@@ -143,6 +149,8 @@ class HelmModel(HelmPreTrainedModel):
                 own, which do not see each other.
             past_key_values: any cache of transformers.
         """
+        if unknown := [name for name, value in kwargs.items() if value is not None and name not in _WITHOUT_EFFECT]:
+            raise TypeError(f"HelmModel takes no {', '.join(unknown)}; leave it out")
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         check_input(self.config, input_ids, inputs_embeds, past, attention_mask, position_ids)
         x: Any = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,21 @@ def is_plain_call(*inputs: Tensor | None) -> bool:
 def wants_graph() -> bool:
     """Whether a backward pass is itself recorded (``create_graph=True``); asked inside it."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass by kernels that refuses to be recorded: a second derivative would be a part of the true one.
+
+    torch's ``once_differentiable`` says nothing where ``torch.autograd.grad`` goes past it, by way of the outputs.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Tensor) -> Any:
+        if wants_graph():
+            raise RuntimeError("kernels give first derivatives only; HYPTREE_BACKEND=torch allows create_graph=True")
+        return backward(ctx, *grads)
+
+    return run
 
 
 def grads_with_graph(

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyptree.lm import HelmForCausalLM, preset
+from hyptree.lm import HelmConfig, HelmForCausalLM, preset
 from hyptree.lm.ambient import AmbientLinear, padded_width
+from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
 from hyptree.ops import bare
 from hyptree.ops.centroid import centroid_linear
+from hyptree.ops.heads import Heads, lift_heads
 from hyptree.ops.residual_norm import join, norm_linear
 from hyptree.ops.swiglu import swiglu_linear
 from tests.lm.make import lift
@@ -145,3 +147,32 @@ def test_a_model_on_kernels_is_the_same_model(name: str, device: str, monkeypatc
     for key, grad in grads.items():
         scale = plain_grads[key].abs().max().clamp(min=1e-6)
         torch.testing.assert_close(grad / scale, plain_grads[key] / scale, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def second_derivatives(kind: str, device: str) -> Tensor:
+    """Of one of the doors, by its points."""
+    c, raw, layer = 0.5, torch.zeros(1, device=device), drawn(12, 5, device)
+    x = torch.randn(1, 3, 12, device=device, requires_grad=True)
+    tables = torch.rand(1, 3, 4, device=device), torch.rand(1, 3, 4, device=device)
+    mice = Mice(HelmConfig(variant="mice", hidden_size=12, moe_intermediate_size=6)).to(device)
+    doors: dict[str, Callable[[], Tensor]] = {
+        "norm_linear": lambda: norm_linear(x, torch.ones(12, device=device), layer, c=c)[1],
+        "join": lambda: join(x, 2 * x, raw),
+        "swiglu_linear": lambda: swiglu_linear(torch.cat([x, x], -1), layer, 12),
+        "centroid_linear": lambda: centroid_linear(x[None], drawn(11, 5, device), 11),
+        "lift_heads": lambda: torch.cat(lift_heads(torch.cat([x, x, x], -1), *tables, raw, Heads(3, 8, 4, 4)), -1),
+        "mix_experts": lambda: mice(x)[0],
+    }
+    (grad,) = torch.autograd.grad(doors[kind]().square().sum(), x, create_graph=True)
+    return torch.autograd.grad(grad.square().sum(), x)[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["norm_linear", "join", "swiglu_linear", "centroid_linear", "lift_heads", "mix_experts"]
+)
+def test_second_derivatives_are_refused_and_not_wrong(kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPTREE_BACKEND", "torch")
+    assert second_derivatives(kind, device).abs().max() > 0
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        second_derivatives(kind, device)

@@ -1,1 +1,1 @@
-"""MICE, the mixture of curvature experts: networks, routing, and the grouped products that a GPU wants."""
+"""MICE, the mixture of curvature experts: networks and routing; what runs them is ``hyptree.ops.experts``."""

@@ -28,7 +28,6 @@ from hyptree.ops import pack_weight
 from hyptree.ops.bare import readable
 from hyptree.ops.experts import Sizes, Stack, mix_experts
 from hyptree.ops.experts.grouped import grouped_linear, sort_by_expert
-from hyptree.ops.residual_norm.reference import time_of
 from hyptree.ops.rounding import wide
 
 if TYPE_CHECKING:
@@ -156,7 +155,8 @@ class ExpertStack(nn.Module):
         factor = None if a is None else (member * a).sum(-1, keepdim=True)  # (S, 1)
 
         def linear(x: Tensor, weight: Tensor, time: Tensor, bias: Tensor | None) -> Tensor:
-            out = grouped_linear(x, weight.to(dtype), stops) + (member * time_of(x, self.c)).to(dtype) @ time.to(dtype)
+            t = member * torch.sqrt(sqnorm(wide(x)) + 1 / self.c)  # (S, E), the time in the column of its expert
+            out = grouped_linear(x, weight.to(dtype), stops) + t.to(dtype) @ time.to(dtype)
             return out if bias is None else out + unit.to(dtype) @ bias.to(dtype)
 
         bias = None if self.bias_in is None else self.bias_in.flatten(1)

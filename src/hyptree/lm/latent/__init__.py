@@ -1,1 +1,1 @@
-"""Latent attention of HELM-MICE: projections, scores and the cache."""
+"""Latent attention of HELM-MICE: projections and the cache."""

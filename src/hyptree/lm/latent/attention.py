@@ -1,15 +1,12 @@
 """Latent attention of HELM-MICE (HMLA): keys and values of all heads come from one small latent point per token.
 
-The cache keeps the latent, the shared rotated key and two times per head (:mod:`latent_cache`). A step with one token
+The cache keeps the latent, the shared rotated key and two times per head (``cache.py``). A step with one token
 never rebuilds keys and values: for a lifted latent z the product ``q_n.(W_K z)`` is ``(W_K^T q_n).z``, and the mean of
 ``W_V z`` is ``W_V`` of the mean of z. What does not follow from means are the times, and those are cached. Longer
 queries rebuild.
 
 A head's row is ``[rotated, rest, time, 0, ...]``: what turns with the position comes first, and rows leave their
-product with room for the time, so that none changes its length and a compiler makes one kernel of what happens to it.
-
-Scores are ``(2/tau)(q.k - t_q t_k)``. As in :mod:`hyptree.nn.attention`, keys and values carry the excess
-``e = t - 1/s`` of their time over the origin's: the difference is constant in a row, and nothing large is rounded.
+product with room for the time. From there on it is the attention of :mod:`hyptree.lm.attention`.
 """
 
 from __future__ import annotations
@@ -179,7 +176,7 @@ class LatentAttention(nn.Module):
         if cache is not None:
             past = cache.get_seq_length(self.layer_idx)
             past = past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
-            is_step = q.shape[1] == 1 and kind == "sdpa" and self.config.cache_mode == "latent"
+            is_step = q.shape[1] == 1 and kind != "eager" and self.config.cache_mode == "latent"
             if is_step and (attention_mask is None or attention_mask.shape[1:3] == (1, 1)):
                 if is_bare(self.kv_up) and is_bare(self.o_proj):
                     return self._step(q, latent, shared, position_embeddings, attention_mask, cache, past), None

@@ -15,6 +15,7 @@ from torch import Tensor
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.centroid import reference
+from hyptree.ops.derivatives import first_derivative
 
 __all__ = ["centroid", "centroid_grad", "centroid_linear", "reference"]
 
@@ -52,6 +53,7 @@ class _CentroidLinear(torch.autograd.Function):
         return F.linear(points.flatten(-2), matrix, bias)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         mean, matrix = ctx.saved_tensors
         to_mean, points = centroid_grad(mean, (grad @ matrix).unflatten(-1, (mean.shape[-2], -1)), *ctx.settings)

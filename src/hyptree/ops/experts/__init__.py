@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hyptree.ops.backend import rows_fit
 from hyptree.ops.bare import is_bare, report_unfused
+from hyptree.ops.derivatives import first_derivative
 from hyptree.ops.dispatch_rows import dispatch_rows, dispatch_rows_grad
 from hyptree.ops.experts.grouped import Order, dispatch, grouped_linear, grouped_outer
 from hyptree.ops.merge_points import merge_points, merge_points_grad
@@ -139,6 +140,7 @@ class _Mice(torch.autograd.Function):
         return merge_points(others, points, weight, inverse, own.features, own.c)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
             rows, weight, first, second, shared_first, shared_second, shared_a, chosen, inverse, ends, factors,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
+from hyptree.ops.derivatives import first_derivative
 from hyptree.ops.heads import reference
 from hyptree.ops.heads.reference import Heads
 
@@ -68,6 +69,7 @@ class _LiftHeads(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, cos, sin, log_tau = ctx.saved_tensors
         grads, heads = (grad_q, grad_k, grad_v), Heads(*ctx.heads)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.derivatives import first_derivative
 from hyptree.ops.pack_weight import reference
 from hyptree.ops.pack_weight.layout import Layout
 
@@ -50,6 +51,7 @@ class _PackWeight(torch.autograd.Function):
         return run(weight.contiguous(), time.contiguous(), bias, list(layout), dtype)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         run = _unpack_operator if needs_operator(grad) else _unpack
         weight, time, bias = run(grad.contiguous(), list(ctx.layout), ctx.size, ctx.has_bias, ctx.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.bare import is_bare, report_unfused
+from hyptree.ops.derivatives import first_derivative
 from hyptree.ops.residual_norm import reference
 from hyptree.ops.rounding import gemm_dtype
 
@@ -78,6 +79,7 @@ class _ResidualNormProduct(torch.autograd.Function):
         return tuple(result for result in (joined, out) if result is not None)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, y, raw_weight, norm_gain, matrix = ctx.saved_tensors
         grad_joined = None if y is None else grads[0]

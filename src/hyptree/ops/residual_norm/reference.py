@@ -27,7 +27,7 @@ def residual(x: Tensor, y: Tensor, raw_weight: Tensor, gain: float = 1.0, c: Sca
     y = wide(y).to(x.dtype)
     c = c.to(x.dtype) if isinstance(c, Tensor) else c
     w = F.softplus(raw_weight.to(x.dtype))
-    g = time_of(x, c) * time_of(y, c) - (x * y).sum(-1, keepdim=True)
+    g = torch.sqrt(sqnorm(x) + 1 / c) * torch.sqrt(sqnorm(y) + 1 / c) - (x * y).sum(-1, keepdim=True)
     q = (1 + w * w) / c + 2 * w * g.clamp(min=1 / c)
     return (gain / c**0.5 * torch.rsqrt(q) * (x + w * y)).to(to)
 
@@ -41,15 +41,9 @@ def rms_norm(s: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
 def lift(s: Tensor, dtype: torch.dtype, width: int, c: Scalar = 1.0, bias: bool = True) -> Tensor:
     """``[s, t, 1, 0, ...]`` (..., width) in ``dtype``, the time that of ``s`` rounded to it."""
     s = rounded(s, dtype)
-    parts = [s, time_of(s, c)] + ([torch.ones_like(s[..., :1])] if bias else [])
+    parts = [s, torch.sqrt(sqnorm(s) + 1 / c)] + ([torch.ones_like(s[..., :1])] if bias else [])
     lifted = torch.cat([part.to(dtype) for part in parts], -1)
     return F.pad(lifted, (0, width - lifted.shape[-1]))
-
-
-def time_of(s: Tensor, c: Scalar = 1.0) -> Tensor:
-    """The times ``sqrt(|s|^2 + 1/c)`` of points: (..., n) -> (..., 1), float32 at least."""
-    s = wide(s)
-    return torch.sqrt(sqnorm(s) + 1 / c)
 
 
 def aligned(width: int) -> int:

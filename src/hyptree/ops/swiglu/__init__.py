@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyptree.ops.backend import needs_operator, operator, rows_fit
 from hyptree.ops.bare import is_bare, report_unfused
+from hyptree.ops.derivatives import first_derivative
 from hyptree.ops.rounding import wide
 from hyptree.ops.swiglu import reference
 
@@ -53,6 +54,7 @@ class _SwigluLinear(torch.autograd.Function):
         return F.linear(swiglu_lift(both, hidden, c), matrix)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         both, matrix = ctx.saved_tensors
         grad_both, lifted = swiglu_grad(both, grad @ matrix, *ctx.settings)
