@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
-from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
+from hyptree.nn.cluster.level import Geometry, require_choice
 from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
 from hyptree.ops.bare import is_bare
 from hyptree.ops.gelu_mlp import gelu_mlp
@@ -179,9 +179,6 @@ class HCFormer(nn.Module):
     ):
         super().__init__()
         require_choice("HCFormer", "context", context, CONTEXTS)
-        require_choice("HCFormer", "patch_geometry", patch_geometry, GEOMETRIES)
-        require_choice("HCFormer", "window_geometry", window_geometry, GEOMETRIES)
-        require_choice("HCFormer", "assignment", assignment, ASSIGNMENTS)
         require_choice("HCFormer", "norm", norm, NORMS)
         require_choice("HCFormer", "convs", convs, CONVS)
         depths, dims = _per_stage("depths", depths), _per_stage("dims", dims)
