@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry import Lorentz
 from hyptree.geometry.core.registry import check_curvature
 from hyptree.ops.cluster_map import Level
@@ -20,13 +20,6 @@ Layout = tuple[Size, Size, Size]
 Geometry = Literal["euclidean", "hyperbolic"]
 GEOMETRIES = ("euclidean", "hyperbolic")
 ASSIGNMENTS = ("soft", "hard")
-
-
-def require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``; the message suggests the nearest."""
-    if value not in choices:
-        hint = suggest(str(value), choices) or f"expected one of {', '.join(choices)}"
-        raise ValueError(f"{where}: {name} {value!r} is unknown; {hint}")
 
 
 class PositionBias(nn.Module):
@@ -89,7 +82,7 @@ class ClusterLevel(nn.Module):
             clip: longest tangent vector of a hyperbolic level.
         """
         super().__init__()
-        require_choice("ClusterMixer", "assignment", assignment, ASSIGNMENTS)
+        require_one_of("ClusterMixer: assignment", assignment, ASSIGNMENTS)
         check_curvature(curvature, "ClusterMixer: curvature")
         if clip <= 0:
             raise ValueError(f"ClusterMixer: clip must be positive, got {clip}")

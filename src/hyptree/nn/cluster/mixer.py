@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.errors import require_one_of
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
-from hyptree.nn.cluster.level import GEOMETRIES, ClusterLevel, Geometry, Layout, require_choice
+from hyptree.nn.cluster.level import GEOMETRIES, ClusterLevel, Geometry, Layout
 from hyptree.ops.backend import BACKENDS
 from hyptree.ops.cluster_map import Clustered, Level, cluster_linear
 from hyptree.ops.linear import linear
@@ -134,10 +135,10 @@ class ClusterMixer(nn.Module):
             )
         if shifted and window_centres:
             raise ValueError(f"{name}: shifted windows replace the window level; set window_centres=0")
-        require_choice(name, "scaling", scaling, ("window", "fold"))
-        require_choice(name, "patch_geometry", patch_geometry, GEOMETRIES)
-        require_choice(name, "window_geometry", window_geometry, GEOMETRIES)
-        require_choice(name, "backend", backend, BACKENDS)
+        require_one_of(f"{name}: scaling", scaling, ("window", "fold"))
+        require_one_of(f"{name}: patch_geometry", patch_geometry, GEOMETRIES)
+        require_one_of(f"{name}: window_geometry", window_geometry, GEOMETRIES)
+        require_one_of(f"{name}: backend", backend, BACKENDS)
         self.backend = backend
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
