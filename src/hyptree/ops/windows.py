@@ -34,10 +34,6 @@ class Windows:
     """Rows above and columns left of the map that the first windows have; not zero for shifted windows."""
 
     @property
-    def num_windows(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-    @property
     def is_padded(self) -> bool:
         """Whether some windows reach beyond the map."""
         return (self.grid[0] * self.window[0], self.grid[1] * self.window[1]) != self.size

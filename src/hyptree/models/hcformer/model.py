@@ -19,8 +19,9 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hyptree.errors import require_one_of
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
-from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
+from hyptree.nn.cluster.level import Geometry
 from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
 from hyptree.ops.bare import is_bare
 from hyptree.ops.gelu_mlp import gelu_mlp
@@ -178,12 +179,9 @@ class HCFormer(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        require_choice("HCFormer", "context", context, CONTEXTS)
-        require_choice("HCFormer", "patch_geometry", patch_geometry, GEOMETRIES)
-        require_choice("HCFormer", "window_geometry", window_geometry, GEOMETRIES)
-        require_choice("HCFormer", "assignment", assignment, ASSIGNMENTS)
-        require_choice("HCFormer", "norm", norm, NORMS)
-        require_choice("HCFormer", "convs", convs, CONVS)
+        require_one_of("HCFormer: context", context, CONTEXTS)
+        require_one_of("HCFormer: norm", norm, NORMS)
+        require_one_of("HCFormer: convs", convs, CONVS)
         depths, dims = _per_stage("depths", depths), _per_stage("dims", dims)
         num_heads = _per_stage("num_heads", num_heads)
         head_dims = [head_dim] * NUM_STAGES if isinstance(head_dim, int) else _per_stage("head_dim", head_dim)
@@ -306,7 +304,7 @@ class HCFormer(nn.Module):
             output_fmt: "NCHW" or "NHWC". intermediates_only: give the list alone.
         """
         output_fmt = str(getattr(output_fmt, "value", output_fmt))
-        require_choice("HCFormer.forward_intermediates", "output_fmt", output_fmt, ("NCHW", "NHWC"))
+        require_one_of("HCFormer.forward_intermediates: output_fmt", output_fmt, ("NCHW", "NHWC"))
         take, last = feature_take_indices(len(self.stages), _as_list(indices))
         maps = []
         stages = self.stages[: last + 1] if stop_early else self.stages
@@ -395,7 +393,7 @@ def _init_weights(module: nn.Module) -> None:
 
 
 def _check_pool(pool: str, num_classes: int) -> None:
-    require_choice("HCFormer", "global_pool", pool, POOLS)
+    require_one_of("HCFormer: global_pool", pool, POOLS)
     if not pool and num_classes:
         raise ValueError(
             f"HCFormer: global_pool '' leaves maps, which {num_classes} classes cannot use; set num_classes=0"

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry import Lorentz
+from hyptree.geometry.core.registry import check_curvature
 from hyptree.ops.cluster_map import Level
 from hyptree.ops.windows import Size
 
@@ -19,13 +20,6 @@ Layout = tuple[Size, Size, Size]
 Geometry = Literal["euclidean", "hyperbolic"]
 GEOMETRIES = ("euclidean", "hyperbolic")
 ASSIGNMENTS = ("soft", "hard")
-
-
-def require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``; the message suggests the nearest."""
-    if value not in choices:
-        hint = suggest(str(value), choices) or f"expected one of {', '.join(choices)}"
-        raise ValueError(f"{where}: {name} {value!r} is unknown; {hint}")
 
 
 class PositionBias(nn.Module):
@@ -72,25 +66,26 @@ class ClusterLevel(nn.Module):
     """What one level of clustering learns. Calling it gives the numbers that the level compares with."""
 
     def __init__(
-        self,
-        num_heads: int,
-        layout: Layout,
-        geometry: Geometry,
-        assignment: Literal["soft", "hard"],
-        position_bias: bool,
-        curvature: float,
-        learnable_curvature: bool,
-        alpha: float,
-        clip: float,
-        is_single: bool,
-        **factory: Any,
-    ):
-        """As in :class:`~hyptree.nn.ClusterMixer`; ``is_single`` says that there is one centre at any size.
+        self, num_heads: int, layout: Layout, geometry: Geometry, is_single: bool = False, *,
+        assignment: Literal["soft", "hard"] = "soft", position_bias: bool = True, curvature: float = 1.0,
+        learnable_curvature: bool = False, alpha: float = 1.0, clip: float = 1.0, device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        """A level of ``num_heads`` heads whose position bias is made for ``layout``.
 
-        Every soft assignment is then one: there is nothing to learn, and a parameter without gradient would stop
-        distributed training.
+        Args:
+            is_single: there is one centre at any size. Every soft assignment is then one: there is nothing to learn,
+                and a parameter without gradient would stop distributed training.
+            assignment: "soft", or "hard" as in Context Cluster (see :class:`~hyptree.ops.cluster_map.Level`).
+            position_bias: add a learned bias to the similarities. alpha: initial factor of the similarities.
+            curvature: ``c > 0`` of a hyperbolic level. learnable_curvature: learn it.
+            clip: longest tangent vector of a hyperbolic level.
         """
         super().__init__()
+        require_one_of("ClusterMixer: assignment", assignment, ASSIGNMENTS)
+        check_curvature(curvature, "ClusterMixer: curvature")
+        if clip <= 0:
+            raise ValueError(f"ClusterMixer: clip must be positive, got {clip}")
         self.is_hard, self.clip, self.initial_alpha = assignment == "hard", clip, alpha
         self.alpha: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
@@ -99,12 +94,13 @@ class ClusterLevel(nn.Module):
         self.manifold: Lorentz | None = None
         is_trivial = is_single and not self.is_hard
         if self.c is not None and learnable_curvature and not is_trivial:
-            place = factory.get("device") or torch.get_default_device()
+            place = device or torch.get_default_device()
             with torch.device("cpu"):  # the curvature is checked by its value, which a meta device does not have
                 self.manifold = Lorentz(self.c, learnable=True)
             self.manifold.to(place)
         if is_trivial:
             return
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.alpha = nn.Parameter(torch.tensor(float(alpha), **factory))
         if self.is_hard:
             self.beta = nn.Parameter(torch.zeros((), **factory))

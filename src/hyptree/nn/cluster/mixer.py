@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.errors import require_one_of
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
-from hyptree.geometry.core.registry import check_curvature
-from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, Layout, require_choice
+from hyptree.nn.cluster.level import GEOMETRIES, ClusterLevel, Geometry, Layout
 from hyptree.ops.backend import BACKENDS
 from hyptree.ops.cluster_map import Clustered, Level, cluster_linear
 from hyptree.ops.linear import linear
@@ -93,13 +93,11 @@ class ClusterMixer(nn.Module):
         scaling: what grows with the map, the "window" (``fold`` is kept) or the "fold" (window size is kept).
         shifted: cut half a window further up and left.
         patch_geometry, window_geometry: "euclidean" (cosine) or "hyperbolic" (minus the Lorentz distance).
-        assignment: "soft", or "hard" as in Context Cluster (see :class:`~hyptree.ops.cluster_map.Level`).
-        position_bias: add a learned bias to the similarities.
-        curvature: ``c > 0`` of the hyperbolic levels. learnable_curvature: learn it.
-        norm: normalise the two results before the projection. alpha: initial factor of the similarities.
-        clip: longest tangent vector of the hyperbolic levels.
+        norm: normalise the two results before the projection.
         backend: "auto" takes a kernel for each level that has one on this device (soft assignment, patches Euclidean,
             windows hyperbolic with a fixed curvature), "torch" none, "triton" fails where a kernel cannot run.
+        level: assignment, position_bias, curvature, learnable_curvature, alpha and clip of both levels, as in
+            :class:`~hyptree.nn.cluster.level.ClusterLevel`.
 
     Shape:
         (B, H, W, dim) or (H, W, dim) -> the same
@@ -119,16 +117,11 @@ class ClusterMixer(nn.Module):
         shifted: bool = False,
         patch_geometry: Geometry = "euclidean",
         window_geometry: Geometry = "hyperbolic",
-        assignment: Literal["soft", "hard"] = "soft",
-        position_bias: bool = True,
-        curvature: float = 1.0,
-        learnable_curvature: bool = False,
         norm: bool = True,
-        alpha: float = 1.0,
-        clip: float = 1.0,
         backend: str = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **level: Any,
     ):
         super().__init__()
         name = type(self).__name__
@@ -142,14 +135,10 @@ class ClusterMixer(nn.Module):
             )
         if shifted and window_centres:
             raise ValueError(f"{name}: shifted windows replace the window level; set window_centres=0")
-        if clip <= 0:
-            raise ValueError(f"{name}: clip must be positive, got {clip}")
-        check_curvature(curvature, f"{name}: curvature")
-        require_choice(name, "scaling", scaling, ("window", "fold"))
-        require_choice(name, "patch_geometry", patch_geometry, GEOMETRIES)
-        require_choice(name, "window_geometry", window_geometry, GEOMETRIES)
-        require_choice(name, "assignment", assignment, ASSIGNMENTS)
-        require_choice(name, "backend", backend, BACKENDS)
+        require_one_of(f"{name}: scaling", scaling, ("window", "fold"))
+        require_one_of(f"{name}: patch_geometry", patch_geometry, GEOMETRIES)
+        require_one_of(f"{name}: window_geometry", window_geometry, GEOMETRIES)
+        require_one_of(f"{name}: backend", backend, BACKENDS)
         self.backend = backend
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
@@ -158,26 +147,12 @@ class ClusterMixer(nn.Module):
         self.window_size = plan(size, fold=(fold, fold)).window
         _, of_patches, of_windows = self.layouts(size)
         inner = num_heads * head_dim
-        level: dict[str, Any] = {
-            "assignment": assignment,
-            "position_bias": position_bias,
-            "curvature": curvature,
-            "learnable_curvature": learnable_curvature,
-            "alpha": alpha,
-            "clip": clip,
-            **factory,
-        }
+        level |= factory
         self.points_and_values = nn.Linear(dim, 2 * inner, **factory)
-        self.patch = ClusterLevel(num_heads, of_patches, geometry=patch_geometry, is_single=patch_centres == 1, **level)
+        self.patch = ClusterLevel(num_heads, of_patches, patch_geometry, patch_centres == 1, **level)
         self.window: ClusterLevel | None = None
         if window_centres:
-            self.window = ClusterLevel(
-                num_heads,
-                of_windows,
-                geometry=window_geometry,
-                is_single=window_centres == 1,
-                **level,
-            )
+            self.window = ClusterLevel(num_heads, of_windows, window_geometry, window_centres == 1, **level)
         width = inner * (2 if window_centres else 1)
         self.norm = MapNorm(width, **factory) if norm else nn.Identity()
         self.proj = nn.Linear(width, dim, **factory)

@@ -104,24 +104,15 @@ class _ClusterPatch(torch.autograd.Function):
         out, parts, moments, kept, sizes = run(both, alpha, held, keep, cut)
         if keep:
             ctx.save_for_backward(both, alpha, held, out, kept, sizes)
-        ctx.set_materialize_grads(False)
         return out, parts, moments
 
     @staticmethod
     @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
-    def backward(ctx: Any, grad: Tensor | None, grad_parts: Tensor | None, grad_moments: Tensor | None) -> Any:
+    def backward(ctx: Any, grad: Tensor, to_parts: Tensor, to_moments: Tensor) -> Any:
         both, alpha, bias, out, kept, sizes = ctx.saved_tensors
-        cut: Cut = ctx.cut
-        B = both.shape[0]
-        if grad is None:
-            grad = both.new_zeros(B, cut.height, cut.width, cut.inner)
-        if grad_parts is None:
-            grad_parts = both.new_zeros(B, cut.num_windows, 4 if cut.cells_y else 0, 2 * cut.inner)
-        if grad_moments is None:
-            grad_moments = both.new_zeros(B, 2, dtype=torch.float32)
         run = _patch_grad_operator if needs_operator(both) else _patch_grad
-        grads = grad.contiguous(), grad_parts.contiguous(), grad_moments.contiguous()
-        to_both, to_alpha, to_bias = run(both, alpha, bias, *grads, out, kept, sizes, cut)
+        grads = grad.contiguous(), to_parts.contiguous(), to_moments.contiguous()
+        to_both, to_alpha, to_bias = run(both, alpha, bias, *grads, out, kept, sizes, ctx.cut)
         to_bias = None if bias is None else to_bias.to(bias.dtype)
         return to_both, to_alpha.to(alpha.dtype).view(alpha.shape), to_bias, None, None
 
@@ -136,18 +127,12 @@ class _ClusterWindow(torch.autograd.Function):
         out, moments = run(parts, alpha, held, c, clip, cut)
         ctx.save_for_backward(parts, alpha, held)
         ctx.settings = c, clip, cut
-        ctx.set_materialize_grads(False)
         return out, moments
 
     @staticmethod
     @once_differentiable  # a second derivative is refused, not zero: backend="torch" has it
-    def backward(ctx: Any, grad: Tensor | None, grad_moments: Tensor | None) -> Any:
+    def backward(ctx: Any, grad: Tensor, grad_moments: Tensor) -> Any:
         parts, alpha, bias = ctx.saved_tensors
-        cut: Cut = ctx.settings[-1]
-        if grad is None:
-            grad = parts.new_zeros(parts.shape[0], cut.num_windows, cut.inner)
-        if grad_moments is None:
-            grad_moments = parts.new_zeros(parts.shape[0], 2, dtype=torch.float32)
         run = _window_grad_operator if needs_operator(parts) else _window_grad
         grads = run(parts, alpha, bias, grad.contiguous(), grad_moments.contiguous(), *ctx.settings)
         to_alpha = None if alpha is None else grads[1].to(alpha.dtype).view(alpha.shape)

@@ -109,6 +109,29 @@ def _load(parts, base, row, column, ok, S: tl.constexpr, INNER: tl.constexpr, pa
 
 
 @triton.jit
+def _read(parts, base, row, column, ok, S: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr,
+          WX: tl.constexpr, CELL_Y: tl.constexpr, CELL_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
+          IS_TRIVIAL: tl.constexpr, WIDEN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr,
+          BLOCK_D: tl.constexpr):  # fmt: skip
+    """Points and values of the windows (S, d), sums for the centres and their values (M, d)."""
+    points = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
+    values = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
+    centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    value_centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for part in tl.static_range(4):
+        member = _members(part, COLUMNS, WY, WX, CELL_Y, CELL_X, CELLS_Y, CELLS_X, BLOCK_S, BLOCK_M)
+        member = tl.trans(member.to(parts.dtype.element_ty))
+        if not IS_TRIVIAL:
+            x = _load(parts, base, row, column, ok, S, INNER, part)
+            points += x.to(tl.float32)
+            centres += product(member, x, WIDEN)  # exact: a sum
+        v = _load(parts, base + INNER, row, column, ok, S, INNER, part)
+        values += v.to(tl.float32)
+        value_centres += product(member, v, WIDEN)
+    return points, values, centres, value_centres
+
+
+@triton.jit
 def _cluster_window_kernel(parts, alpha, bias, out, moments, S: tl.constexpr, COLUMNS: tl.constexpr, WY: tl.constexpr,
         WX: tl.constexpr, CELL_Y: tl.constexpr, CELL_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
         HEADS: tl.constexpr, D: tl.constexpr, C: tl.constexpr, CLIP: tl.constexpr, IS_TRIVIAL: tl.constexpr,
@@ -123,20 +146,10 @@ def _cluster_window_kernel(parts, alpha, bias, out, moments, S: tl.constexpr, CO
     exists, reachable = row < S, place < M
     ok = exists[:, None] & (column < D)[None, :]
     base = image * (S * 4 * 2 * INNER) + head * D
-    points = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    values = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    value_centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for part in tl.static_range(4):
-        member = _members(part, COLUMNS, WY, WX, CELL_Y, CELL_X, CELLS_Y, CELLS_X, BLOCK_S, BLOCK_M)
-        member = tl.trans(member.to(stored))
-        if not IS_TRIVIAL:
-            x = _load(parts, base, row, column, ok, S, INNER, part)
-            points += x.to(tl.float32)
-            centres += product(member, x, WIDEN)  # exact: a sum
-        v = _load(parts, base + INNER, row, column, ok, S, INNER, part)
-        values += v.to(tl.float32)
-        value_centres += product(member, v, WIDEN)
+    points, values, centres, value_centres = _read(
+        parts, base, row, column, ok, S, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, CELLS_Y, CELLS_X, IS_TRIVIAL, WIDEN,
+        BLOCK_S, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
     SHARE: tl.constexpr = WY * WX / (CELL_Y * CELL_X)
     if IS_TRIVIAL:
         assign = tl.where(reachable[None, :] & exists[:, None], 1.0, tl.zeros((BLOCK_S, BLOCK_M), tl.float32))
@@ -175,20 +188,10 @@ def _cluster_window_grad_kernel(parts, alpha, bias, grad, grad_moments, grad_par
     exists, reachable = row < S, place < M
     ok = exists[:, None] & (column < D)[None, :]
     base = image * (S * 4 * 2 * INNER) + head * D
-    points = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    values = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    value_centres = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for part in tl.static_range(4):
-        member = _members(part, COLUMNS, WY, WX, CELL_Y, CELL_X, CELLS_Y, CELLS_X, BLOCK_S, BLOCK_M)
-        member = tl.trans(member.to(stored))
-        if not IS_TRIVIAL:
-            x = _load(parts, base, row, column, ok, S, INNER, part)
-            points += x.to(tl.float32)
-            centres += product(member, x, WIDEN)
-        v = _load(parts, base + INNER, row, column, ok, S, INNER, part)
-        values += v.to(tl.float32)
-        value_centres += product(member, v, WIDEN)
+    points, values, centres, value_centres = _read(
+        parts, base, row, column, ok, S, INNER, COLUMNS, WY, WX, CELL_Y, CELL_X, CELLS_Y, CELLS_X, IS_TRIVIAL, WIDEN,
+        BLOCK_S, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
     SHARE: tl.constexpr = WY * WX / (CELL_Y * CELL_X)
     if IS_TRIVIAL:
         assign = tl.where(reachable[None, :] & exists[:, None], 1.0, tl.zeros((BLOCK_S, BLOCK_M), tl.float32))
