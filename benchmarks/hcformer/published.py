@@ -30,7 +30,7 @@ class PublishedMixer(nn.Module):
         super().__init__()
         ours = block.mixer
         plain = (ours.norm, block.norm1, block.drop_path)
-        if ours.patch.manifold is not None or ours.patch.is_hard or not all(isinstance(m, nn.Identity) for m in plain):
+        if ours.patch.c is not None or ours.patch.is_hard or not all(isinstance(m, nn.Identity) for m in plain):
             raise UserError(
                 "the published order of operations has soft assignment, Euclidean patches, no norm around the mixer; "
                 "use mixer_norm=False and otherwise the defaults"
@@ -48,8 +48,8 @@ class PublishedMixer(nn.Module):
         self.clip = 1.0 if window is None else window.clip
         self.c = 1.0
         if window is not None and window.alpha is not None:
-            assert window.manifold is not None and isinstance(window.manifold.c, float)
-            self.c = window.manifold.c
+            assert window.c is not None and window.manifold is None
+            self.c = window.c
             self.window_alpha = nn.Parameter(window.alpha.detach().clone())
             self.window_bias = _bias_map(window)
 

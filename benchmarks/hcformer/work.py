@@ -25,8 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from hyptree.models.hcformer import model as hcformer
 from hyptree.models.hcformer.model import Block, HCFormer
-from hyptree.nn import products
-from hyptree.nn.cluster.map_norm import MapNorm
 
 PEAK, BANDWIDTH, LAUNCH = 600e12, 4.2e12, 7e-6
 """An H200, as reached and not as printed: bfloat16 products per second, bytes per second, seconds per eager launch."""
@@ -97,9 +95,6 @@ def _as_on_a_gpu() -> Iterator[None]:
     """Tensors without data on the CPU take the ways of a GPU: Triton's kernels, norms by rows."""
     with (
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1", "HYPTREE_BACKEND": "triton"}),
-        mock.patch.object(MapNorm, "forward", MapNorm.by_layer_norm),
-        mock.patch.object(MapNorm, "before", MapNorm.inside),
-        mock.patch.object(products, "keeps_gelu", return_value=False),
         mock.patch.object(hcformer, "CACHE", 2**62),  # no parts of a batch
     ):
         yield

@@ -9,6 +9,7 @@ imports torch only when it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TextIO
 
 from benchmarks.helm.options import HelmOptions
@@ -191,8 +192,12 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
         ids = cases.tokens(config, options.decode_batch, options.context + 1, options.device)
         models = _models(options, config, setting)
         for mode in options.modes:
-            with constant_weights():  # as generate does: from the prompt of each to the last step
-                results, steps = _compare(options, _decoders(models, ids, setting, mode))
+            writers = _writers(models)
+            with ExitStack() as stack:  # as generate does: from the prompt of each to the last step
+                for model in writers.values():
+                    if not isinstance(model, Exception):
+                        stack.enter_context(constant_weights(model))
+                results, steps = _compare(options, _decoders(writers, ids, setting, mode))
             sizes = {who: step.cache_bytes() for who, step in steps.items()}
             verdicts, met = _decode_targets(results, sizes, options.device == "cuda" and mode != "eager")
             for who, result in results.items():
@@ -225,12 +230,15 @@ def _decoding(options: HelmOptions, configs: Sequence[tuple[str, HelmConfig]], e
     return code
 
 
-def _decoders(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
-    """One per way to cache: a model of ours has two if its attention is latent."""
-    from benchmarks.helm import cases
-
+def _writers(models: dict[str, Any]) -> dict[str, Any]:
+    """One model per way to cache: ours has two if its attention is latent."""
     ours = models["ours"]
     caches = ("latent", "full") if getattr(getattr(ours, "config", None), "variant", "") == "mice" else ("ours",)
+    return {**{cache: _with_cache(ours, cache) for cache in caches}, "twin": models["twin"]}
+
+
+def _decoders(writers: dict[str, Any], ids: Any, setting: Setting, mode: str) -> Contenders:
+    from benchmarks.helm import cases
 
     def make(model: Any, cache: str) -> Callable[[], DecodingStep]:
         def build() -> DecodingStep:
@@ -240,8 +248,7 @@ def _decoders(models: dict[str, Any], ids: Any, setting: Setting, mode: str) -> 
 
         return build
 
-    makers = {cache: make(_with_cache(ours, cache), cache) for cache in caches}
-    return {**makers, "twin": make(models["twin"], "")}
+    return {who: make(model, who) for who, model in writers.items()}
 
 
 def _with_cache(model: Any, cache: str) -> Any:

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from hyptree.geometry import lorentz, poincare
 from hyptree.ops import gelu_grad, lorentz_mlr, map_norm, pairwise_lorentz, pairwise_poincare
-from hyptree.ops.cluster_patch import Cut, cluster_patch
-from hyptree.ops.cluster_patch.reference import cluster_patch as plain_patch
-from hyptree.ops.cluster_window import cluster_window
-from hyptree.ops.cluster_window.reference import cluster_window as plain_window
+from hyptree.ops.cluster_map import reference as plain_cluster
+from hyptree.ops.cluster_map.kernels import cluster_patch, cluster_window
 from hyptree.ops.pairwise_lorentz import reference as plain_pairs
+from hyptree.ops.windows import Cut
 
 C = 0.8
 """Curvature of all jobs; not 1, so that a mistaken convention is seen."""
@@ -167,8 +166,8 @@ def _patch_work(draw: Draw, cut: Cut, B: int, dtype: torch.dtype) -> Work:
     pairs = B * cut.num_windows * cut.num_heads * cut.centres * cut.window
     return Work(
         inputs,
-        lambda both, alpha, bias: plain_patch(both, alpha, bias, cut),
-        lambda both, alpha, bias: cluster_patch(both, alpha, bias, cut, backend="triton"),
+        lambda both, alpha, bias: plain_cluster.cluster_patch(both, alpha, bias, cut),
+        lambda both, alpha, bias: cluster_patch(both, alpha, bias, cut),
         leaves=(0, 1, 2),
         rival=("window attention", lambda both, alpha, bias: _window_attention(both, cut)),
         flops=2 * 5 * pairs * cut.dim,  # two centres, cosines, gathered and mixed values
@@ -194,8 +193,8 @@ def _window_work(draw: Draw, cut: Cut, B: int, dtype: torch.dtype) -> Work:
     )
     return Work(
         inputs,
-        lambda parts, alpha, bias: plain_window(parts, alpha, bias, cut, C, 1.0),
-        lambda parts, alpha, bias: cluster_window(parts, alpha, bias, cut, C, 1.0, backend="triton"),
+        lambda parts, alpha, bias: plain_cluster.cluster_window(parts, alpha, bias, cut, C, 1.0),
+        lambda parts, alpha, bias: cluster_window(parts, alpha, bias, cut, C, 1.0),
         leaves=(0, 1, 2),
         flops=2 * 4 * B * cut.inner * cut.num_windows * cells,
         scales=(1.0, 0.05),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +46,11 @@ def _reading(draw: Draw, batch: int, tokens: int, width: int) -> Work:
         _levels(draw),
     )
 
-    definition = functools.partial(reference.read_tree, sizes=SIZES, heads=HEADS, scale=1.0, cosine=True)
-    kernel = functools.partial(tree_reader.read_tree, sizes=SIZES, heads=HEADS, backend="triton")
+    definition = functools.partial(reference.read_tree, sizes=list(SIZES), heads=HEADS, scale=1.0, cosine=True)
+
+    def kernel(*x: Any) -> Outputs:
+        return tree_reader.read_tree(*x, list(SIZES), HEADS, 1.0, True)
+
     among = nodes * (sum(a * b for a, b in reference.read_matrices(width, depth).values()) + 2 * nodes * width)
     return Work(inputs, definition, kernel, flops=2 * batch * (2 * nodes * tokens * width + among))
 
@@ -61,15 +65,12 @@ def _encoding(draw: Draw, batch: int, width: int) -> Work:
         _weights(draw, vectors, torch.float32, depth, 2 * width),
     )
 
-    run: Callable[..., Tensor] = functools.partial(reference.encode_tree, sizes=SIZES, heads=HEADS)
-    run_kernel: Callable[..., Tensor] = functools.partial(
-        tree_reader.encode_tree, sizes=SIZES, heads=HEADS, backend="triton"
-    )
+    run = functools.partial(reference.encode_tree, sizes=list(SIZES), heads=HEADS)
 
     def definition(*x: Tensor) -> Outputs:
         return (run(*x),)
 
-    def kernel(*x: Tensor) -> Outputs:
-        return (run_kernel(*x),)
+    def kernel(*x: Any) -> Outputs:
+        return (tree_reader.encode_tree(*x, list(SIZES), HEADS),)
 
     return Work(inputs, definition, kernel, flops=2 * batch * (depth * reference.size_of(matrices)))

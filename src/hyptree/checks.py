@@ -1,29 +1,29 @@
-"""Checks of numbers in settings, by the names of their fields; what is None was not given and passes."""
+"""One check of numbers in settings, by the names of their fields."""
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
-
-def require_positive(settings: Any, *names: str, flag: str = "") -> None:
-    """Raise unless each is a positive number. ``flag`` is ``--`` where people know the fields as flags."""
-    _require(settings, names, flag, lambda value: value > 0 and math.isfinite(value), "a positive number")
-
-
-def require_at_least(least: int, settings: Any, *names: str, flag: str = "") -> None:
-    """Raise unless each is as large as that."""
-    _require(settings, names, flag, lambda value: value >= least, f"at least {least}")
+_RANGES = {
+    "a positive number": (sys.float_info.min, sys.float_info.max),
+    "at least 0": (0, math.inf),
+    "at least 1": (1, math.inf),
+    "from 0 to 2^31 - 1": (0, 2**31 - 1),  # what every generator takes for a seed
+}
 
 
-def require_seed(settings: Any, flag: str = "") -> None:
-    """Raise unless ``seed`` is one that every generator takes."""
-    _require(settings, ("seed",), flag, lambda value: 0 <= value < 2**31, "from 0 to 2^31 - 1")
+def require_numbers(settings: Any, wanted: str, *names: str, flag: str = "") -> None:
+    """Raise unless each field is a number as ``wanted``; None was not given and passes.
 
-
-def _require(settings: Any, names: tuple[str, ...], flag: str, is_fine: Any, wanted: str) -> None:
+    Args:
+        wanted: in words, one of those above.
+        flag: ``--`` where people know the fields as flags.
+    """
+    least, most = _RANGES[wanted]
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not is_fine(value):
+        if value is not None and not least <= value <= most:
             shown = flag + (name.replace("_", "-") if flag else name)
             raise ValueError(f"{shown} must be {wanted}, got {value}")

@@ -30,10 +30,11 @@ def suggest(name: str, choices: Iterable[str], part: Callable[[str], str] = str)
     return f"did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
-def require_one_of(name: str, value: object, choices: Iterable[str]) -> None:
+def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
     """Raise unless a setting has one of its values; the message suggests the nearest."""
-    words = list(choices)
-    if value not in words:
+    choices = list(choices)
+    if value not in choices:
+        words = list(map(str, choices))
         hint = suggest(str(value), words)
         raise UserError(f"{name} must be one of {', '.join(words)}, got {value!r}" + (hint and f"; {hint}"))
 

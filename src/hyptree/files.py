@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -354,6 +354,15 @@ def sign_weights(folder: Path | str) -> None:
     """Write the weights in a folder of ``save_pretrained`` again, with the digest that :func:`check_weights` wants."""
     for path in Path(folder).glob("*.safetensors"):
         save_tensors(path, load_tensors(path)[0], format="pt")
+
+
+def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Feed a hash of ``hashlib`` with names, shapes, dtypes and numbers of tensors, by name."""
+    import torch
+
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _digest(tensors: dict[str, Tensor], state: str) -> str:

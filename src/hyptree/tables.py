@@ -35,6 +35,11 @@ def aligned(lines: Sequence[Sequence[str]], right: bool = True) -> list[str]:
     return ["  ".join(map(lambda side, *cell: side(*cell), sides, line, widths)).rstrip() for line in lines]
 
 
+def numbers(named: Mapping[str, Any]) -> list[str]:
+    """A line for each, its name and value in columns."""
+    return aligned([[k, f"{v:.4f}" if isinstance(v, float) else str(v)] for k, v in named.items()], right=False)
+
+
 def _fill(form: str, row: Mapping[str, Any]) -> str:
     """A format filled; a dash where its number is missing."""
     first = form.partition("{")[2].partition(":")[0].partition("}")[0]

@@ -45,7 +45,8 @@ def outcome(*ops: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
 
 def test_every_operation_takes_part() -> None:
     folders = {actual.name for actual in pkgutil.iter_modules(hyptree.ops.__path__) if actual.ispkg}
-    assert set(OPS) == folders and tuple(JOBS) == OPS
+    both_levels = {"cluster_patch", "cluster_window"}  # kernels of one operation
+    assert set(OPS) == folders - {"cluster_map"} | both_levels and tuple(JOBS) == OPS
     for quick in (True, False):  # on meta, nothing is drawn
         assert [name for name in OPS if not list(JOBS[name](Draw("meta", 0, quick)))] == []
 
@@ -187,18 +188,18 @@ def test_one_bad_place_among_many_is_seen() -> None:
 def test_shapes_of_hcformer_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import hyptree.models  # noqa: F401
-    from hyptree.nn.cluster import mixer as cluster
-    from hyptree.ops.cluster_patch import cluster_patch
+    from hyptree.ops.cluster_map import kernels, reference
 
     seen: list[Any] = []
 
-    def spy(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Any, *, backend: str) -> Any:
+    def spy(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Any) -> Any:
         seen.append(cut)
-        return cluster_patch(both, alpha, bias, cut, backend="torch")
+        return reference.cluster_patch(both, alpha, bias, cut)
 
-    monkeypatch.setattr(cluster, "patch_fits", lambda *x: True)
-    monkeypatch.setattr(cluster, "window_fits", lambda *x: True)
-    monkeypatch.setattr(cluster, "cluster_patch", spy)
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "cluster_patch", spy)
+    monkeypatch.setattr(kernels, "cluster_window", reference.cluster_window)
     for size in ("nano", "medium"):
         seen.clear()
         model = timm.create_model(f"hcformer_{size}").eval()

@@ -17,7 +17,7 @@ from tests.cli.test_print_config import every_verb
 
 def command(verb: str):
     group, _, name = verb.partition(" ")
-    module = import_module(cli._module_name(group))
+    module = import_module(f"hyptree.cli.{group}")
     return module.SUBVERBS[name] if name else module.run
 
 

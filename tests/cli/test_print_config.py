@@ -48,8 +48,8 @@ NOT_HERE = {"eval"}  # its settings are those of a run, tested where there is on
 
 def every_verb() -> list[str]:
     names = []
-    for verb in cli.available_verbs():
-        subverbs = getattr(import_module(cli._module_name(verb)), "SUBVERBS", None)
+    for verb in cli.VERBS:
+        subverbs = getattr(import_module(f"hyptree.cli.{verb}"), "SUBVERBS", None)
         names += [f"{verb} {name}" for name in subverbs] if subverbs else [verb]
     return [name for name in names if name not in NOT_HERE]
 

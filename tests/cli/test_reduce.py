@@ -83,7 +83,7 @@ def test_a_run_is_measured_on_its_own_data(
     [
         (["vit_tinny_patch16_224"], "unknown model 'vit_tinny_patch16_224'; did you mean 'vit_tiny_patch16_224'?"),
         (["no/such/run"], "no/such/run: no such folder"),
-        (["{run}", "--method", "atc", "tomee"], "unknown method 'tomee'; did you mean 'tome'?"),
+        (["{run}", "--method", "atc", "tomee"], "got 'tomee'; did you mean 'tome'?"),
         (["{run}", "--keep", "0.5", "1.2"], "--keep must be in (0, 1], got 1.2; 1 keeps all tokens"),
         (["{run}", "--linkage", "averge"], "average"),
         (["{run}", "--layers", "7"], "layer 7 does not exist: the model has 4 blocks"),

@@ -121,16 +121,21 @@ def test_matrices_are_kept_where_weights_are_constant_and_nowhere_else() -> None
     layer = AmbientLinear(9, 4).eval()
     with torch.no_grad():
         assert layer.matrix(torch.float32) is not layer.matrix(torch.float32)
-        with constant_weights():
+        with constant_weights(layer):
             first = layer.matrix(torch.float32)
-            with constant_weights():
+            with constant_weights(layer):
                 assert layer.matrix(torch.float32) is first
             assert layer.matrix(torch.float32) is first and layer.matrix(torch.float64) is not first
+            for other in (copy.deepcopy(layer), AmbientLinear(9, 4)):  # its weights may change
+                other.weight.data.mul_(3)
+                assert torch.equal(other.matrix(torch.float32)[:, :9], other.weight)
+                other.weight.data.mul_(3)
+                assert torch.equal(other.matrix(torch.float32)[:, :9], other.weight)
         layer.weight.data.mul_(2)  # not counted as a version
-        with constant_weights():
+        with constant_weights(layer):
             assert torch.equal(layer.matrix(torch.float32)[:, :9], layer.weight)
     assert layer._weight_cache._value is None
-    with constant_weights():  # and never where there are gradients
+    with constant_weights(layer):  # and never where there are gradients
         assert layer.matrix(torch.float32).requires_grad
 
 
@@ -138,7 +143,7 @@ def test_an_error_inside_forgets_the_matrices() -> None:
     layer = AmbientLinear(9, 4).eval()
 
     def fail() -> None:
-        with torch.no_grad(), constant_weights():
+        with torch.no_grad(), constant_weights(layer):
             layer.matrix(torch.float32)
             raise KeyError
 

@@ -148,14 +148,14 @@ def test_compiled_steps_take_what_an_uncompiled_pass_inside_has_made() -> None:
     with torch.no_grad():
         expected = product(lifted)
         torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
-        with constant_weights():
+        with constant_weights(layer):
             torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
             layer.matrix(torch.float32).zero_()  # what is kept can be told from what is made anew
             assert not step(lifted).any()
         torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
-        with constant_weights():
+        with constant_weights(layer):
             torch.testing.assert_close(step(lifted), expected, rtol=1e-5, atol=1e-6)
-    with constant_weights():  # and never where there are gradients
+    with constant_weights(layer):  # and never where there are gradients
         torch.testing.assert_close(step(lifted).detach(), expected, rtol=1e-5, atol=1e-6)
 
 

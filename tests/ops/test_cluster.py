@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hyptree.nn import ClusterMixer
-from hyptree.ops.cluster_patch import Cut, cluster_patch, fits
-from hyptree.ops.cluster_patch import reference as patch_reference
-from hyptree.ops.cluster_window import cluster_window
+from hyptree.ops.cluster_map import kernels, reference
+from hyptree.ops.windows import Cut
 
 pytest.importorskip("triton")
 
@@ -70,9 +69,9 @@ def outcome(call: Any, leaves: list[Tensor | None], cotangents: list[Tensor] | N
 
 def compare(run: Any, leaves: list[Tensor | None], tolerance: float) -> None:
     """The kernel against the definition in float64."""
-    built, grads, cotangents = outcome(lambda *x: run(*x, backend="triton"), leaves, None)
+    built, grads, cotangents = outcome(lambda *x: run(kernels, *x), leaves, None)
     exact = [None if x is None else x.double() for x in leaves]
-    expected, wanted_grads, _ = outcome(lambda *x: run(*x, backend="torch"), exact, cotangents)
+    expected, wanted_grads, _ = outcome(lambda *x: run(reference, *x), exact, cotangents)
     assert len(built) == len(expected)
     for one, other in zip([*built, *grads], [*expected, *wanted_grads], strict=True):
         assert one.shape == other.shape
@@ -96,17 +95,17 @@ def test_patches_equal_the_definition(name: str, dtype: torch.dtype, device: str
     B = 1 if name in ("wide", "wide, parts", "wide, few centres") else 2  # many tiles are slow to interpret
     leaves = patch_input(cut, B, dtype, device, with_bias=name != "shifted")
     poison((B, cut.height, cut.width, 2 * cut.inner), dtype, device)
-    compare(lambda *x, backend: cluster_patch(*x, cut, backend=backend), leaves, limit(dtype, device))
+    compare(lambda by, *x: by.cluster_patch(*x, cut), leaves, limit(dtype, device))
 
 
 def test_several_images_of_a_program_and_none(device: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyptree.ops.cluster_patch import triton
+    from hyptree.ops.cluster_map import patch_kernel
 
-    monkeypatch.setattr(triton, "PROGRAMS", 4)  # of 5 images, 2 or 1 a program
+    monkeypatch.setattr(patch_kernel, "PROGRAMS", 4)  # of 5 images, 2 or 1 a program
     cut = CUTS["one window"]
     for images in (5, 0):
         leaves = patch_input(cut, images, torch.float32, device, True)
-        compare(lambda *x, backend: cluster_patch(*x, cut, backend=backend), leaves, 2e-6)
+        compare(lambda by, *x: by.cluster_patch(*x, cut), leaves, 2e-6)
 
 
 def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None:
@@ -114,20 +113,20 @@ def test_a_result_without_a_gradient_is_the_same(device: str, seed: int) -> None
     cut = CUTS["wide, padding"]  # whose kernel keeps something for the gradient
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
     assert both is not None and alpha is not None
-    actual = cluster_patch(both, alpha, bias, cut, backend="triton")
-    with_grad = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    actual = kernels.cluster_patch(both, alpha, bias, cut)
+    with_grad = kernels.cluster_patch(both.requires_grad_(), alpha, bias, cut)
     assert with_grad[0].requires_grad and not actual[0].requires_grad
     for one, other in zip(actual, with_grad, strict=True):
         assert (one - other).norm() <= 1e-6 * other.norm()
     with torch.no_grad():
-        assert torch.equal(cluster_patch(both, alpha, bias, cut, backend="triton")[0], actual[0])
+        assert torch.equal(kernels.cluster_patch(both, alpha, bias, cut)[0], actual[0])
 
 
 def test_gradients_may_be_taken_twice(device: str, seed: int) -> None:
     cut = CUTS["wide, padding"]
     both, alpha, bias = patch_input(cut, 1, torch.float32, device, True)
     assert both is not None and alpha is not None
-    out, _, moments = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    out, _, moments = kernels.cluster_patch(both.requires_grad_(), alpha, bias, cut)
     loss = out.square().sum() + moments.sum()
     first, second = (torch.autograd.grad(loss, both, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
@@ -136,16 +135,17 @@ def test_gradients_may_be_taken_twice(device: str, seed: int) -> None:
 def test_float32_that_shared_memory_does_not_hold_is_left_to_torch(device: str) -> None:
     cut = Cut(8, 8, 1, 1, 8, 8, 0, 0, 8, 8, 1, 64)
     both = torch.zeros(1, 8, 8, 128, device=device)
-    with pytest.raises(ValueError, match=r"64 centres of a window and heads of 64 in float32, .* up to 32 of one"):
-        fits(both, cut, "triton")
-    assert fits(both.bfloat16(), cut, "triton") and fits(both, cut._replace(dim=32), "triton")
+    reason = kernels.patch_unsupported(both, cut)
+    assert reason is not None and reason.startswith("64 centres of a window and heads of 64 in float32")
+    assert kernels.patch_unsupported(both.bfloat16(), cut) is None
+    assert kernels.patch_unsupported(both, cut._replace(dim=32)) is None
 
 
 def test_a_second_derivative_is_refused(device: str, seed: int) -> None:
     cut = CUTS["one window"]
     both, alpha, bias = patch_input(cut, 1, torch.float32, device, True)
     assert both is not None and alpha is not None
-    out, _, _ = cluster_patch(both.requires_grad_(), alpha, bias, cut, backend="triton")
+    out, _, _ = kernels.cluster_patch(both.requires_grad_(), alpha, bias, cut)
     (grad,) = torch.autograd.grad(out.square().sum(), both, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.square().sum().backward()
@@ -156,8 +156,8 @@ def test_a_map_that_is_not_contiguous(device: str, seed: int) -> None:
     both, alpha, bias = patch_input(cut, 2, torch.float32, device, True)
     assert both is not None and alpha is not None
     other = both.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-    actual = cluster_patch(other, alpha, bias, cut, backend="triton")
-    for one, expected in zip(actual, cluster_patch(both, alpha, bias, cut, backend="triton"), strict=True):
+    actual = kernels.cluster_patch(other, alpha, bias, cut)
+    for one, expected in zip(actual, kernels.cluster_patch(both, alpha, bias, cut), strict=True):
         assert torch.equal(one, expected)
 
 
@@ -166,7 +166,7 @@ def test_a_short_vector_has_a_bounded_gradient(device: str, seed: int) -> None:
     leaves = patch_input(cut, 1, torch.float32, device, True)
     assert leaves[0] is not None
     leaves[0][0, 1, 2] = 0.0
-    built, grads, _ = outcome(lambda *x: cluster_patch(*x, cut, backend="triton"), leaves, None)
+    built, grads, _ = outcome(lambda *x: kernels.cluster_patch(*x, cut), leaves, None)
     assert all(x.isfinite().all() for x in (*built, *grads))
 
 
@@ -179,7 +179,7 @@ def test_a_bad_patch_spoils_its_window_alone(name: str, device: str, seed: int) 
         assert both is not None and alpha is not None and bias is not None
         both[0, 1, 2, part + 3] = torch.nan
         leaf = both.requires_grad_()
-        out, _, _ = cluster_patch(leaf, alpha, bias, cut, backend="triton")
+        out, _, _ = kernels.cluster_patch(leaf, alpha, bias, cut)
         (grad,) = torch.autograd.grad(out, leaf, torch.randn_like(out))
         for actual, width in ((out, cut.inner), (grad, 2 * cut.inner)):
             bad = actual.isnan().reshape(2, cut.height, cut.width, width // cut.inner, cut.num_heads, cut.dim)
@@ -190,7 +190,7 @@ def test_a_bad_patch_spoils_its_window_alone(name: str, device: str, seed: int) 
 
 def window_input(cut: Cut, B: int, dtype: torch.dtype, device: str, with_bias: bool) -> list[Tensor | None]:
     both = torch.randn(B, cut.height, cut.width, 2 * cut.inner, device=device).to(dtype)
-    parts = patch_reference.cluster_patch(both, torch.ones((), device=device), None, cut)[1]
+    parts = reference.cluster_patch(both, torch.ones((), device=device), None, cut)[1]
     cells = cut.cells_y * cut.cells_x
     bias = torch.randn(1, cut.num_heads, cells, cut.num_windows, device=device)
     return [parts, torch.rand((), device=device) + 0.7, bias if with_bias else None]
@@ -210,14 +210,14 @@ def test_windows_equal_the_definition(name: str, dtype: torch.dtype, device: str
     poison((2, cut.num_windows, 4, 2 * cut.inner), dtype, device)
     # distances of nearby points lose half of their digits in the product, there and here
     tolerance = max(limit(dtype, device), 2e-5)
-    compare(lambda *x, backend: cluster_window(*x, cut, c, clip, backend=backend), leaves, tolerance)
+    compare(lambda by, *x: by.cluster_window(*x, cut, c, clip), leaves, tolerance)
 
 
 def test_windows_around_one_centre(device: str, seed: int) -> None:
     cut = Cut(6, 6, 3, 3, 2, 2, 0, 0, 1, 1, 2, 8, 1, 1)
     for images in (2, 0):
         (parts, _, _) = window_input(cut, images, torch.float32, device, False)
-        compare(lambda x, backend: cluster_window(x, None, None, cut, backend=backend), [parts], 2e-6)
+        compare(lambda by, x: by.cluster_window(x, None, None, cut, 1.0, 1.0), [parts], 2e-6)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
@@ -227,7 +227,7 @@ def test_a_bad_window_spoils_its_image_and_head_alone(device: str, seed: int) ->
     assert parts is not None
     parts[0, 4, 0, 3] = torch.nan
     leaf = parts.requires_grad_()
-    out, _ = cluster_window(leaf, alpha, bias, cut, c, clip, backend="triton")
+    out, _ = kernels.cluster_window(leaf, alpha, bias, cut, c, clip)
     (grad,) = torch.autograd.grad(out, leaf, torch.randn_like(out))
     assert out[0, :, : cut.dim].isnan().any() and grad[0].isnan().any()
     assert out[1].isfinite().all() and out[0, :, cut.dim :].isfinite().all() and grad[1].isfinite().all()
@@ -269,8 +269,8 @@ def test_the_layer_by_kernels_equals_the_plain_layer(
     exact.load_state_dict(mixer.state_dict())
     expected = exact(wanted_leaf)
     calls = []
-    by_kernels = mixer._by_kernels
-    monkeypatch.setattr(mixer, "_by_kernels", lambda *a: calls.append(1) or by_kernels(*a))
+    run = kernels.cluster_patch
+    monkeypatch.setattr(kernels, "cluster_patch", lambda *a: calls.append(1) or run(*a))
     mixer.backend = "triton"
     out = mixer(x)
     assert calls
@@ -303,8 +303,10 @@ def test_a_recorded_assignment_takes_the_plain_way(device: str, seed: int) -> No
 def test_unknown_backends_and_misfits_are_one_line() -> None:
     with pytest.raises(ValueError, match="backend 'tritn' is unknown; did you mean 'triton'"):
         ClusterMixer(6, 2, 8, (12, 12), backend="tritn")
-    cut = Cut(40, 40, 1, 1, 40, 40, 0, 0, 10, 10, 1, 8)
+    mixer = ClusterMixer(6, 2, 8, (40, 40), 1, 10, backend="triton")
     with pytest.raises(ValueError, match="100 centres of a window and heads of 8, the kernel takes up to 64 and 64"):
-        cluster_patch(torch.zeros(1, 40, 40, 16), torch.ones(()), None, cut, backend="triton")
-    with pytest.raises(ValueError, match="reach beyond the map"):
-        cluster_window(torch.zeros(1, 4, 4, 96), None, None, CUTS["padding"], backend="triton")
+        mixer(torch.zeros(1, 40, 40, 6))
+    wide = ClusterMixer(6, 1, 8, (8, 8), 8, 1, 8, clip=30.0, backend="triton")
+    wide.patch.alpha = nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match="64 windows, 64 centres and heads of 8, the kernel takes up to 64, 16 and 64"):
+        wide(torch.zeros(1, 8, 8, 6))

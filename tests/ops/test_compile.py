@@ -21,7 +21,7 @@ import torch
 from benchmarks import kernel_resources
 from benchmarks.kernels.cases import Draw, Work, _patch_work
 from hyptree.ops import pairwise_lorentz
-from hyptree.ops.cluster_patch import Cut
+from hyptree.ops.windows import Cut
 
 def pairs(dim, mode):
     x = torch.empty(2, 70, dim, device="meta")

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from hyptree.lm.ambient import AmbientLinear
-from hyptree.ops.cluster_patch import Cut, _ClusterPatch, cluster_patch
-from hyptree.ops.cluster_window import _ClusterWindow, cluster_window
+from hyptree.ops.cluster_map.kernels import _ClusterPatch, _ClusterWindow, cluster_patch, cluster_window
 from hyptree.ops.launch import launch
 from hyptree.ops.map_norm import _MapNorm, map_norm
 from hyptree.ops.residual_norm import join, norm_linear
 from hyptree.ops.swiglu import swiglu_linear
+from hyptree.ops.windows import Cut
 
 pytest.importorskip("triton")
 
@@ -123,11 +123,11 @@ def _calls_of_cluster_mixer(device: str) -> dict[str, tuple[Callable[..., object
             (torch.randn(2, 5, 8, device=device),),
         ),
         "cluster_patch": (
-            lambda x, alpha: cluster_patch(x, alpha, bias, cut, backend="triton"),
+            lambda x, alpha: cluster_patch(x, alpha, bias, cut),
             (torch.randn(2, 8, 8, 16, device=device), torch.tensor(1.5, device=device)),
         ),
         "cluster_window": (
-            lambda x, alpha: cluster_window(x, alpha, of_windows, cut, backend="triton"),
+            lambda x, alpha: cluster_window(x, alpha, of_windows, cut),
             (torch.randn(2, 4, 4, 16, device=device), torch.tensor(1.5, device=device)),
         ),
     }

@@ -237,14 +237,9 @@ def test_keys_of_any_length_are_read_the_same(device: str) -> None:
     assert kernels.read_tree(*inputs, list(SIZES), HEADS, 1.0, True)[0].isfinite().all()
 
 
-def test_what_the_kernels_cannot_take_goes_the_plain_way(device: str) -> None:
-    inputs = reading(2, 9, torch.float32, device)
-    actual = tree_reader.read_tree(*inputs, SIZES, HEADS)
-    assert all(
-        torch.equal(a, b) for a, b in zip(actual, reference.read_tree(*inputs, SIZES, HEADS, 1.0, True), strict=True)
-    )
+def test_what_the_kernels_cannot_take_is_named(device: str) -> None:
     with pytest.raises(ValueError, match=r"cannot run here: torch.float32, the kernel takes bfloat16 and float16"):
-        tree_reader.read_tree(*inputs, SIZES, HEADS, backend="triton")
+        tree_reader._fits(torch.empty(2, device=device), torch.float32, WIDTH, HEADS, 14, "triton")
     assert "3 heads in a width of 48" in str(tree_reader._unsupported(torch.float16, 48, 3, 14))
     assert "4 heads in a width of 32" in str(tree_reader._unsupported(torch.float16, 32, 4, 14))
     assert "65 nodes" in str(tree_reader._unsupported(torch.float16, 32, 2, 65))

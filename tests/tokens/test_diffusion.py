@@ -285,10 +285,13 @@ def test_wrong_arguments_are_refused_before_anything_is_patched(unet: nn.Module)
     before = hooks(unet)
     with pytest.raises(UserError, match="did you mean 'atc'"):
         patch_unet(unet, method="act")
-    with pytest.raises(UserError, match=r"'topk' for a U-Net; use one of atc, tome"):
+    with pytest.raises(UserError, match=r"a U-Net cannot use method 'topk'; expected one of atc, tome"):
         patch_unet(unet, method="topk")
-    with pytest.raises(UserError, match=r"linkage 'averge'.*did you mean 'average'"):
+    with pytest.raises(UserError, match=r"linkage must be .*'averge'.*did you mean 'average'"):
         patch_unet(unet, linkage="averge")
+    for method in ("tome", "kmeans"):  # they compare by the angle, whatever is asked for
+        with pytest.raises(UserError, match=rf"'{method}' cannot compare on it"):
+            patch_unet(unet, method=method, metric=Lorentz())
     for keep in (0.0, -0.5, 1.5, float("nan")):
         with pytest.raises(UserError, match=r"keep=.*expected a share"):
             patch_unet(unet, keep=keep)

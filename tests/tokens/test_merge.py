@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError
+from hyptree.geometry import Lorentz
 from hyptree.ops.merge.reference import segment_sum, spread
 from hyptree.tokens.merge import MERGING, compose, matcher, merge_weighted, unmerge
 
@@ -220,9 +221,14 @@ def test_gradients_of_the_matcher(mode: str) -> None:
 
 def test_matcher_explains_bad_input_in_one_line() -> None:
     features = torch.randn(1, 6, 3)
-    with pytest.raises(UserError, match=r"^matcher: method 'topk' does not give clusters; use one of atc, tome, .*$"):
+    with pytest.raises(
+        UserError, match=r"^matcher needs a method that gives clusters, not 'topk'; expected one of atc, tome, .*$"
+    ):
         matcher(features, 2, "topk")
-    with pytest.raises(UserError, match=r"method 'tone' does not give clusters; did you mean 'tome'\?"):
+    for method in ("tome", "kmeans"):  # they compare by the angle, whatever is asked for
+        with pytest.raises(UserError, match=rf"'{method}' cannot compare on it"):
+            matcher(features, 2, method, metric=Lorentz())
+    with pytest.raises(UserError, match=r"not 'tone'; did you mean 'tome'\?"):
         matcher(features, 2, "tone")
     with pytest.raises(ValueError, match=r"more than protected = 6 tokens, got \(1, 6, 3\)"):
         matcher(features, 2, protected=6)

@@ -219,7 +219,7 @@ def test_evaluating_again_gives_the_numbers_of_training(run: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("model.head={geometri: lorentz}",), "unknown key model.head.geometri; did you mean 'geometry'"),
+        (("model.head={geometri: lorentz}",), "unknown key 'model.head.geometri'; did you mean 'model.head.geometry'"),
         (("model.head={geometry: flat}",), "model.head.geometry must be one of cosine, lorentz, got 'flat'"),
         (("model.head={prompted: 2}",), "model.head.prompted is a share from 0 to 1, got 2"),
         (("model.head={chain: -1}",), "model.head.chain must be 0 or a positive number, got -1"),

@@ -1,7 +1,7 @@
 """The command ``hyptree``: finds the verb, reads its configuration, runs it.
 
 How to add a verb
-    1. Write ``hyptree/cli/<verb>.py`` (a dash of the verb is an underscore there). It imports no torch at the top:
+    1. Write ``hyptree/cli/<verb>.py``. It imports no torch at the top:
        heavy imports go inside ``run``. It defines a dataclass and one function::
 
            @dataclass
@@ -47,8 +47,7 @@ from typing import Any
 from hyptree.errors import UserError, as_called, suggest
 from hyptree.signals import Stopped
 
-# Kept here, not read from the modules, so that `hyptree --help` imports none of them. A verb whose file is not there is
-# not offered.
+# Kept here, not read from the modules, so that `hyptree --help` imports none of them.
 VERBS: dict[str, str] = {
     "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
@@ -130,42 +129,30 @@ def call(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
     return main(argv, lambda args, *common: _run(command, prog, args, *common))
 
 
-def available_verbs() -> dict[str, str]:
-    """Verbs whose file exists, with their summaries."""
-    from importlib.util import find_spec
-
-    return {verb: summary for verb, summary in VERBS.items() if find_spec(_module_name(verb)) is not None}
-
-
-def _module_name(verb: str) -> str:
-    return f"{__name__}.{verb.replace('-', '_')}"
-
-
 def _dispatch(args: list[str], print_config: bool, yaml_path: str | None) -> int:
-    verbs = available_verbs()
-    usage = _listing("hyptree [--version]", "hierarchy in deep learning: find it, learn it, use it, show it", verbs)
     if args and args[0] in ("-V", "--version"):
         from hyptree import __version__
 
         print(f"hyptree {__version__}")
         return 0
-    verb = _choose("hyptree", args, verbs)
+    verb = _choose("hyptree", args, VERBS)
     if verb is None:
-        return _print_usage(usage, asked=bool(args))
+        about = "hierarchy in deep learning: find it, learn it, use it, show it"
+        return _print_usage("hyptree [--version]", about, VERBS, asked=bool(args))
 
     from importlib import import_module
 
-    module = import_module(_module_name(verb))
+    module = import_module(f"{__name__}.{verb}")
     prog = f"hyptree {verb}"
     subverbs: dict[str, Command] | None = getattr(module, "SUBVERBS", None)
     if subverbs is None:
         return _run(module.run, prog, args[1:], print_config, yaml_path)
 
     args = args[1:]
-    usage = _listing(prog, VERBS[verb], {name: _summary(command) for name, command in subverbs.items()})
     subverb = _choose(prog, args, subverbs)
     if subverb is None:
-        return _print_usage(usage, asked=bool(args))
+        summaries = {name: _summary(command) for name, command in subverbs.items()}
+        return _print_usage(prog, VERBS[verb], summaries, asked=bool(args))
     return _run(subverbs[subverb], f"{prog} {subverb}", args[1:], print_config, yaml_path)
 
 
@@ -181,15 +168,12 @@ def _choose(prog: str, args: list[str], names: dict[str, Any]) -> str | None:
     raise UserError(f"unknown {kind} {args[0]!r} for {prog}; {hint}")
 
 
-def _print_usage(usage: str, asked: bool) -> int:
-    print(usage, file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
-
-
-def _listing(prog: str, about: str, names: dict[str, str]) -> str:
+def _print_usage(prog: str, about: str, names: dict[str, str], asked: bool) -> int:
     width = max((len(name) for name in names), default=0) + 2
     rows = "\n".join(f"  {name:<{width}}{summary}" for name, summary in names.items())
-    return f"usage: {prog} VERB [options]\n\n{about}\n\nverbs:\n{rows}\n\n{_GLOBAL_OPTIONS}"
+    usage = f"usage: {prog} VERB [options]\n\n{about}\n\nverbs:\n{rows}\n\n{_GLOBAL_OPTIONS}"
+    print(usage, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 def _summary(command: Command) -> str:
@@ -200,11 +184,10 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
     from hyptree.cli import config as configs
 
     cls: Any = configs.config_class(command)
-    from_args = getattr(cls, "from_args", None)
+    from_args, config = getattr(cls, "from_args", None), None
     if from_args is None:
         config = configs.parse(command, prog, args, yaml_path)
     elif "-h" in args or "--help" in args:
-        config = None
         configs.show_help(cls.help, prog, command.__doc__)
     else:
         config = from_args(prog, args, yaml_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyptree.checks import require_seed
+from hyptree.checks import require_numbers
 
 
 @dataclass
@@ -18,7 +18,7 @@ class DemoConfig:
     """Train by this recipe instead of the demo's own (recipes/demo.yaml)."""
 
     def __post_init__(self) -> None:
-        require_seed(self)
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
 def run(config: DemoConfig) -> None:

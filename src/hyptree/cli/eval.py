@@ -91,19 +91,13 @@ def run(config: EvalConfig) -> int:
         print(json.dumps([score.as_dict() for score in scores]) if config.json else "\n".join(score_lines(scores)))
         return 0
 
+    from hyptree.tables import numbers
     from hyptree.train.evaluate import evaluate_run
     from hyptree.train.run.log import headline
 
     results = evaluate_run(config.run, config.split, config.settings, writes_results=True)
-    if not is_main_process():
-        return 0
-    if config.json:
-        print(json.dumps(results))
-    else:
-        shown = headline(results)
-        width = max(map(len, shown)) + 2
-        for name, value in shown.items():
-            print(f"{name:<{width}}{value:.4f}" if isinstance(value, float) else f"{name:<{width}}{value}")
+    if is_main_process():
+        print(json.dumps(results) if config.json else "\n".join(numbers(headline(results))))
     return 0
 
 

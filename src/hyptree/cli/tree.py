@@ -13,7 +13,7 @@ import tyro
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.progress import progress_bar, say
-from hyptree.tables import without_nan
+from hyptree.tables import numbers, without_nan
 from hyptree.train.run.settings import EmbedSettings
 
 
@@ -216,9 +216,4 @@ def _dropped(count: int) -> str:
 
 
 def _report(metrics: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(without_nan(metrics)))
-        return
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
-        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+    print(json.dumps(without_nan(metrics)) if as_json else "\n".join(numbers(metrics)))

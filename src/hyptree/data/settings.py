@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hyptree.checks import require_at_least, require_seed
+from hyptree.checks import require_numbers
 from hyptree.errors import UserError, suggest
 from hyptree.files import require_path
 
@@ -54,7 +54,7 @@ class AugmentSettings:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be 0 (off) or a positive number, got {value}")
-        require_at_least(0, self, "translate")
+        require_numbers(self, "at least 0", "translate")
         for name in ("crop_scale", "crop_ratio", "scale_jitter"):
             value = getattr(self, name)
             if value is not None and not 0 < value[0] <= value[1]:
@@ -113,13 +113,13 @@ class DataSettings:
     def __post_init__(self) -> None:
         if self.eval_batch_size is None:
             self.eval_batch_size = self.batch_size
-        require_at_least(1, self, "batch_size", "eval_batch_size", "num_train", "num_val", "num_classes")
+        require_numbers(self, "at least 1", "batch_size", "eval_batch_size", "num_train", "num_val", "num_classes")
         if not 8 <= self.size <= 8192:
             raise ValueError(f"size must be from 8 to 8192 pixels, got {self.size}")
         if self.name != "world" and self.root is None:
             raise ValueError(f"name {self.name} needs root, the folder or file of its pictures")
-        require_at_least(0, self, "workers")
-        require_seed(self)
+        require_numbers(self, "at least 0", "workers")
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
         if not 0.5 <= self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be from 0.5 to 1, got {self.crop_pct}")
         if not all(0 <= value <= 1 for value in self.mean):

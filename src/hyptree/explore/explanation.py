@@ -10,6 +10,7 @@ import numpy as np
 
 from hyptree.data.pictures.single import default_size, fit, model_input, read_picture
 from hyptree.errors import UserError
+from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
@@ -138,7 +139,7 @@ def stages_tree(
     levels, names = [], []
     for one in order:
         own = one.patch_levels(choose_head(one, None if head is None else min(head, one.num_heads - 1)))
-        levels.append(_enlarge(own, h, w))
+        levels.append(enlarge(own, h, w))
         names.append([f"stage {one.stage} cluster {k}" for k in range(len(own))])
     tree, _ = nested_tree(levels, names, size)
     return tree.replace(embedding=_sarkar(tree), manifold="poincare")
@@ -184,16 +185,9 @@ def nested_tree(
         number = np.full(len(mine), -1)
         number[kept] = np.arange(start, start + len(kept))
     masks = np.concatenate(rows).clip(0, 1).reshape(-1, h, w)
-    tree = Tree(parent, support=masks if size is None else _enlarge(masks, *size), label=label)
+    tree = Tree(parent, support=masks if size is None else enlarge(masks, *size), label=label)
     return tree.replace(height=len(levels) - tree.depth), np.array(origin)
 
 
-def _enlarge(masks: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(K, h, w) -> (K, height, width), each pixel taking the place whose square it lies in."""
-    y = np.arange(height) * masks.shape[1] // height
-    x = np.arange(width) * masks.shape[2] // width
-    return masks[:, y[:, None], x[None, :]]
-
-
-def _sarkar(tree: Tree, edge: float = 1.0) -> np.ndarray:
-    return tree.sarkar(edge) if tree.num_nodes > 1 else np.zeros((1, 2))
+def _sarkar(tree: Tree) -> np.ndarray:
+    return tree.sarkar(1.0) if tree.num_nodes > 1 else np.zeros((1, 2))

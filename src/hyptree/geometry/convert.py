@@ -6,7 +6,7 @@ Ours: ``c > 0``, sectional curvature ``-c``. The table in docs/geometry.md expla
 import math
 from collections.abc import Callable
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 
 _TO_C: dict[str, Callable[[float], float]] = {
     "meru": lambda curv: curv,
@@ -28,9 +28,7 @@ _TO_C: dict[str, Callable[[float], float]] = {
 def curvature_from(source: str, value: float) -> float:
     """Our ``c`` for the curvature of another library or paper, as in ``curvature_from("geoopt.lorentz", 2.0)``."""
     key = source.lower()
-    if key not in _TO_C:
-        hint = suggest(key, _TO_C) or f"known: {', '.join(_TO_C)}"
-        raise ValueError(f"curvature_from: unknown source {source!r}; {hint}")
+    require_one_of("curvature_from: source", key, _TO_C)
     c = _TO_C[key](value)
     if not 0 < c < math.inf:
         raise ValueError(f"curvature_from: {source} value {value} gives c = {c}, expected a positive curvature")

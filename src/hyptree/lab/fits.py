@@ -39,7 +39,7 @@ class PowerFit:
     num_points: int
 
 
-def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarray, level: float = 0.95) -> PowerFit:
+def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarray) -> PowerFit:
     """Fit ``loss`` against ``m``.
 
     Raises:
@@ -58,7 +58,7 @@ def fit_power(m: Sequence[float] | np.ndarray, loss: Sequence[float] | np.ndarra
     total = ((y - y.mean()) ** 2).sum()
     freedom = len(x) - 2
     error = math.sqrt(residual / freedom / spread) if freedom > 0 else math.nan
-    half = student_quantile(0.5 + level / 2, freedom) * error if freedom > 0 else math.nan
+    half = student_quantile(0.5 + 0.95 / 2, freedom) * error if freedom > 0 else math.nan
     r2 = 1 - residual / total if total > 0 else math.nan
     exponent = -float(slope)
     return PowerFit(exponent, error, exponent - half, exponent + half, math.exp(intercept), float(r2), len(x))

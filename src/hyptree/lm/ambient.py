@@ -28,51 +28,46 @@ UNIT_WEIGHT = math.log(math.expm1(1.0))
 """The raw weight of a residual at which ``w = 1``, where training starts."""
 
 
-_weights_are_constant = False
-_filled: list[WeightCache] = []
-"""Caches with something in them; only ever inside :func:`constant_weights`."""
-
-
-@contextmanager
-def constant_weights() -> Iterator[None]:
-    """Inside, no weight changes: what a :class:`WeightCache` has made it gives again. ``generate`` does so.
-
-    On a GPU a step with one token would otherwise cast and pad every weight of the model. Compiled code cannot fill a
-    cache: it takes what an uncompiled pass inside has left there.
-    """
-    global _weights_are_constant
-    before, _weights_are_constant = _weights_are_constant, True
-    try:
-        yield
-    finally:
-        _weights_are_constant = before
-        while not before and _filled:
-            _filled.pop().clear()
-
-
 class WeightCache:
-    """A tensor made from parameters, kept inside :func:`constant_weights` and nowhere else."""
+    """A tensor made from a layer's parameters, kept inside :func:`constant_weights` of its model and nowhere else."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget it."""
+        self.is_open = False
         self._key: Any = None
         self._value: Any = None
 
+    def __reduce__(self) -> Any:
+        return WeightCache, ()  # a copy of the layer has other parameters
+
     def get(self, key: Any, make: Callable[[], Cached]) -> Cached:
         """What ``make`` makes for ``key``, perhaps made earlier."""
-        if not _weights_are_constant or torch.is_grad_enabled():
+        if not self.is_open or torch.is_grad_enabled():
             return make()
         if self._key != key:
             if torch.compiler.is_compiling():
                 return make()
             self._key, self._value = key, make()
             mark_static(self._value)
-            _filled.append(self)
         value: Cached = self._value
         return value
+
+
+@contextmanager
+def constant_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, no weight of ``model`` changes: what its layers have made of their weights they give again.
+
+    ``generate`` does so: on a GPU a step with one token would otherwise cast and pad every weight. Compiled code cannot
+    fill a cache: it takes what an uncompiled pass inside has left there.
+    """
+    caches = [x for module in model.modules() for x in vars(module).values() if isinstance(x, WeightCache)]
+    closed = [cache for cache in caches if not cache.is_open]
+    for cache in closed:
+        cache.is_open = True
+    try:
+        yield
+    finally:
+        for cache in closed:
+            cache.__init__()  # type: ignore[misc]
 
 
 def mark_static(value: Any) -> None:

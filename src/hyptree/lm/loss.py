@@ -78,22 +78,10 @@ class _LMHeadLoss(torch.autograd.Function):
     """The sum of losses. Backward only scales what forward has found."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        ignore_index: int,
-        chunk: int,
-        dtype: torch.dtype,
-        with_hidden: bool,
-        with_weight: bool,
-    ) -> Tensor:
-        total, grad_hidden, grad_weight = _operator(
-            hidden.detach(), weight.detach(), labels, ignore_index, chunk, dtype, with_hidden, with_weight
-        )
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, *settings: Any) -> Tensor:
+        total, grad_hidden, grad_weight = _operator(hidden.detach(), weight.detach(), *settings)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.wanted = (with_hidden, with_weight)
+        ctx.wanted = settings[-2:]
         ctx.dtypes = (hidden.dtype, weight.dtype)
         return total
 
@@ -178,17 +166,8 @@ _operator = torch.library.custom_op("hyptree::linear_cross_entropy", _forward, m
 
 
 @_operator.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    ignore_index: int,
-    chunk: int,
-    dtype: torch.dtype,
-    with_hidden: bool,
-    with_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(hidden, weight, dtype, with_hidden, with_weight)
+def _(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, chunk: int, *settings: Any) -> Any:
+    return _empty(hidden, weight, *settings)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, is_first: bool) -> None:

@@ -237,7 +237,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``generate`` of transformers; matrices that are made from weights are made once."""
         parent: Any = super()
-        with constant_weights():
+        with constant_weights(self):
             return parent.generate(*args, **kwargs)
 
     def _get_resized_lm_head(self, old_lm_head: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ def _frequency_settings(config: HelmConfig) -> Any:
         hidden_size=config.rotary_dim * config.num_attention_heads,
         num_attention_heads=config.num_attention_heads,
         max_position_embeddings=config.max_position_embeddings,
-        standardize_rope_params=lambda: None,  # the configuration did when it was made
+        standardize_rope_params=dict,  # the configuration did when it was made; a lambda could not be pickled
     )
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.cache_utils import Cache
 from transformers.integrations.moe import ExpertsInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -138,10 +137,7 @@ class _Twin:
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
@@ -149,15 +145,7 @@ class _Twin:
         """As any causal model of transformers; with labels while training there are no logits, only their loss."""
         kwargs.pop("return_dict", None)
         shift_labels = kwargs.pop("shift_labels", None)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
         hidden = output.last_hidden_state
         loss = logits = None
         if labels is not None or shift_labels is not None:

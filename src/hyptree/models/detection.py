@@ -19,7 +19,7 @@ from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
-from hyptree.models.decoders.pyramid import Pyramid
+from hyptree.models.decoders.pyramid import Checkpointed, Pyramid
 
 BOX_CELLS, MASK_CELLS = 7, 14
 """Edge of the grid a region is sampled on, for its class and box and for its mask."""
@@ -27,7 +27,7 @@ CANONICAL_CELLS = 28
 """A region this many anchor scales wide is read one level above the middle one: 224 px at the usual scale 8."""
 
 
-class DetectionPyramid(nn.Module):
+class DetectionPyramid(Checkpointed, nn.Module):
     """A pyramid in the form torchvision's detectors take, with one more level (every other pixel of the last) on top.
 
     Shape:
@@ -46,10 +46,6 @@ class DetectionPyramid(nn.Module):
         named = OrderedDict(zip(self.level_names, levels, strict=True))
         named["pool"] = levels[-1][..., ::2, ::2]  # the largest anchors need no more than this
         return named
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in the backbone."""
-        self.pyramid.set_grad_checkpointing(enable)
 
 
 class PadOnly(GeneralizedRCNNTransform):
@@ -98,18 +94,11 @@ class _MaskPredictor(MaskRCNNPredictor):
         return super().forward(x).float()
 
 
-class _Checkpointing:
-    """Lets the training loop switch on what the backbone can do."""
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.set_grad_checkpointing(enable)  # type: ignore[attr-defined]
-
-
-class BoxDetector(_Checkpointing, FasterRCNN):
+class BoxDetector(Checkpointed, FasterRCNN):
     """torchvision's Faster R-CNN on our pyramid; ``mask_rcnn`` makes it."""
 
 
-class MaskDetector(_Checkpointing, MaskRCNN):
+class MaskDetector(Checkpointed, MaskRCNN):
     """torchvision's Mask R-CNN on our pyramid; ``mask_rcnn`` makes it."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from hyptree.errors import suggest
+from hyptree.errors import require_one_of
 from hyptree.geometry.core.numerics import constant_when_compiled
 
 BACKENDS = ("auto", "torch", "triton")
@@ -27,6 +27,14 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def on_host(x: Tensor) -> bool:
+    """Whether ``x`` is on a CPU, where what saves launches and memory on a GPU only costs time.
+
+    Not where ``HYPTREE_BACKEND=triton`` asks for kernels there: then all is done as on a GPU.
+    """
+    return x.device.type == "cpu" and not (os.environ.get("HYPTREE_BACKEND") == "triton" and interpreted())
+
+
 def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     """Give "torch" or "triton".
 
@@ -38,13 +46,10 @@ def choose(backend: str, x: Tensor, unsupported: str | None) -> str:
     Raises:
         ValueError: The kernel was asked for and cannot run.
     """
-    if backend not in BACKENDS:
-        hint = suggest(backend, BACKENDS) or f"use one of {', '.join(BACKENDS)}"
-        raise ValueError(f"unknown backend {backend!r}; {hint}")
+    require_one_of("backend", backend, BACKENDS)
     if backend == "auto":
         backend = os.environ.get("HYPTREE_BACKEND", "auto")
-        if backend not in BACKENDS:
-            raise ValueError(f"HYPTREE_BACKEND is {backend!r}; use one of {', '.join(BACKENDS)}")
+        require_one_of("HYPTREE_BACKEND", backend, BACKENDS)
     if backend == "torch":
         return "torch"
     if unsupported is None and not HAS_TRITON:

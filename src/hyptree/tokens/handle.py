@@ -171,7 +171,7 @@ class Handle:
         changes_layers = schedule.layers != self.schedule.layers
         self.schedule = schedule
         if self._is_attached and changes_layers:
-            self.detach()
+            self.unpatch()
             self.attach()
 
     # ------------------------------------------------------------------ what the last forward pass did
@@ -342,12 +342,12 @@ class Handle:
                 self._overrides.append((override, override.module.__dict__.get(override.name, _NOTHING)))
                 setattr(override.module, override.name, override.value)
         except BaseException:
-            self.detach()
+            self.unpatch()
             raise
         setattr(self.adapter.model, MODEL_ATTRIBUTE, self)
 
-    def detach(self) -> None:
-        """Takes everything away that ``attach`` put on the model."""
+    def unpatch(self) -> None:
+        """Makes the model what it was before: no hooks, its own methods. The last results can still be read."""
         _forget_graphs()
         for hook in self._hooks:
             hook.remove()
@@ -361,10 +361,6 @@ class Handle:
         self._hooks, self._overrides = [], []
         self._is_attached = False
         self._flows, self._running, self._compiled = WeakTensorKeyDictionary(), {}, None
-
-    def unpatch(self) -> None:
-        """Makes the model what it was before: no hooks, its own methods. The last results can still be read."""
-        self.detach()
 
     def __enter__(self) -> Handle:
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import require_known
 from hyptree.ops.merge import merge_mean
 from hyptree.ops.merge.reference import segment_sum, spread
 
@@ -95,11 +95,7 @@ def matcher(
         linkage, metric: for "atc"; k-medoids and density peaks use the metric too.
         scores: (B, T - protected) where k-means and k-medoids start, see :func:`hyptree.cluster.kmeans`.
     """
-    if method not in MERGING:
-        hint = (
-            suggest(method, MERGING) or f"use one of {', '.join(MERGING)}, which merge tokens instead of dropping them"
-        )
-        raise UserError(f"matcher: method {method!r} does not give clusters; {hint}")
+    require_known("matcher needs a method that gives clusters, not {!r}", [method], MERGING)
     if features.dim() != 3 or not 0 <= protected < features.shape[1]:
         raise ValueError(
             f"matcher: expected features (B, T, D) with more than protected = {protected} tokens, "
@@ -107,8 +103,13 @@ def matcher(
         )
     if k < 1:
         raise ValueError(f"matcher: k must be at least 1, got {k}")
-    from hyptree.tokens.methods import METHODS, Site  # here because methods import half of the clusterings
+    from hyptree.tokens.methods import (
+        METHODS,
+        Site,
+        check_metric,
+    )  # here because methods import half of the clusterings
 
+    check_metric(metric, method)
     num_tokens = features.shape[1]
     k = min(k, num_tokens - protected)
     others = features[:, protected:].detach()

@@ -25,7 +25,7 @@ from hyptree.cluster import (
     top_k,
 )
 from hyptree.cluster.distance import Metric
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_one_of
 from hyptree.geometry import Euclidean, Manifold
 from hyptree.ops.agglomerate import as_threshold
 from hyptree.ops.agglomerate.reference import Forest, build_forest, cut_at
@@ -152,10 +152,20 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The method of this name, or an error that suggests one."""
-    if name not in METHODS:
-        hint = suggest(str(name), METHODS) or f"use one of {', '.join(METHODS)}"
-        raise UserError(f"unknown method {name!r}; {hint}")
+    require_one_of("method", name, METHODS)
     return METHODS[name]
+
+
+def check_metric(metric: object, method: str) -> None:
+    """Raises unless the method exists and compares features by this metric."""
+    manifolds = find_method(method).manifolds
+    if metric == "cosine" or isinstance(metric, manifolds):
+        return
+    if isinstance(metric, Manifold):
+        raise UserError(
+            f"metric is {metric!r}, but {method!r} cannot compare on it; use method='atc', or metric='cosine'"
+        )
+    raise UserError(f"metric is {metric!r}; use 'cosine' or a manifold such as hyptree.geometry.Lorentz()")
 
 
 def merge_below(site: Site, schedule: Threshold, num_patches: int, is_token: Tensor | None) -> tuple[Reduction, int]:

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from hyptree.cluster.distance import Metric
-from hyptree.errors import UserError, suggest
-from hyptree.geometry import Manifold
+from hyptree.errors import UserError, require_one_of
+from hyptree.ops.agglomerate import BACKENDS, LINKAGES
 from hyptree.tokens.families.adapter import FamilyAdapter, UnsupportedModel
 from hyptree.tokens.handle import MODEL_ATTRIBUTE, Handle, Options
-from hyptree.tokens.methods import find_method
+from hyptree.tokens.methods import check_metric
 from hyptree.tokens.schedule import Removal, check_layers
 
 FAMILIES = {"timm": "hyptree.tokens.families.timm", "transformers": "hyptree.tokens.families.transformers"}
@@ -76,12 +76,12 @@ def patch(
         UnsupportedModel: The model is not built as needed; the message names the layer.
         UserError: An argument is wrong.
     """
-    _check_metric(metric, method)
-    _one_of("features", features, ("keys", "tokens"))
-    _one_of("prop_attn", prop_attn, (True, False, "mask", "channel"))
-    _one_of("pool", pool, ("weighted", "plain"))
-    _one_of("linkage", linkage, ("average", "complete", "single", "ward"))
-    _one_of("backend", backend, ("auto", "torch", "triton", "scipy", "fastcluster"))
+    check_metric(metric, method)
+    require_one_of("features", features, ("keys", "tokens"))
+    require_one_of("prop_attn", prop_attn, (True, False, "mask", "channel"))
+    require_one_of("pool", pool, ("weighted", "plain"))
+    require_one_of("linkage", linkage, LINKAGES)
+    require_one_of("backend", backend, BACKENDS)
     amounts = {
         name: value
         for name, value in {"keep": keep, "r": r, "threshold": threshold, "counts": counts}.items()
@@ -113,7 +113,7 @@ def patch(
         setattr(handle, name, value)
     before = handle_of(model)
     if before is not None:
-        before.detach()
+        before.unpatch()
     try:
         handle.attach()
     except BaseException:
@@ -161,21 +161,3 @@ def find_adapter(model: nn.Module) -> FamilyAdapter:
         f"{kind} cannot be reduced: it is a model of neither {' nor '.join(FAMILIES)}; "
         "hyptree.tokens.matcher works on the tokens of any model"
     )
-
-
-def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        words = [choice for choice in choices if isinstance(choice, str)]
-        hint = suggest(str(value), words) or f"use one of {', '.join(map(str, choices))}"
-        raise UserError(f"{name} is {value!r}; {hint}")
-
-
-def _check_metric(metric: object, method: str) -> None:
-    manifolds = find_method(method).manifolds
-    if metric == "cosine" or isinstance(metric, manifolds):
-        return
-    if isinstance(metric, Manifold):
-        raise UserError(
-            f"metric is {metric!r}, but {method!r} cannot compare on it; use method='atc', or metric='cosine'"
-        )
-    raise UserError(f"metric is {metric!r}; use 'cosine' or a manifold such as hyptree.geometry.Lorentz()")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known, suggest
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 from hyptree.train.run.recipe import Recipe
 
@@ -284,9 +284,7 @@ def to_markdown(settings: TableSettings, outcomes: Sequence[Outcome], about: Seq
 
 
 def _number(outcome: Outcome, name: str) -> float:
-    if name not in outcome.numbers:
-        hint = suggest(name, outcome.numbers) or f"expected one of {', '.join(outcome.numbers)}"
-        raise UserError(f"the evaluation gives no {name!r}; {hint}")
+    require_known("the evaluation gives no {!r}", [name], outcome.numbers)
     return outcome.numbers[name]
 
 

@@ -84,7 +84,7 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
             recipe = replace(recipe, run=replace(recipe.run, threads=threads))
         torch.set_num_threads(threads)
         with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
-            trainer = processes.together(lambda: Trainer(recipe, folder, processes, resume))
+            trainer = processes.together(Trainer, recipe, folder, processes, resume)
             if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
                 trainer.notes.append(f"{threads} of {most} CPU threads: {why}; --run.threads {most} takes all")
@@ -128,6 +128,8 @@ class Trainer:
             raise UserError(
                 f"data.batch_size {recipe.data.batch_size} is larger than the training set of {len(train_set)} samples"
             )
+        self.units = recipe.data.batch_size * self.task.units_per_sample
+        """Samples of an optimiser step in the task's unit, over all processes."""
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
         self.model = self._build_model()
@@ -244,7 +246,7 @@ class Trainer:
         steps = progress.step - self._logged_step
         line = self._line("train") | {name: sum(v) / len(v) for name, v in progress.window.items() if v}
         line["lr"] = self.recipe.optim.lr * self.schedule.factor(progress.step - 1)
-        line["per_second"] = round(steps * self._units / seconds, 1)
+        line["per_second"] = round(steps * self.units / seconds, 1)
         if progress.num_skipped_steps:
             line["skipped_steps"] = progress.num_skipped_steps
         if self.task.probes:
@@ -277,7 +279,7 @@ class Trainer:
             self.progress.best, self.progress.best_step = value, self.progress.step
             tensors = full_tensors(self.ema.tensors if self.ema is not None else self.model.state_dict())
             about = {"step": self.progress.step, self.task.metric: value}
-            self._on_main(lambda: self.folder.save_best(tensors, about))
+            self._on_main(self.folder.save_best, tensors, about)
         self.reporter.write(line)
         self._pause += time.perf_counter() - began
 
@@ -294,7 +296,7 @@ class Trainer:
             optimizer=optimizer_tensors(self.model, self.optimizer),
             progress=progress,
         )
-        self._on_main(lambda: self.folder.save(checkpoint))
+        self._on_main(self.folder.save, checkpoint)
         self._pause += time.perf_counter() - began
 
     # --------------------------------------------------------------------------------------------------- the parts
@@ -306,9 +308,9 @@ class Trainer:
         if name is None:
             if folder.holds_run:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
-            self._on_main(lambda: folder.start(self.recipe, self.data))
+            self._on_main(folder.start, self.recipe, self.data)
         else:
-            checkpoint = self.processes.together(lambda: folder.load(name))
+            checkpoint = self.processes.together(folder.load, name)
             where = str(folder.checkpoints / name)
             self.progress = RunState(**checkpoint.progress)
             fill_tensors(self.model.state_dict(), checkpoint.model, where)
@@ -317,7 +319,7 @@ class Trainer:
                 fill_tensors(self.ema.tensors, checkpoint.ema, where)
                 self.ema.num_updates = self.progress.num_ema_updates
             self.notes.append(f"going on from step {self.progress.step} ({where})")
-        self._on_main(lambda: folder.tidy(self.progress.step))
+        self._on_main(folder.tidy, self.progress.step)
 
     def _introduce(self) -> None:
         count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -330,7 +332,7 @@ class Trainer:
             return
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
-            f"{self._units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
+            f"{self.units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
             f"{self.processes}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
         )
 
@@ -357,11 +359,6 @@ class Trainer:
         counts = [count for part in whole if (count := self.task.count(part)) is not None]
         count = self.processes.mean(torch.stack(counts).float().mean())
         return (part | {"count": count} for part in whole)
-
-    @property
-    def _units(self) -> int:
-        """Samples of an optimiser step in the task's unit, over all processes."""
-        return self.recipe.data.batch_size * self.task.units_per_sample
 
     def _probe(self) -> dict[str, float]:
         """What the task finds inside the model, which is left as it was."""
@@ -405,15 +402,9 @@ class Trainer:
             stopped()
         )
 
-    def _on_main(self, work: Any) -> None:
+    def _on_main(self, work: Any, *args: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""
-
-        def guarded() -> None:
-            with full_disk_is_one_line(self.folder.path):
-                if self.processes.is_main:
-                    work()
-
-        self.processes.together(guarded)
+        self.processes.from_main(full_disk_is_one_line(self.folder.path)(work), *args)
 
     def _leave(self, error: BaseException, code: int) -> None:
         """All processes end, the first one with words."""
@@ -427,7 +418,7 @@ class Trainer:
 
     def _line(self, split: str) -> dict[str, Any]:
         step = self.progress.step
-        epoch = round(self.schedule.epoch(step), 4)
+        epoch = round(step / self.steps_per_epoch, 4)
         return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
 
     def _result(self) -> Result:

@@ -47,6 +47,8 @@ class Task(ABC):
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
+        self.on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
+        """Whether batches go to a GPU."""
 
     def build_dataset(self, split: str) -> Any:
         """The dataset of a split: train, val or test (``hyptree.data.sample.PictureDataset`` for pictures)."""
@@ -88,13 +90,11 @@ class Task(ABC):
         from hyptree.data.loader import build_loader
 
         data, run = self.recipe.data, self.recipe.run
-        on_gpu = torch.cuda.is_available() and run.device != "cpu"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        batch_size = data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size
+        device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
         return build_loader(
             dataset,
             functools.partial(self.collate, train=train),
-            batch_size=batch_size,
+            batch_size=self.batch_size(train),
             seed=run.seed,
             train=train,
             workers=data.workers,
@@ -104,10 +104,15 @@ class Task(ABC):
             strict=data.strict,
             skipped=skipped,
             pack=self.pack,
-            pin_memory=on_gpu,
+            pin_memory=self.on_gpu,
             resident=device if data.resident else None,
             channels_last=run.channels_last,
         )
+
+    def batch_size(self, train: bool) -> int:
+        """Samples of a batch of the loader, over all processes; in training those of a part."""
+        data = self.recipe.data
+        return data.batch_size // self.recipe.run.accumulate if train else data.eval_batch_size or data.batch_size
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """The batch on the device of the model."""

@@ -6,17 +6,12 @@ radius is twice the norm, no more and no less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.encoders.transformers import features_of
-
-if TYPE_CHECKING:
-    from hyptree.vlm.adapters.handle import AdapterHandle
 
 
 def radius(embeddings: Tensor) -> Tensor:
@@ -64,22 +59,6 @@ def radius_summary(embeddings: Tensor) -> dict[str, Any]:
     return {"count": len(norms), "norm": norm, "radius": {key: 2 * value for key, value in norm.items()}}
 
 
-def radius_report(handle: AdapterHandle, texts: Sequence[str] | Tensor | None, images: Any) -> dict[str, Any]:
-    """See ``AdapterHandle.radius_report``."""
-    if texts is None and images is None:
-        raise UserError("a radius report needs texts, images or both")
-    report: dict[str, Any] = {"adapter": handle.name, "note": "radius = 2 * norm, for every curvature"}
-    for kind, inputs in (("text", texts), ("image", images)):
-        if inputs is None:
-            continue
-        summaries = {}
-        for when in ("before", "after"):
-            with torch.no_grad(), handle.disable_adapter() if when == "before" else handle._in_use():
-                summaries[when] = radius_summary(_encode(handle, kind, inputs))
-        report[kind] = summaries
-    return report
-
-
 def radius_table(report: dict[str, Any]) -> list[str]:
     """The report as lines of a table."""
     lines = ["| of    | when   |    n | norm              | radius = 2 norm   | range             |"]
@@ -92,19 +71,3 @@ def radius_table(report: dict[str, Any]) -> list[str]:
             line = " | ".join(f"{cell:<17}" for cell in cells)
             lines.append(f"| {kind:<5} | {when:<6} | {summary['count']:>4} | {line} |")
     return lines
-
-
-def _encode(handle: AdapterHandle, kind: str, inputs: Any) -> Tensor:
-    encoder, model = handle.encoder, handle.model
-    if encoder is not None:
-        return encoder.encode_text(inputs) if kind == "text" else encoder.encode_images(inputs)
-    if not isinstance(inputs, Tensor):
-        raise UserError(
-            f"the handle knows the bare {type(model).__name__} only, which has no tokenizer: give prepared {kind} "
-            "tensors, or attach to load_encoder(...) for strings and pictures"
-        )
-    names = ("encode_text", "get_text_features") if kind == "text" else ("encode_image", "get_image_features")
-    method = next((getattr(model, name) for name in names if hasattr(model, name)), None)
-    if method is None:
-        raise UserError(f"{type(model).__name__} has neither {names[0]} nor {names[1]}; attach to load_encoder(...)")
-    return features_of(method(inputs))

@@ -370,7 +370,7 @@ def test_a_damaged_configuration_and_scales_beside_a_head_are_told(tmp_path: Pat
     W = torch.randn(9, 5)
     save_file({"lm_head.weight": W}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "helm", "hidden_size": 4')
-    with pytest.raises(UserError, match=r"config\.json, which tells what the head is, is damaged"):
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
         overlap(tmp_path)
     (tmp_path / "config.json").unlink()
     scaled = {"lm_head.weight": W.to(torch.float8_e4m3fn), "lm_head.weight_scale_inv": torch.rand(3, 1)}

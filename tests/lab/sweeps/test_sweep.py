@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["sweep", "--resume"], "nothing to resume in runs/lab: it has no config.json"),
         (["sweep", "--device", "abacus"], "device 'abacus' cannot be used here"),
         (["sweep", "--threads", "-1"], "threads must be 0"),
-        (["fit", "nowhere"], "nowhere: No such file or directory"),
+        (["fit", "nowhere"], "cannot read nowhere: no such file"),
         (["fit", "."], ". holds no runs.parquet or runs.csv"),
         (["theory", "--m", "5"], "an exponent needs two widths below n = 1000, got 5"),
     ],
@@ -435,3 +436,24 @@ def test_weights_that_are_gone_are_told_on_resume(tmp_path: Path) -> None:
     sweep([OTHER], tmp_path)
     sweep([OTHER], tmp_path, resume=True, keep_weights=True, say=lines.append)
     assert lines == ["no weights of part b: it was finished without --keep-weights"]
+
+
+def test_what_is_left_of_an_older_sweep_is_never_taken_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep([OTHER], tmp_path)
+    (tmp_path / "index.html").write_text("a page of the old numbers")
+
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hyptree.lab.sweeps.folder.shutil.rmtree", busy)
+        with pytest.raises(PermissionError):
+            sweep([replace(OTHER, steps=3)], tmp_path, overwrite=True)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match="already holds a sweep"):
+        sweep([replace(OTHER, steps=3)], tmp_path)
+    assert {row["steps"] for row in sweep([replace(OTHER, steps=3)], tmp_path, overwrite=True)} == {3}
+    assert not (tmp_path / "index.html").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 from hyptree.lm.ambient import padded_width
 from hyptree.lm.experts.mixture import Mice
 from hyptree.ops import backend as backends
+from hyptree.ops import bare
 from tests.lm.experts.test_mixture import config, points, stir
 from tests.lm.make import lift
 
@@ -31,7 +34,7 @@ def make(device: str, **changes: Any) -> Mice:
     assert isinstance(mice, Mice)
     with torch.no_grad():  # near the origin t^2 - |s|^2 says something in float32
         for name, p in mice.named_parameters():
-            p.mul_(1.0 if "curvature" in name else 0.5)
+            p.mul_(1.0 if "curvature" in name else 0.35)
     mice.gate.balance_bias.copy_(0.1 * torch.randn(mice.gate.num_experts))
     return mice
 
@@ -55,15 +58,15 @@ def test_kernels_say_the_same(changes: dict[str, Any], device: str, monkeypatch:
     n, c = mice.sizes.features, mice.sizes.c
     space = points(c, 2, 3, dtype=torch.float32, n=n).to(device)
     grad, results = torch.randn_like(space), []
-    for backend in ("triton", "torch"):
+    for backend, own in (("triton", mice), ("torch", copy.deepcopy(mice).double())):  # the definition in float64
         monkeypatch.setenv("HYPTREE_BACKEND", backend)
-        inputs = [space.clone().requires_grad_(), *mice.parameters()]
-        out, aux = mice(inputs[0])
+        inputs = [space.to(own.gate.weight.dtype).requires_grad_(), *own.parameters()]
+        out, aux = own(inputs[0])
         assert aux is not None and out.grad_fn is not None
         is_fused = "Mice" in str(out.grad_fn.next_functions)
         assert is_fused == (backend == "triton" and not mice.has_norm)
         actual = torch.autograd.grad((out * grad).sum() + aux, inputs, allow_unused=True)
-        results.append([out.detach(), *actual])
+        results.append([None if x is None else x.float() for x in (out.detach(), *actual)])
     names = ["out", "space", *(name for name, _ in mice.named_parameters())]
     for name, one, other in zip(names, *results, strict=True):
         if other is None:
@@ -105,3 +108,21 @@ def test_kept_matrices_see_changed_weights(device: str, monkeypatch: pytest.Monk
         expected = mice(space)[0]
     assert (second - first).abs().max() > 1e-3
     torch.testing.assert_close(second, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["routed", "shared"])
+def test_experts_that_are_not_bare_are_called(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    mice, calls = make(device, shared_curvature=True), list[int]()
+    space = points(1.0, 2, 4, dtype=torch.float32).to(device)
+    bare._reported.clear()
+    expected, _ = mice(space)
+    mice.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
+    with caplog.at_level(logging.WARNING):
+        actual = [mice(space)[0] for _ in range(2)]
+    assert len(calls) == 2
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["mix_experts"]
+    for one in actual:
+        torch.testing.assert_close(one, expected, **CLOSE)

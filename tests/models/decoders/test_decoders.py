@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import timm
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 from hyptree.models.decoders import Pyramid, Segmenter, SemanticFPN, adopt_backbone, pyramid_backbone
 from hyptree.models.decoders.semantic_fpn import NORM_GROUPS
+from hyptree.models.detection import mask_rcnn
+from hyptree.models.himapper.dense import HiMapperFeatures
 from tests.models.toy import ToyBackbone, num_parameters
 
 # --------------------------------------------------------------------------------------------- the decoder's definition
@@ -231,3 +234,19 @@ def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
 def test_a_misspelt_backbone_is_the_users_error() -> None:
     with pytest.raises(UserError):
         pyramid_backbone("resnet81")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Pyramid, partial(Segmenter, num_classes=3), partial(mask_rcnn, num_classes=3), HiMapperFeatures],
+    ids=["pyramid", "segmenter", "detector", "features of a tree"],
+)
+def test_checkpointing_reaches_the_backbone_or_is_refused(make: Callable[[nn.Module], nn.Module]) -> None:
+    backbone = pyramid_backbone("test_resnet", out_indices=(1, 2, 3, 4))
+    model = make(backbone)
+    model.set_grad_checkpointing()
+    assert backbone.grad_checkpointing
+    model.set_grad_checkpointing(False)
+    assert not backbone.grad_checkpointing
+    with pytest.raises(UserError, match="ToyBackbone cannot compute activations again"):
+        make(ToyBackbone()).set_grad_checkpointing()

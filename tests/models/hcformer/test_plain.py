@@ -80,7 +80,7 @@ def test_the_model_is_its_definition(switch: str, size: tuple[int, int], monkeyp
 
 @pytest.mark.parametrize("size", [(64, 64), (70, 45)])
 def test_the_model_by_kernels_is_its_definition(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    if not (backends.has_triton() and backends.interpreted()):
+    if not (backends.HAS_TRITON and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
     check(

@@ -19,14 +19,10 @@ def tree(num_leaves: int = 8, depth: int = 3, width: int = 5, **options) -> Prob
 def test_levels_halve_and_a_parent_is_half_the_index() -> None:
     shape = TreeShape(32, 4)
     assert shape.sizes == (32, 16, 8, 4) and shape.num_nodes == 60
-    assert shape.parents(1).tolist() == [i // 2 for i in range(32)]
-    assert shape.parents(4).tolist() == [-1] * 4
     parent = shape.parent.tolist()
-    assert parent[:4] == [32, 32, 33, 33] and parent[54:] == [59, 59, -1, -1, -1, -1]
+    assert parent[:32] == [32 + i // 2 for i in range(32)] and parent[54:] == [59, 59, -1, -1, -1, -1]
     for node, above in enumerate(parent[:56]):
         assert shape.level[above] == shape.level[node] + 1
-    with pytest.raises(ValueError, match="level must be from 1"):
-        shape.parents(5)
 
 
 @pytest.mark.parametrize(("num_leaves", "depth", "advice"), [(20, 4, 24), (0, 2, 2), (33, 4, 40), (4, 4, 8)])

@@ -380,6 +380,24 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(edges, tmp_path, cap
     assert not torch.equal(before, load_embedding(out).points)
 
 
+def test_a_kill_while_a_run_is_replaced_leaves_no_points_of_the_old_one(edges, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    assert run("embed", edges, "--out", out, *SMALL) == 0
+    before = {file.name for file in out.iterdir()}
+
+    class Killed(BaseException):
+        pass
+
+    def kill(path, text):
+        raise Killed
+
+    monkeypatch.setattr("hyptree.train.embedding.job.write_text", kill)
+    with pytest.raises(Killed):
+        run("embed", edges, "--out", out, *SMALL, "--overwrite")
+    assert before >= {"embedding.safetensors", "disk.png"}
+    assert not {"embedding.safetensors", "disk.png", "checkpoint.safetensors"} & {file.name for file in out.iterdir()}
+
+
 def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(edges, tmp_path):
     out = tmp_path / "run"
     command = [

@@ -140,8 +140,8 @@ def overlap(config: OverlapConfig) -> None:
         written += write_figure(config.plot, lm_heads(overlaps, [_short(path) for path in config.paths], fits))
     if config.json:
         exponents = {name: fit.exponent for name, fit in fits.items()}
-        told = {"heads": lines, "exponent": exponents, "fits": {name: vars(fit) for name, fit in fits.items()}}
-        print(json.dumps(without_nan(told)))
+        numbers = {"heads": lines, "exponent": exponents, "fits": {name: vars(fit) for name, fit in fits.items()}}
+        print(json.dumps(without_nan(numbers)))
         return
     columns = OVERLAP_COLUMNS | (LORENTZ_COLUMNS if any(one.num_spacelike for one in overlaps) else {})
     print("\n".join(show(lines, columns)))

@@ -193,6 +193,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
 
     from hyptree.errors import as_user_error
     from hyptree.files import write_text
+    from hyptree.tables import numbers
     from hyptree.train.openvocab import evaluate_openvocab
     from hyptree.train.run.log import headline
 
@@ -209,10 +210,5 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
         )
     if config.out is not None:
         write_text(config.out, json.dumps(scores, indent=2) + "\n")
-    if config.json:
-        print(json.dumps(scores))
-        return 0
-    shown = headline(scores)
-    width = max(map(len, shown)) + 2
-    print("\n".join(f"{name:<{width}}{value:.4f}" for name, value in shown.items()))
+    print(json.dumps(scores) if config.json else "\n".join(numbers(headline(scores))))
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyptree.checks import require_at_least
+from hyptree.checks import require_numbers
 from hyptree.files import cache_folder
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
@@ -63,7 +63,7 @@ class TextSettings:
             check_vocab_size(self.vocab_size)
         if not 0 < self.val_share < 1:
             raise ValueError(f"val_share is a share of the text, between 0 and 1, got {self.val_share:g}")
-        require_at_least(1, self, "num_documents")
+        require_numbers(self, "at least 1", "num_documents")
 
     @property
     def cache_folder(self) -> Path:

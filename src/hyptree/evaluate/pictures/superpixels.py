@@ -201,8 +201,8 @@ def kmeans_clusters(features: Any, num_clusters: int, height: int, width: int, s
 
 
 def enlarge(labels: Any, height: int, width: int) -> np.ndarray:
-    """An (h, w) map of labels on (H, W) pixels: each pixel takes the place whose square it lies in."""
+    """Maps (..., h, w) of labels or shares on (H, W) pixels: each pixel takes the place whose square it lies in."""
     at = np.asarray(labels)
-    y = np.arange(height) * at.shape[0] // height
-    x = np.arange(width) * at.shape[1] // width
-    return at[y[:, None], x[None, :]]
+    y = np.arange(height) * at.shape[-2] // height
+    x = np.arange(width) * at.shape[-1] // width
+    return at[..., y[:, None], x[None, :]]

@@ -168,11 +168,11 @@ def _short(tick: float, number: str) -> str:
     return f"{tick:.4g}"
 
 
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers that enclose [low, high]."""
+def ticks(low: float, high: float) -> list[float]:
+    """About five round numbers that enclose [low, high]."""
     if not high > low:
         high = low + (abs(low) or 1.0)
-    raw = (high - low) / wanted
+    raw = (high - low) / 4
     power = 10 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

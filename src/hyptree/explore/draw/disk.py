@@ -188,7 +188,6 @@ def draw_disk(
     points: Any,
     path: Path | str,
     *,
-    colors: list[str] | None = None,
     title: str | None = None,
     dpi: int = 140,
 ) -> None:
@@ -206,6 +205,6 @@ def draw_disk(
     points = _checked(tree, points, flat=False)
     figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
     ax = figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
-    rgb = np.array([to_rgb(color) for color in (branch_colors(tree) if colors is None else colors)])
+    rgb = np.array([to_rgb(color) for color in branch_colors(tree)])
     tree.draw(ax=ax, layout=points, color=rgb, names=True, title=title)
     figure.savefig(path, metadata={"Software": None} if str(path).endswith(".png") else None)

@@ -16,6 +16,7 @@ import numpy as np
 
 from hyptree.data.pictures.single import read_picture
 from hyptree.errors import require
+from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.explore.draw.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
 from hyptree.explore.draw.style import INK, INSIDE, RIM, SOFT
 from hyptree.explore.pages.himapper_log import plot_tree_stats
@@ -248,9 +249,7 @@ def _painted(picture: np.ndarray, winner: np.ndarray, colours: np.ndarray, pixel
 
     height = max(1, round(pixels * picture.shape[0] / picture.shape[1]))
     grey = Image.fromarray(picture).convert("L").resize((pixels, height), Image.Resampling.BICUBIC)
-    rows = np.arange(height) * winner.shape[0] // height
-    columns = np.arange(pixels) * winner.shape[1] // pixels
-    node = winner[rows][:, columns]
+    node = enlarge(winner, height, pixels)
     light = np.asarray(grey, np.float32)[..., None] / 255
     painted = 0.72 * colours[node] + 0.28 * light
     border = np.zeros(node.shape, bool)

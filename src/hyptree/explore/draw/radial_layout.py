@@ -1,4 +1,4 @@
-"""What goes where in the radial picture, decided once: the SVG and the figure of matplotlib show the same thing."""
+"""The radial picture as SVG: what goes where, and how it is drawn."""
 
 from __future__ import annotations
 

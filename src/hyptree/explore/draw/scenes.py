@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
+from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.explore.draw.style import main_axes
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
 from hyptree.models.clusters import BlockClusters
@@ -259,9 +260,7 @@ def _pack(tree: Tree, scene: Scene) -> dict[str, Any]:
 
 def _mostly(tree: Tree, leaf: np.ndarray, regions: np.ndarray) -> list[list[int]]:
     """For each node the region that fills most of it, and its share in percent; -1 where nothing is known."""
-    h, w = regions.shape
-    pixels = leaf[(np.arange(h) * leaf.shape[0] // h)[:, None], (np.arange(w) * leaf.shape[1] // w)[None, :]]
-    known = regions >= 0
+    pixels, known = enlarge(leaf, *regions.shape), regions >= 0
     count = np.zeros((tree.num_nodes, int(regions.max(initial=0)) + 1), np.int64)
     np.add.at(count, (pixels[known], regions[known]), 1)
     for node in tree.order("postorder"):  # children before parents

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
-__all__ = ["EncodedPicture", "sections", "write"]
+__all__ = ["EncodedPicture", "write"]
 
 NUM_WORLD_CHAINS = 500
 
@@ -82,16 +82,39 @@ def write(
         texts.distance([""])  # an unknown geometry is told before the work
     name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
     report = measured(texts, name, chains, pairs) if report is None else report
-    page_sections = sections(texts, chains, report, pictures, pairs, latent, encoder, shown)
-    if random_init:
-        alarm = '<p class="warned"><b>Random weights.</b> Nothing here was learned; read it as a control.</p>'
-        page_sections.insert(0, Section("", alarm))
+    captions = [chain.captions for chain in chains]
+    radial = radial_picture(texts, captions, shown)
+    distance = texts.distance([caption for chain in captions for caption in chain]).double().numpy()
+    distance = distance.reshape(len(chains), -1)
+    alarm = '<p class="warned"><b>Random weights.</b> Nothing here was learned; read it as a control.</p>'
+    sections = [
+        *([Section("", alarm)] if random_init else []),
+        Section("", parts.cards_html(captions, distance, texts, pairs)),
+        Section(
+            "Captions around the root",
+            f"<p><b>{escape(radial.title)}.</b> A long caption is mostly a specific one, so the number of its words "
+            f'orders chains well by itself: what an encoder knows is what it has above that.</p><figure class="sheets">'
+            f"{svg_radial(radial)}<figcaption>{escape(radial.caption)} Point at a dot for its caption.</figcaption>"
+            "</figure>",
+        ),
+        Section("Distance by level", parts.levels_html(captions, distance)),
+        Section("Best and worst chains", parts.extremes_html(captions, distance)),
+    ]
+    if len(pictures):
+        sections.append(
+            Section("From a picture to a chain of captions", parts.retrieval_html(texts, chains, pictures, encoder))
+        )
+    if latent is not None:
+        sections.append(Section("Classes, attributes, pictures", parts.latent_html(latent)))
+    if len(pairs):
+        sections.append(Section("Is X a type of Y?", parts.hyperlex_html(texts, pairs)))
+    sections.append(Section("All numbers, with their baselines", parts.tables_html(report)))
     lead = (
         f"{name}: embeddings of {texts.root.shape[0]} numbers. General texts should lie near the root, the embedding "
         f"of the empty text, and specific ones straight behind them. {says}"
     )
     footer = f"hyptree {__version__}. Written by hyptree explain."
-    return explorer_page(out, "The hierarchy in an encoder", lead.strip(), page_sections, style=STYLE, footer=footer)
+    return explorer_page(out, "The hierarchy in an encoder", lead.strip(), sections, style=STYLE, footer=footer)
 
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:
@@ -113,42 +136,3 @@ def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[W
         "root_norm": float(texts.root.norm()),
         "suites": suites,
     }
-
-
-def sections(
-    texts: Texts,
-    chains: Sequence[Chain],
-    report: Mapping[str, Any],
-    pictures: Sequence[EncodedPicture] = (),
-    pairs: Sequence[WordPair] = (),
-    latent: LatentTree | None = None,
-    encoder: Any = None,
-    shown: int | None = None,
-) -> list[Section]:
-    """The parts of the page, for pages that show more."""
-    captions = [chain.captions for chain in chains]
-    radial = radial_picture(texts, captions, shown)
-    distance = texts.distance([caption for chain in captions for caption in chain]).double().numpy()
-    distance = distance.reshape(len(chains), -1)
-    page_sections = [
-        Section("", parts.cards_html(captions, distance, texts, pairs)),
-        Section(
-            "Captions around the root",
-            f"<p><b>{escape(radial.title)}.</b> A long caption is mostly a specific one, so the number of its words "
-            f'orders chains well by itself: what an encoder knows is what it has above that.</p><figure class="sheets">'
-            f"{svg_radial(radial)}<figcaption>{escape(radial.caption)} Point at a dot for its caption.</figcaption>"
-            "</figure>",
-        ),
-        Section("Distance by level", parts.levels_html(captions, distance)),
-        Section("Best and worst chains", parts.extremes_html(captions, distance)),
-    ]
-    if len(pictures):
-        page_sections.append(
-            Section("From a picture to a chain of captions", parts.retrieval_html(texts, chains, pictures, encoder))
-        )
-    if latent is not None:
-        page_sections.append(Section("Classes, attributes, pictures", parts.latent_html(latent)))
-    if len(pairs):
-        page_sections.append(Section("Is X a type of Y?", parts.hyperlex_html(texts, pairs)))
-    page_sections.append(Section("All numbers, with their baselines", parts.tables_html(report)))
-    return page_sections

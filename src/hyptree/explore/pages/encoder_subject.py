@@ -38,18 +38,16 @@ def page_of_encoder(
     num_pictures: int | None = None,
     geometry: str | None = None,
     random_init: bool = False,
-    device: str = "cpu",
 ) -> Path:
     """The page of an encoder by its name, see ``hyptree explain --help``."""
     from hyptree.data.hierarchies.hyperlex import read_hyperlex
     from hyptree.data.pictures.single import read_picture
-    from hyptree.devices import find_device
     from hyptree.vlm.encoders.encoder import load_encoder
 
     chains = read_texts(texts) if texts else None
     word_pairs = read_hyperlex(pairs) if pairs is not None else []
     looked = [EncodedPicture(read_picture(path), path.name) for path in images]
-    encoder = load_encoder(model, random_init=random_init, device=find_device(device))
+    encoder = load_encoder(model, random_init=random_init)
     sees = encoder.image_tower is not None
     if num_pictures is not None and (images or texts or not sees):
         raise UserError("--pictures counts pictures of the built-in world, of which none are shown here; leave it out")

@@ -18,7 +18,7 @@ from hyptree.errors import UserError, suggest
 from hyptree.files import path_inside, read_json, weight_map
 from hyptree.lab.lm_heads.gguf import read_gguf
 from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
-from hyptree.lab.lm_heads.rows import FirstColumns, LoadedRows, Rows, read_safetensors
+from hyptree.lab.lm_heads.rows import Matrix, loaded, read_safetensors
 from hyptree.runs import best_file
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -55,7 +55,7 @@ class LMHead:
     width: int
     tied: str
     """Whether it is a head of its own or an embedding that serves as one, in words."""
-    source: Rows = field(repr=False, compare=False)
+    source: Matrix = field(repr=False, compare=False)
     time: Tensor | None = field(default=None, repr=False, compare=False)
     """(num_rows) what a head on the hyperboloid keeps beside each row: see :attr:`time_kind`."""
     time_kind: str = ""
@@ -92,9 +92,10 @@ def find_lm_head(path: Path | str, tensor: str | None = None, allow_pickle: bool
     if path.is_dir() and not any(path.glob("*.safetensors*")) and len(files := sorted(path.glob("*.gguf"))) == 1:
         path = files[0]
     if path.is_file() and path.suffix == ".gguf":
-        return _gguf_lm_head(path, tensor)
+        matrices = read_gguf(path)
+        return _head(dict.fromkeys(matrices, path), tensor, path, lambda _: matrices, None, GGUF_CANDIDATES)
     if path.is_file() and path.suffix in _PICKLES:
-        tensors = {name: LoadedRows(value) for name, value in _unpickle(path, allow_pickle).items()}
+        tensors = {name: loaded(value) for name, value in _unpickle(path, allow_pickle).items()}
         return _head(dict.fromkeys(tensors, path), tensor, path, lambda _: tensors, path.parent)
     if path.is_dir():
         names, inside = sorted(file.name for file in path.iterdir()), partial(path_inside, path)
@@ -109,19 +110,26 @@ def _head(
     where: Mapping[str, Path],
     tensor: str | None,
     path: Path | str,
-    read: Callable[[Path], Mapping[str, Rows]],
+    read: Callable[[Path], Mapping[str, Matrix]],
     folder: Path | None,
+    candidates: Sequence[str] = CANDIDATES,
 ) -> LMHead:
     """The chosen tensor with what lies beside it; ``folder`` is that of the model's own configuration."""
-    name = _choose(where, tensor, path)
+    name = _choose(where, tensor, path, candidates)
     if scales := sorted(other for other in where if other.startswith(f"{name}_scale")):
         raise UserError(f"{name} in {path} is quantised in parts that {scales[0]} scales; give weights that are not")
     settings = _settings(folder)
     sources = read(where[name])
     if name not in sources:
         raise UserError(f"{where[name]} is damaged: the index says that it holds {name}, and it does not")
-    rows, width = _checked(sources[name].shape, name, path)
-    head = LMHead(where[name], name, rows, width, _tied(name, settings.get("tie_word_embeddings")), sources[name])
+    shape = sources[name].shape
+    if len(shape) != 2 or min(shape) < 2:
+        raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
+    rows, width = shape
+    declared = settings.get("tie_word_embeddings")
+    if candidates == GGUF_CANDIDATES and GGUF_CANDIDATES[0] not in where:
+        declared = True  # such a file says so by what it leaves out
+    head = LMHead(where[name], name, rows, width, _tied(name, declared), sources[name])
     for kind, end in (("weight", "weight_time"), ("offset", "offset")):
         beside = f"{name.removesuffix('weight')}{end}" if name.endswith("weight") else ""
         if beside in where:
@@ -142,26 +150,8 @@ def _split_time(head: LMHead, block: int = 8192) -> LMHead:
     time = torch.empty(head.num_rows)
     for place, rows in zip(time.split(block), head.rows(block), strict=True):
         place.copy_(rows[:, -1])
-    return replace(
-        head, width=head.width - 1, source=FirstColumns(head.source, head.width - 1), time=time, time_kind="weight"
-    )
-
-
-def _gguf_lm_head(path: Path, tensor: str | None) -> LMHead:
-    tensors = read_gguf(path)
-    name = _choose(dict.fromkeys(tensors, path), tensor, path, GGUF_CANDIDATES)
-    rows, width = _checked(tensors[name].shape, name, path)
-    kinds = {"output.weight": "head of its own", "token_embd.weight": "input embedding"}
-    tied = kinds.get(name, "named")
-    if name == "token_embd.weight" and "output.weight" not in tensors:
-        tied = "input embedding, tied"
-    return LMHead(path, name, rows, width, tied, tensors[name])
-
-
-def _checked(shape: tuple[int, ...], name: str, path: Path | str) -> tuple[int, int]:
-    if len(shape) != 2 or min(shape) < 2:
-        raise UserError(f"{name} in {path} has shape {shape}, expected (words, width) with two words or more")
-    return shape[0], shape[1]
+    width = head.width - 1
+    return replace(head, width=width, source=head.source.columns(width), time=time, time_kind="weight")
 
 
 def _files_of_tensors(
@@ -225,9 +215,7 @@ def _refuse(path: Path) -> None:
     )
 
 
-def _choose(
-    where: Mapping[str, Path], tensor: str | None, path: Path | str, candidates: Sequence[str] = CANDIDATES
-) -> str:
+def _choose(where: Mapping[str, Path], tensor: str | None, path: Path | str, candidates: Sequence[str]) -> str:
     if tensor is not None:
         matches = [tensor] if tensor in where else [name for name in where if name.endswith(f".{tensor}")]
         if len(matches) == 1:
@@ -261,11 +249,11 @@ def _settings(folder: Path | None) -> dict[str, Any]:
 
 
 def _tied(name: str, declared: Any) -> str:
-    if name.endswith(HEADS):
+    if name.endswith(HEADS) or name == GGUF_CANDIDATES[0]:
         return "head, tied by its configuration" if declared else "head of its own"
     if name in CLASSIFIERS:
         return "classifier"
-    if not name.endswith(CANDIDATES):
+    if not name.endswith((*CANDIDATES, GGUF_CANDIDATES[1])):
         return "named"
     if declared is False:
         return "input embedding; the head is another tensor, which is not here"

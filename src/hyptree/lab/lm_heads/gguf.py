@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +11,11 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, require
+from hyptree.lab.lm_heads.rows import Matrix
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """Where a matrix lies in a file, and how its numbers are written."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    """Slowest axis first, as in torch."""
-    kind: Any
-    """``gguf.GGMLQuantizationType``; every row is a whole number of its blocks, so rows can be read apart."""
-    offset: int
-    row_bytes: int
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """(stop - start, width) float32.
-
-        Raises:
-            UserError: a kind of quantisation that the library cannot decode.
-        """
-        num_bytes = (stop - start) * self.row_bytes
-        data = np.fromfile(self.path, np.uint8, num_bytes, offset=self.offset + start * self.row_bytes)
-        try:
-            values = require("gguf.quants", "lab").dequantize(data.reshape(stop - start, -1), self.kind)
-        except NotImplementedError as error:
-            raise UserError(f"{self.name} in {self.path} is {self.kind.name}, which gguf cannot decode") from error
-        return torch.from_numpy(np.array(values, np.float32))
-
-
-def read_gguf(path: Path | str) -> dict[str, GgufTensor]:
-    """Every tensor of a GGUF file by name, from its header alone.
+def read_gguf(path: Path | str) -> dict[str, Matrix]:
+    """Every tensor of a GGUF file by name, from its header alone; their kind is a ``gguf.GGMLQuantizationType``.
 
     Raises:
         UserError: not a GGUF file, or a damaged one.
@@ -54,8 +27,20 @@ def read_gguf(path: Path | str) -> dict[str, GgufTensor]:
     except (ValueError, LookupError, OverflowError, MemoryError) as error:
         raise UserError(f"{path} is damaged or no GGUF file: {error}") from error
     return {
-        t.name: GgufTensor(
-            path, t.name, tuple(map(int, reversed(t.shape))), t.tensor_type, t.data_offset, t.data[0].nbytes
+        t.name: Matrix(
+            tuple(map(int, reversed(t.shape))),
+            partial(_rows, path, t.name, t.tensor_type, t.data_offset, t.data[0].nbytes),
+            t.tensor_type,
         )
         for t in tensors
     }
+
+
+def _rows(path: Path, name: str, kind: Any, offset: int, row_bytes: int, start: int, stop: int) -> Tensor:
+    """Every row is a whole number of blocks, so rows can be read apart."""
+    data = np.fromfile(path, np.uint8, (stop - start) * row_bytes, offset=offset + start * row_bytes)
+    try:
+        values = require("gguf.quants", "lab").dequantize(data.reshape(stop - start, -1), kind)
+    except NotImplementedError as error:
+        raise UserError(f"{name} in {path} is {kind.name}, which gguf cannot decode") from error
+    return torch.from_numpy(np.array(values, np.float32))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,69 +26,28 @@ DTYPES = {
 """Names of the format for numbers that directions can be made of."""
 
 
-class Rows(Protocol):
-    """A matrix whose rows can be read apart."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """(stop - start, width) float32."""
-        ...
-
-
 @dataclass(frozen=True)
-class LoadedRows:
-    """Rows of a tensor that is there already."""
+class Matrix:
+    """A matrix (or a vector) whose rows can be read apart."""
 
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.tensor[start:stop].float()
-
-
-@dataclass(frozen=True)
-class FirstColumns:
-    """Rows without their last columns."""
-
-    source: Rows
-    width: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape[0], self.width
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.source.rows(start, stop)[:, : self.width]
-
-
-@dataclass(frozen=True)
-class SafeTensor:
-    """A tensor of a safetensors file."""
-
-    path: Path
-    name: str
     shape: tuple[int, ...]
-    kind: str
+    """Slowest axis first, as in torch."""
+    rows: Callable[[int, int], Tensor]
+    """From one row up to another: (stop - start, width) float32; a ``UserError`` for numbers without directions."""
+    kind: Any = ""
+    """How the file writes its numbers."""
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Rows of a matrix, or numbers of a vector, as float32.
-
-        Raises:
-            UserError: numbers of a kind that has no directions.
-        """
-        if self.kind not in DTYPES:
-            raise UserError(f"{self.name} in {self.path} has numbers of kind {self.kind}; expected {', '.join(DTYPES)}")
-        # Opened for each block: pages that were looked at count as the program's memory as long as a file is mapped.
-        with safe_open(self.path, "pt") as file:
-            return file.get_slice(self.name)[start:stop].to(torch.float32, copy=True)
+    def columns(self, width: int) -> Matrix:
+        """Its first columns."""
+        return replace(self, shape=(self.shape[0], width), rows=lambda start, stop: self.rows(start, stop)[:, :width])
 
 
-def read_safetensors(path: Path | str) -> dict[str, SafeTensor]:
+def loaded(tensor: Tensor) -> Matrix:
+    """One that is in memory already."""
+    return Matrix(tuple(tensor.shape), lambda start, stop: tensor[start:stop].float())
+
+
+def read_safetensors(path: Path | str) -> dict[str, Matrix]:
     """Every tensor of a safetensors file by name, from its header alone.
 
     Raises:
@@ -97,7 +58,18 @@ def read_safetensors(path: Path | str) -> dict[str, SafeTensor]:
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            return {name: SafeTensor(path, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+            return {
+                name: Matrix(tuple(s.get_shape()), partial(_rows, path, name, s.get_dtype()), s.get_dtype())
+                for name, s in slices.items()
+            }
     except (OSError, SafetensorError) as error:
         what = "no such file" if isinstance(error, FileNotFoundError) else error
         raise UserError(f"{path} is missing or damaged: {what}") from error
+
+
+def _rows(path: Path, name: str, kind: str, start: int, stop: int) -> Tensor:
+    if kind not in DTYPES:
+        raise UserError(f"{name} in {path} has numbers of kind {kind}; expected {', '.join(DTYPES)}")
+    # Opened for each block: pages that were looked at count as the program's memory as long as a file is mapped.
+    with safe_open(path, "pt") as file:
+        return file.get_slice(name)[start:stop].to(torch.float32, copy=True)

@@ -26,14 +26,15 @@ def open_folder(out: Path, config: dict[str, Any], resume: bool, overwrite: bool
         if difference := _difference(read_config(out), config):
             raise UserError(f"cannot resume {out}: {difference}; give the same settings, or choose another --out")
         return
-    if written.is_file():
+    if written.is_file() or any((out / "parts").glob("*")):
         if not overwrite:
             raise UserError(
                 f"{out} already holds a sweep; continue it with --resume, replace it with --overwrite, or choose --out"
             )
         for name in ("checkpoints", "parts", "weights", "figures"):
-            shutil.rmtree(out / name, ignore_errors=True)
-        for name in ("runs.csv", "runs.parquet", "fits.csv"):
+            if (out / name).exists():  # what cannot be removed would count as done
+                shutil.rmtree(out / name)
+        for name in ("runs.csv", "runs.parquet", "fits.csv", "index.html"):
             (out / name).unlink(missing_ok=True)
     with full_disk_is_one_line(out):
         for name in ("checkpoints", "parts"):

@@ -58,7 +58,22 @@ def _core(name: str) -> str:
     return name.rpartition("backbone.")[2].removeprefix("model.").replace(".", "_")
 
 
-class Pyramid(nn.Module):
+class Checkpointed:
+    """Hands on to the ``pyramid`` or the ``backbone`` inside that activations are to be computed again."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in the backbone.
+
+        Raises:
+            UserError: it has no such switch.
+        """
+        inner: Any = getattr(self, "pyramid" if hasattr(self, "pyramid") else "backbone")
+        if not hasattr(inner, "set_grad_checkpointing"):
+            raise UserError(f"{type(inner).__name__} cannot compute activations again; switch checkpointing off")
+        inner.set_grad_checkpointing(enable)
+
+
+class Pyramid(Checkpointed, nn.Module):
     """Feature maps of strides 4, 8, 16, 32, ... that all have ``channels`` channels (FPN, Lin et al. 2017).
 
     Of the backbone's maps the deepest one of each stride is taken, from stride 4 on.
@@ -94,9 +109,3 @@ class Pyramid(nn.Module):
         chosen = [maps[i].permute(0, 3, 1, 2) if self.has_channels_last else maps[i] for i in self.taken]
         named = self.fpn(OrderedDict((str(i), level) for i, level in enumerate(chosen)))
         return list(named.values())
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in the backbone."""
-        switch: Any = getattr(self.backbone, "set_grad_checkpointing", None)
-        if switch is not None:
-            switch(enable)

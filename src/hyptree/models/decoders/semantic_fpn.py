@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.models.decoders.pyramid import Pyramid
+from hyptree.models.decoders.pyramid import Checkpointed, Pyramid
 
 NORM_GROUPS = 32
 
@@ -61,7 +61,7 @@ class SemanticFPN(nn.Module):
         return self.classifier(self.dropout(total))
 
 
-class Segmenter(nn.Module):
+class Segmenter(Checkpointed, nn.Module):
     """Scores of every pixel: a backbone, its pyramid and a Semantic FPN decoder.
 
     Args:
@@ -89,10 +89,6 @@ class Segmenter(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return _resize(self.decoder(self.pyramid(images)), images.shape[-2:])
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in the backbone."""
-        self.pyramid.set_grad_checkpointing(enable)
 
 
 def _conv_norm_relu(in_channels: int, channels: int) -> nn.Sequential:

@@ -6,7 +6,8 @@ module registers ``hcformer_pico|nano|tiny|small|medium`` with timm. See docs/hc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,10 +23,14 @@ from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDowns
 from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
 from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
-from hyptree.nn.cluster.windows import Size
-from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, scaled_linear
+from hyptree.ops.bare import is_bare, readable
+from hyptree.ops.gelu_mlp import gelu_mlp
+from hyptree.ops.windows import Size
 
 __all__ = ["ClusterAssignment", "HCFormer"]
+
+for kind in (LayerScale, Mlp, get_act_layer("gelu")):  # of timm, as they are in the version that is installed
+    readable(kind)
 
 NUM_STAGES = 4
 CACHE = 16 * 2**20
@@ -56,15 +61,21 @@ class Block(nn.Module):
         self.norm1 = norm(dim, **factory) if input_norm else nn.Identity()
         self.mixer = mixer
         self.norm2 = norm(dim, **factory)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=get_act_layer(act_layer), drop=proj_drop, **factory)
+        self.hidden = int(dim * mlp_ratio)
+        self.mlp = Mlp(dim, self.hidden, act_layer=get_act_layer(act_layer), drop=proj_drop, **factory)
         self.scale1 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.scale2 = LayerScale(dim, layer_scale, **factory) if layer_scale is not None else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.has_dropout, self.is_gelu = proj_drop > 0, act_layer == "gelu"
+        self.has_dropout = proj_drop > 0
         self.mlp_checkpointing = False
 
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
-        x = x + self.drop_path(self.mixer(self.norm1(x), record, _factor(self.scale1)))
+    def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
+        scale = self.scale1
+        if is_bare(scale) and isinstance(scale, LayerScale):
+            mixed = self.mixer(self.norm1(x), record, scale.gamma)
+        else:
+            mixed = scale(self.mixer(self.norm1(x), record))
+        x = x + self.drop_path(mixed)
         if self.mlp_checkpointing and self.training and not torch.jit.is_scripting():
             hidden = checkpoint(self._mlp, x, use_reentrant=False, preserve_rng_state=self.has_dropout)
         else:
@@ -72,19 +83,10 @@ class Block(nn.Module):
         return x + self.drop_path(hidden)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        """``scale2 * mlp(norm2(x))``, with the norm's and the scale's factors inside the products."""
-        mlp, norm, factor = self.mlp, self.norm2, _factor(self.scale2)
-        if type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
-            return self.scale2(mlp(norm(x)))  # adapters, quantised layers: they know their product, we do not
-        is_bare = self.is_gelu and not self.has_dropout
-        if is_bare and has_gelu_mlp(x):
-            if isinstance(norm, MapNorm):
-                return gelu_mlp(*norm.folded(x, mlp.fc1), mlp.fc2, factor)
-            return gelu_mlp(norm(x), mlp.fc1.weight, mlp.fc1.bias, mlp.fc2, factor)
-        hidden = norm.before(x, mlp.fc1) if isinstance(norm, MapNorm) else mlp.fc1(norm(x))
-        if is_bare:
-            return gelu_linear(hidden, mlp.fc2, factor)
-        return mlp.drop2(scaled_linear(mlp.drop1(mlp.act(hidden)), mlp.fc2.weight, mlp.fc2.bias, factor))
+        mlp = self.mlp
+        if self.has_dropout or not (is_bare(mlp) and is_bare(mlp.act)):
+            return self.scale2(mlp(self.norm2(x)))
+        return gelu_mlp(x, self.norm2, mlp.fc1, mlp.fc2, self.scale2)
 
 
 class Stage(nn.Module):
@@ -93,29 +95,23 @@ class Stage(nn.Module):
     def __init__(self, downsample: nn.Module, blocks: Sequence[Block]):
         super().__init__()
         self.downsample = downsample
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks, self.width = nn.ModuleList(blocks), max(block.hidden for block in blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
-        x = self.downsample(x)
-        if x.device.type != "cpu" or self.training or record is not None or torch.compiler.is_compiling():
-            return self._blocks(x, record)
-        if torch.is_grad_enabled() or (few := self._pictures_in_cache(x)) >= x.shape[0]:
-            return self._blocks(x, record)
-        return torch.cat([self._blocks(part, record) for part in x.split(few)])
-
-    def _pictures_in_cache(self, x: Tensor) -> int:
-        """How many pictures' widest maps are CACHE bytes, at least one: in evaluation no picture knows of another."""
-        hidden: int = self.blocks[0].mlp.fc1.out_features  # type: ignore[union-attr,assignment]
-        return max(1, CACHE // max(1, hidden * x.shape[1] * x.shape[2] * x.element_size()))
-
-    def _blocks(self, x: Tensor, record: list[ClusterAssignment] | None) -> Tensor:
-        for block in self.blocks:
-            if self.grad_checkpointing and self.training and record is None and not torch.jit.is_scripting():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x, record)
-        return x
+    def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
+        parts = [self.downsample(x)]
+        # How many pictures' widest maps are CACHE bytes, at least one: in evaluation no picture knows of another.
+        is_alone = not (self.training or torch.is_grad_enabled() or record is not None)
+        if parts[0].device.type == "cpu" and is_alone and not torch.compiler.is_compiling():
+            x = parts[0]
+            parts = x.split(max(1, CACHE // max(1, self.width * x.shape[1] * x.shape[2] * x.element_size())))
+        outs = []
+        recomputes = self.grad_checkpointing and self.training and record is None and not torch.jit.is_scripting()
+        for x in parts:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x, record)
+            outs.append(x)
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 class HCFormer(nn.Module):
@@ -273,8 +269,8 @@ class HCFormer(nn.Module):
         Returns:
             One :class:`ClusterAssignment` per block. They are part of the graph: use ``torch.no_grad()`` to look only.
         """
-        record: list[ClusterAssignment] = []
-        features = self._features(x, record)
+        record: deque[ClusterAssignment] = deque()  # not a list, of which accelerate's hooks hand on a copy
+        features = self.forward_features(x, record)
         counts = [len(stage.blocks) for stage in self.stages]  # type: ignore[arg-type]
         places = [(stage, block) for stage, count in enumerate(counts) for block in range(count)]
         named = [replace(seen, stage=s, block=b) for seen, (s, b) in zip(record, places, strict=True)]
@@ -282,16 +278,13 @@ class HCFormer(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------- forward
 
-    def _features(self, x: Tensor, record: list[ClusterAssignment] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
+        """The last stage's map after the final norm, (B, num_features, H / 32, W / 32), in channels-last memory."""
         if x.dim() != 4 or x.shape[1] != self.in_chans:
             raise ValueError(f"HCFormer: expected pictures (B, {self.in_chans}, H, W), got {tuple(x.shape)}")
         for stage in self.stages:
             x = stage(x, record)
         return self.norm(x).permute(0, 3, 1, 2)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The last stage's map after the final norm, (B, num_features, H / 32, W / 32), in channels-last memory."""
-        return self._features(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pooling, dropout and, unless ``pre_logits``, the classifier."""
@@ -391,10 +384,6 @@ class HCFormer(nn.Module):
             stage.grad_checkpointing = enable is True  # type: ignore[assignment]
             for block in stage.blocks:  # type: ignore[union-attr]
                 block.mlp_checkpointing = enable == "mlp"
-
-
-def _factor(scale: nn.Module) -> Tensor | None:
-    return scale.gamma if isinstance(scale, LayerScale) else None
 
 
 def _init_weights(module: nn.Module) -> None:

@@ -7,8 +7,7 @@ a hook. A reader holds no module, so that the backbone stays where it is and cop
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,44 +42,49 @@ class Features:
     row: Tensor | None = None
 
 
-class Reader(ABC):
-    """How one kind of backbone is read.
+@dataclass
+class Reader:
+    """How one kind of backbone is read: a backbone and pictures (B, 3, H, W) to features.
 
     Attributes:
         channels: C of the tokens. pooled_channels: Cv of the global feature.
+        has_logits: whether calling the backbone gives logits; else its own answer is the global feature.
     """
 
-    def __init__(self, channels: int, pooled_channels: int):
-        self.channels, self.pooled_channels = channels, pooled_channels
-
-    @abstractmethod
-    def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        """Features of a batch of pictures (B, 3, H, W)."""
+    channels: int
+    pooled_channels: int
+    read: Callable[[nn.Module, Tensor], Features]
+    has_logits: bool = True
 
     def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
-        """The backbone's own logits."""
-        return backbone(x)
+        """What the backbone gives by itself."""
+        if not self.has_logits:
+            return self.read(backbone, x).pooled
+        out = backbone(x)
+        return getattr(out, "logits", out)
 
     def checked(self, backbone: nn.Module, x: Tensor) -> Features:
         """``read``, after a look at the shapes."""
-        features = self.read(backbone, x)
+        features, name = self.read(backbone, x), type(backbone).__name__
+        if not isinstance(features, Features):
+            raise TypeError(f"feature_fn returned {type(features).__name__}, expected hyptree.models.himapper.Features")
         if features.tokens.dim() != 3 or features.tokens.shape[1] != math.prod(features.grid):
             raise ValueError(
-                f"{kind_of(backbone)}: tokens of shape {tuple(features.tokens.shape)} do not fill the grid "
-                f"{features.grid}, expected (B, H*W, C); correct feature_fn"
+                f"{name}: tokens of shape {tuple(features.tokens.shape)} do not fill the grid {features.grid}, "
+                "expected (B, H*W, C); correct feature_fn"
             )
         got = features.tokens.shape[-1], features.pooled.shape[-1]
         if got != (self.channels, self.pooled_channels) or features.pooled.dim() != 2:
             raise ValueError(
-                f"{kind_of(backbone)}: tokens have {got[0]} channels and the global feature is "
-                f"{tuple(features.pooled.shape)}, expected {self.channels} and (B, {self.pooled_channels}); pass "
-                f"channels={got[0]}, pooled_channels={got[1]}"
+                f"{name}: tokens have {got[0]} channels and the global feature is {tuple(features.pooled.shape)}, "
+                f"expected {self.channels} and (B, {self.pooled_channels}); pass channels={got[0]}, "
+                f"pooled_channels={got[1]}"
             )
         row = features.tokens if features.row is None else features.row
         if row.dim() != 3 or row.shape[1] < features.tokens.shape[1] or row.shape[-1] != self.channels:
             raise ValueError(
-                f"{kind_of(backbone)}: the row {tuple(row.shape)} does not end with the tokens "
-                f"{tuple(features.tokens.shape)}; correct or leave out row in feature_fn"
+                f"{name}: the row {tuple(row.shape)} does not end with the tokens {tuple(features.tokens.shape)}; "
+                "correct or leave out row in feature_fn"
             )
         if features.classify is None:
             features.classify = partial(_apply_own, backbone)
@@ -104,67 +108,50 @@ def make_reader(
         feature_fn: overrides the way a backbone is read.
         channels, pooled_channels: override what the backbone says about itself.
     """
-    if feature_fn is not None:
+    name = type(backbone).__name__
+    is_timm = callable(getattr(backbone, "forward_features", None)) and callable(
+        getattr(backbone, "forward_head", None)
+    )
+    if feature_fn is not None or is_timm:
         channels = channels or getattr(backbone, "num_features", None)
         if channels is None:
-            raise ValueError(f"{kind_of(backbone)} does not say its num_features; pass channels= along with feature_fn")
+            raise ValueError(f"{name} does not say its num_features; pass channels= along with feature_fn")
         own = getattr(backbone, "head_hidden_size", None) or getattr(backbone, "num_features", None) or channels
-        return HookReader(channels, pooled_channels or own, feature_fn)
-    if callable(getattr(backbone, "forward_features", None)) and callable(getattr(backbone, "forward_head", None)):
-        wide = backbone.num_features
-        own = getattr(backbone, "head_hidden_size", None) or wide
-        return TimmReader(channels or wide, pooled_channels or own)  # type: ignore[arg-type]
+        return Reader(channels, pooled_channels or own, feature_fn or partial(read_timm, channels))
     if hasattr(backbone, "config") and hasattr(backbone, "base_model_prefix"):
-        from hyptree.models.himapper.towers import TransformersReader
+        from hyptree.models.himapper.towers import transformers_reader
 
-        return TransformersReader.of(backbone, channels, pooled_channels)
+        return transformers_reader(backbone, channels, pooled_channels)
     raise ValueError(
-        f"{kind_of(backbone)} is neither a timm model with spatial features (forward_features, forward_head) nor a "
-        "vision model of transformers; pass feature_fn=, which returns hyptree.models.himapper.Features"
+        f"{name} is neither a timm model with spatial features (forward_features, forward_head) nor a vision model of "
+        "transformers; pass feature_fn=, which returns hyptree.models.himapper.Features"
     )
 
 
-class HookReader(Reader):
-    """A backbone read by the user's own function."""
-
-    def __init__(self, channels: int, pooled_channels: int, feature_fn: Callable[[nn.Module, Tensor], Features]):
-        super().__init__(channels, pooled_channels)
-        self.feature_fn = feature_fn
-
-    def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        features = self.feature_fn(backbone, x)
-        if not isinstance(features, Features):
-            raise TypeError(f"feature_fn returned {type(features).__name__}, expected hyptree.models.himapper.Features")
-        return features
-
-    def plain(self, backbone: nn.Module, x: Tensor) -> Tensor:
-        out = backbone(x)
-        return getattr(out, "logits", out)
-
-
-class TimmReader(Reader):
+def read_timm(channels: int, backbone: nn.Module, x: Tensor) -> Features:
     """Any timm model whose ``forward_features`` gives one map or one row of tokens."""
-
-    def read(self, backbone: nn.Module, x: Tensor) -> Features:
-        f = _forward_features(backbone, x)
-        if not isinstance(f, Tensor):
-            raise TypeError(
-                f"{kind_of(backbone)}: forward_features gives a {type(f).__name__}, expected one map or row of tokens; "
-                "pass feature_fn= to say which of them to read"
-            )
-        pooled = backbone.forward_head(f, pre_logits=True).flatten(1)  # type: ignore[operator]
-        row = None
-        if f.dim() == 4:
-            tokens, grid = map_tokens(backbone, f, self.channels, str(getattr(backbone, "output_fmt", "")))
-        elif f.dim() == 3:
-            tokens, grid = row_tokens(backbone, f, x)
-            row = f
-        else:
-            raise ValueError(
-                f"{kind_of(backbone)} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map "
-                "(B, C, H, W) or tokens (B, M, C); take another backbone or pass feature_fn="
-            )
-        return Features(tokens, grid, pooled, partial(_logits, backbone, f), row)
+    f, name = _forward_features(backbone, x), type(backbone).__name__
+    if not isinstance(f, Tensor):
+        raise TypeError(
+            f"{name}: forward_features gives a {type(f).__name__}, expected one map or row of tokens; pass feature_fn= "
+            "to say which of them to read"
+        )
+    pooled = backbone.forward_head(f, pre_logits=True).flatten(1)  # type: ignore[operator]
+    row = None
+    if f.dim() == 4:
+        tokens, grid = map_tokens(backbone, f, channels, str(getattr(backbone, "output_fmt", "")))
+    elif f.dim() == 3:
+        embed, num_prefix = getattr(backbone, "patch_embed", None), int(getattr(backbone, "num_prefix_tokens", 0))
+        grids = [getattr(embed, "grid_size", None), grid_of_patches(getattr(embed, "patch_size", None), x)]
+        # CaiT and XCiT do not declare their class token.
+        tokens, grid = row_tokens(backbone, f, x, grids, range(num_prefix, num_prefix + 2))
+        row = f
+    else:
+        raise ValueError(
+            f"{name} has no spatial features: forward_features gives {tuple(f.shape)}, expected a map (B, C, H, W) or "
+            "tokens (B, M, C); take another backbone or pass feature_fn="
+        )
+    return Features(tokens, grid, pooled, partial(_logits, backbone, f), row)
 
 
 def _forward_features(backbone: nn.Module, x: Tensor) -> Any:
@@ -219,8 +206,8 @@ def map_tokens(backbone: nn.Module, f: Tensor, channels: int, fmt: str = "") -> 
     last = fmt.endswith("NHWC") or (f.shape[1] != channels and f.shape[-1] == channels)
     if f.shape[-1 if last else 1] != channels:
         raise ValueError(
-            f"{kind_of(backbone)}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; pass "
-            "channels= as it is"
+            f"{type(backbone).__name__}: no axis of the map {tuple(f.shape)} has the expected {channels} channels; "
+            "pass channels= as it is"
         )
     # Channels are moved before places are joined: with f.flatten(2) first, compiled code would store the map of a
     # convolution, whose channels lie next to each other, in another order and read it across.
@@ -228,23 +215,28 @@ def map_tokens(backbone: nn.Module, f: Tensor, channels: int, fmt: str = "") -> 
     return f.flatten(1, 2), (f.shape[1], f.shape[2])
 
 
-def row_tokens(backbone: nn.Module, f: Tensor, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """A row of tokens without those in front that stand for no place, and the grid of the others."""
-    num_prefix = int(getattr(backbone, "num_prefix_tokens", 0))
-    embed = getattr(backbone, "patch_embed", None)
-    candidates = [getattr(embed, "grid_size", None), grid_of_patches(getattr(embed, "patch_size", None), x)]
-    for extra in (0, 1):  # CaiT and XCiT do not declare their class token
-        count = f.shape[1] - num_prefix - extra
-        for grid in candidates:
-            if grid is not None and math.prod(grid) == count:
-                return f[:, num_prefix + extra :], (int(grid[0]), int(grid[1]))
-    for extra in (0, 1):
-        grid = grid_by_shape(f.shape[1] - num_prefix - extra, x)
-        if grid is not None:
-            return f[:, num_prefix + extra :], grid
+def row_tokens(
+    backbone: nn.Module, f: Tensor, x: Tensor, grids: Sequence[tuple[int, int] | None], prefixes: Sequence[int]
+) -> tuple[Tensor, tuple[int, int]]:
+    """A row of tokens without those in front that stand for no place, and the grid of the others.
+
+    Args:
+        grids: what the others may fill. prefixes: how many there may be in front; the first two are also tried where no
+            grid fits, with a grid of the picture's proportions.
+    """
+    for num_prefix in prefixes:
+        for grid in grids:
+            if grid is not None and math.prod(grid) == f.shape[1] - num_prefix:
+                return f[:, num_prefix:], (int(grid[0]), int(grid[1]))
+    ratio = x.shape[-2] / x.shape[-1]
+    for num_prefix in prefixes[:2]:
+        count = f.shape[1] - num_prefix
+        height, width = round(math.sqrt(count * ratio)), round(math.sqrt(count / ratio))
+        if height * width == count > 1:
+            return f[:, num_prefix:], (height, width)
     raise ValueError(
-        f"{kind_of(backbone)} has no spatial features: {f.shape[1] - num_prefix} tokens of a {tuple(x.shape[-2:])} "
-        "picture fill no grid; take another backbone or pass feature_fn="
+        f"{type(backbone).__name__} has no spatial features: {f.shape[1] - prefixes[0]} tokens of a "
+        f"{tuple(x.shape[-2:])} picture fill no grid; take another backbone or pass feature_fn="
     )
 
 
@@ -254,15 +246,3 @@ def grid_of_patches(patch_size: Any, x: Tensor) -> tuple[int, int] | None:
         return None
     h, w = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
     return x.shape[-2] // int(h), x.shape[-1] // int(w)
-
-
-def grid_by_shape(count: int, x: Tensor) -> tuple[int, int] | None:
-    """The grid of ``count`` cells with the picture's proportions; None if there is none, or a single cell."""
-    ratio = x.shape[-2] / x.shape[-1]
-    height, width = round(math.sqrt(count * ratio)), round(math.sqrt(count / ratio))
-    return (height, width) if height * width == count > 1 else None
-
-
-def kind_of(backbone: nn.Module) -> str:
-    """What messages call it."""
-    return type(backbone).__name__

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hyptree.models.decoders.pyramid import Checkpointed
 from hyptree.models.himapper.backbone import Features, map_tokens
 from hyptree.models.himapper.output import HiMapperOutput
 from hyptree.models.himapper.wrap import HiMapper
 
 
-class HiMapperFeatures(HiMapper):
+class HiMapperFeatures(Checkpointed, HiMapper):
     """A backbone that gives features of several strides (timm's ``features_only``), the last of them read by a tree.
 
     The tree reads the last map; its mean over places is the global feature that reads the tree; and what it read is
@@ -67,12 +68,6 @@ class HiMapperFeatures(HiMapper):
         """Losses and numbers of the last forward pass in training, once: they hold its graph."""
         pending, self._pending = self._pending, None
         return pending
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in the backbone."""
-        switch: Any = getattr(self.backbone, "set_grad_checkpointing", None)
-        if switch is not None:
-            switch(enable)
 
 
 def read_last_map(backbone: nn.Module, x: Tensor) -> Features:

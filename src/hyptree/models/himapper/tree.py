@@ -36,13 +36,6 @@ class TreeShape:
         self.starts = tuple(itertools.accumulate((0, *self.sizes)))
         """Where each level starts in the row of all nodes; one number more than levels."""
 
-    def parents(self, level: int) -> Tensor:
-        """(N_l,) the parent of each node of ``level`` (from 1) as index in the level above, -1 at the top."""
-        if not 1 <= level <= self.depth:
-            raise ValueError(f"level must be from 1 (leaves) to {self.depth}, got {level}")
-        index = np.arange(self.sizes[level - 1])
-        return torch.from_numpy(index // 2 if level < self.depth else np.full_like(index, -1))
-
     # Arrays of numpy: tensors made here would follow torch.device("meta") and never come back.
 
     @cached_property

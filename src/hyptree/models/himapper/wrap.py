@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_one_of
 from hyptree.models.himapper.backbone import Features, make_reader
 from hyptree.models.himapper.output import HiMapperOutput, tree_stats
 from hyptree.models.himapper.plain import Attention, Decomposition, Encoding, Geometry, Sign, TreeLoss, TreeSpace
@@ -81,11 +81,7 @@ class HiMapper(nn.Module):
             ("attention", attention, Attention),
             ("sign", sign, Sign),
         ):
-            if value not in get_args(kind):
-                hint = suggest(str(value), get_args(kind))
-                raise ValueError(
-                    f"{name} must be {' or '.join(get_args(kind))}, got {value!r}" + (hint and f"; {hint}")
-                )
+            require_one_of(name, value, get_args(kind))
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got width={width}, heads={heads}")
         if tau <= 0:
@@ -116,23 +112,9 @@ class HiMapper(nn.Module):
     # ---------------------------------------------------------------------------------------------------- the tree
 
     @property
-    def num_leaves(self) -> int:
-        """Nodes of level 1."""
-        return self.shape.num_leaves
-
-    @property
-    def depth(self) -> int:
-        """Number of levels."""
-        return self.shape.depth
-
-    @property
     def levels(self) -> tuple[int, ...]:
         """Number of nodes per level, leaves first."""
         return self.shape.sizes
-
-    def parents(self, level: int) -> Tensor:
-        """(N_l,) the parent of each node of ``level`` (from 1) as index in the level above, -1 at the top."""
-        return self.shape.parents(level)
 
     # ----------------------------------------------------------------------------------------------------- forward
 
@@ -248,23 +230,18 @@ class HiMapper(nn.Module):
                 their own. None leaves it to the optimiser.
         """
         spared = self.no_weight_decay()
-        members: dict[tuple[str, bool], list[nn.Parameter]] = {}
+        rates = {"backbone": lr, "plugin": lr if plugin_lr is None else plugin_lr}
+        groups: dict[str, dict[str, Any]] = {}
         for name, p in self.named_parameters():
             if p.requires_grad:
-                decays = weight_decay is None or not (p.dim() <= 1 or name in spared)
-                members.setdefault(("backbone" if name.startswith("backbone.") else "plugin", decays), []).append(p)
-        rates = {"backbone": lr, "plugin": lr if plugin_lr is None else plugin_lr}
-        groups: list[dict[str, Any]] = []
-        for (part, decays), params in members.items():
-            group: dict[str, Any] = {
-                "name": part if decays else f"{part}_no_decay",
-                "params": params,
-                "lr": rates[part],
-            }
-            if weight_decay is not None:
-                group["weight_decay"] = weight_decay if decays else 0.0
-            groups.append(group)
-        return groups
+                part = "backbone" if name.startswith("backbone.") else "plugin"
+                group: dict[str, Any] = {"name": part, "params": [], "lr": rates[part]}
+                if weight_decay is not None:
+                    decays = p.dim() > 1 and name not in spared
+                    group["weight_decay"] = weight_decay if decays else 0.0
+                    group["name"] = part if decays else f"{part}_no_decay"
+                groups.setdefault(group["name"], group)["params"].append(p)
+        return list(groups.values())
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, geometry={self.space.geometry}, sign={self.loss.sign}, enabled={self.enabled}"

@@ -1,10 +1,11 @@
 """Token mixing by clustering: patches around centres inside windows, windows around centres of the whole map.
 
-The arithmetic of one level is in ``cluster_level``, the cut into windows in ``windows``.
+The arithmetic is in :mod:`hyptree.ops.cluster_map`, the cut into windows in :mod:`hyptree.ops.windows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,29 +16,13 @@ from torch import Tensor, nn
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.geometry.core.registry import check_curvature
-from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, require_choice
+from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, Layout, require_choice
 from hyptree.nn.cluster.map_norm import MapNorm
-from hyptree.nn.cluster.windows import (
-    Size,
-    Windows,
-    add_to_windows,
-    count_patches,
-    cover,
-    cut,
-    divides,
-    join,
-    plan,
-    pool,
-    pool_windows,
-    pooling_weights,
-)
-from hyptree.nn.products import linear, scaled_linear
 from hyptree.ops.backend import BACKENDS
-from hyptree.ops.cluster_patch import Cut, cluster_patch
-from hyptree.ops.cluster_patch import fits as patch_fits
-from hyptree.ops.cluster_window import cluster_window
-from hyptree.ops.cluster_window import fits as window_fits
+from hyptree.ops.cluster_map import Clustered, Level, cluster_linear
+from hyptree.ops.linear import linear
 from hyptree.ops.rounding import wide
+from hyptree.ops.windows import Size, Windows, join, plan
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class ClusterMixer(nn.Module):
         scaling: what grows with the map, the "window" (``fold`` is kept) or the "fold" (window size is kept).
         shifted: cut half a window further up and left.
         patch_geometry, window_geometry: "euclidean" (cosine) or "hyperbolic" (minus the Lorentz distance).
-        assignment: "soft", or "hard" as in Context Cluster (see :func:`hard_assignment`).
+        assignment: "soft", or "hard" as in Context Cluster (see :class:`~hyptree.ops.cluster_map.Level`).
         position_bias: add a learned bias to the similarities.
         curvature: ``c > 0`` of the hyperbolic levels. learnable_curvature: learn it.
         norm: normalise the two results before the projection. alpha: initial factor of the similarities.
@@ -171,7 +156,7 @@ class ClusterMixer(nn.Module):
         self.fold, self.scaling, self.shifted = fold, scaling, shifted
         self.max_patch_centres, self.max_window_centres = patch_centres, window_centres
         self.window_size = plan(size, fold=(fold, fold)).window
-        windows = self.windows(size)
+        _, of_patches, of_windows = self.layouts(size)
         inner = num_heads * head_dim
         level: dict[str, Any] = {
             "assignment": assignment,
@@ -183,14 +168,12 @@ class ClusterMixer(nn.Module):
             **factory,
         }
         self.points_and_values = nn.Linear(dim, 2 * inner, **factory)
-        self.patch = ClusterLevel(
-            num_heads, *self._patch_layout(windows), geometry=patch_geometry, is_single=patch_centres == 1, **level
-        )
+        self.patch = ClusterLevel(num_heads, of_patches, geometry=patch_geometry, is_single=patch_centres == 1, **level)
         self.window: ClusterLevel | None = None
         if window_centres:
             self.window = ClusterLevel(
                 num_heads,
-                *self._window_layout(windows),
+                of_windows,
                 geometry=window_geometry,
                 is_single=window_centres == 1,
                 **level,
@@ -205,21 +188,18 @@ class ClusterMixer(nn.Module):
             if isinstance(module, (nn.Linear, ClusterLevel, MapNorm)):
                 module.reset_parameters()
 
-    def windows(self, size: Size) -> Windows:
-        """How a map of this size is cut."""
-        if self.scaling == "fold":
-            return plan(size, window=self.window_size, shifted=self.shifted)
-        return plan(size, fold=(self.fold, self.fold), shifted=self.shifted)
+    def layouts(self, size: Size) -> tuple[Windows, Layout, Layout]:
+        """How a map of this size is cut, and the layouts of the patch level and of the window level."""
+        by = {"window": self.window_size} if self.scaling == "fold" else {"fold": (self.fold, self.fold)}
+        windows = plan(size, **by, shifted=self.shifted)
+        (wy, wx), (ny, nx) = windows.window, windows.grid
+        most, above = self.max_patch_centres, self.max_window_centres
+        of_patches = windows.grid, windows.window, (min(most, wy), min(most, wx))
+        return windows, of_patches, ((1, 1), windows.grid, (min(above, ny), min(above, nx)))
 
-    def _patch_layout(self, windows: Windows) -> tuple[Size, Size, Size]:
-        most = self.max_patch_centres
-        return windows.grid, windows.window, (min(most, windows.window[0]), min(most, windows.window[1]))
-
-    def _window_layout(self, windows: Windows) -> tuple[Size, Size, Size]:
-        most = self.max_window_centres
-        return (1, 1), windows.grid, (min(most, windows.grid[0]), min(most, windows.grid[1]))
-
-    def forward(self, x: Tensor, record: list[ClusterAssignment] | None = None, factor: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None, factor: Tensor | None = None
+    ) -> Tensor:
         """The mixed map.
 
         Args:
@@ -233,175 +213,49 @@ class ClusterMixer(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: expected x of shape (B, H, W, {self.dim}), channels last, got {tuple(x.shape)}"
             )
-        windows = self.windows((x.shape[1], x.shape[2]))
+        windows, of_patches, of_windows = self.layouts((x.shape[1], x.shape[2]))
         both = linear(x, self.points_and_values)  # (B, H, W, 2 H' d), points then values
-        layout = self._patch_layout(windows)
-        if record is None and self._has_kernel(both, windows, layout):
-            return self._by_kernels(both, windows, layout, factor)
-        points, values = cut(both, windows, 2, self.num_heads).unbind(0)  # (B, S, H', N, d)
-        inside = reached = None
-        if not windows.is_padded and divides(layout[2], windows.window):
-            cells = (windows.grid[0] * layout[2][0], windows.grid[1] * layout[2][1])
-            coarse = pool(both, cells)  # every window's centres side by side: a coarser map
-            centres, value_centres = cut(coarse, Windows(cells, windows.grid, layout[2]), 2, self.num_heads).unbind(0)
-        else:
-            weights = pooling_weights(windows, layout[2], both.dtype, both.device).unsqueeze(1)  # (S or 1, 1, M, N)
-            coarse, centres, value_centres = both, weights @ points, weights @ values
-            if windows.is_padded:
-                inside = cover(windows, both.device)[:, None, None, :]
-                reached = weights.sum(-1, keepdim=True) > 0
-                centres = torch.where(reached, centres, 1.0)  # whatever has a direction
-        mixed, assign = self.patch(points, values, centres, value_centres, layout, inside, reached)
-        mixed = join(mixed, windows)
-        seen: dict[str, Any] = {}
-        if self.window is None:
-            out = scaled_linear(self.norm(mixed), self.proj.weight, self.proj.bias, factor)
-        else:
-            shared = self._mix_windows(both, coarse, windows, None if record is None else seen)
-            out = self._project(shared, mixed, windows, factor)
-        if record is not None:
-            record.append(self._recorded(windows, layout, assign, centres, seen))
-        return out
-
-    def _cut(self, windows: Windows, layout: tuple[Size, Size, Size], cells: Size = (0, 0)) -> Cut:
-        """The numbers of the cut for the kernels."""
-        sizes = (*windows.size, *windows.grid, *windows.window, *windows.offset, *layout[2])
-        return Cut(*sizes, self.num_heads, self.head_dim, *cells)
-
-    def _has_kernel(self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size]) -> bool:
-        """Whether the patch level runs as a kernel."""
-        level = self.patch
-        if level.alpha is None or level.is_hard or level.manifold is not None:
-            return False
-        return patch_fits(both, self._cut(windows, layout), self.backend)
-
-    def _window_curvature(self, both: Tensor, cut: Cut) -> float | None:
-        """``c`` of the window level where that runs as a kernel, else None."""
-        level = self.window
-        if level is None or level.is_hard or (level.manifold is None and level.alpha is not None):
-            return None
-        c = 1.0 if level.manifold is None else level.manifold.c  # of no account where there is one centre
-        if level.alpha is None:
-            c = 1.0
-        if not isinstance(c, float) or not cut.has_simple_cells():
-            return None
-        return c if window_fits(both, cut, c, level.clip, self.backend) else None
-
-    def _by_kernels(
-        self, both: Tensor, windows: Windows, layout: tuple[Size, Size, Size], factor: Tensor | None
-    ) -> Tensor:
-        """The mixed map of :meth:`forward` with ``both`` read once, and the norm inside the projection."""
-        patch, window = self.patch, self.window
-        assert patch.alpha is not None
-        bias = None if patch.position is None else patch.position(*layout)
-        above = self._window_layout(windows)
-        cut = self._cut(windows, layout, above[2] if window is not None else (0, 0))
-        c = self._window_curvature(both, cut)
-        cut = cut if c is not None else self._cut(windows, layout)
-        own, parts, moments = cluster_patch(both, patch.alpha, bias, cut, backend=self.backend)
-        if window is None:
-            return self._project_by_moments(None, own, moments, windows, factor)
-        if c is None:
-            shared = self._mix_windows(both, both, windows, None)
-            several, patches = wide(shared), count_patches(windows, both.device)
-            sums = [(x * patches).sum((1, 2, 3)) for x in (several, several.square())]
-            return self._project_by_moments(shared, own, moments + torch.stack(sums, -1), windows, factor)
-        bias = None if window.position is None else window.position(*above)
-        shared, others = cluster_window(parts, window.alpha, bias, cut, c, window.clip, backend=self.backend)
-        shared = shared.unflatten(1, windows.grid)
-        return self._project_by_moments(shared, own, moments + others, windows, factor)
-
-    def _project_by_moments(
-        self, shared: Tensor | None, own: Tensor, moments: Tensor, windows: Windows, factor: Tensor | None
-    ) -> Tensor:
-        """:meth:`_project` where the sums that the norm needs are known.
-
-        Args:
-            shared: (B, rows, columns, C') one vector per window. moments: (B, 2), see :meth:`MapNorm.into`.
-        """
-        if not isinstance(self.norm, MapNorm):
-            if shared is not None:
-                return self._project(shared, own, windows, factor)
-            return scaled_linear(own, self.proj.weight, self.proj.bias, factor)
-        weight, scale, shift = self.norm.into(self.proj, moments, own.shape[1] * own.shape[2] * self.norm.dim)
-        if factor is not None:
-            scale, shift = scale * factor, shift * factor  # (B, dim)
-        scale, shift = scale[:, None, None], shift[:, None, None]
-        right = weight if shared is None else weight[:, shared.shape[-1] :]
-        y = F.linear(own, right)
-        dtype = y.dtype if factor is None else shift.dtype
-        if shared is None:
-            return torch.addcmul(shift, y, scale).to(dtype)
-        of_window = torch.addcmul(shift, F.linear(shared, weight[:, : shared.shape[-1]]), scale)
-        if windows.is_padded:
-            return add_to_windows(y * scale, of_window, windows).to(dtype)
-        cut = y.unflatten(2, (windows.grid[1], -1)).unflatten(1, (windows.grid[0], -1))
-        mixed = torch.addcmul(of_window[:, :, None, :, None], cut, scale[..., None, None, :])
-        return mixed.to(dtype).flatten(3, 4).flatten(1, 2)
-
-    def _project(self, shared: Tensor, own: Tensor, windows: Windows, factor: Tensor | None) -> Tensor:
-        """``factor * proj(norm([shared, own]))`` with the shared half computed once per window."""
-        if isinstance(self.norm, MapNorm):
-            shared, own = self.norm.with_shared(shared, own, windows)
-        left, right = self.proj.weight.chunk(2, 1)
-        y = scaled_linear(own, right, self.proj.bias, factor)
-        return add_to_windows(y, scaled_linear(shared, left, None, factor), windows)
-
-    def _mix_windows(self, both: Tensor, coarse: Tensor, windows: Windows, seen: dict[str, Any] | None) -> Tensor:
-        """The window level: one vector per window, (B, rows, columns, H' d).
-
-        Args:
-            both: (B, H, W, 2 H' d) points and values of the patches.
-            coarse: their averages over equal parts that divide the windows, or ``both`` itself.
-        """
-        assert self.window is not None
-        layout = self._window_layout(windows)
-        grid, cells = layout[1], layout[2]
-        means = pool_windows(coarse, windows)
-        source = coarse if divides(cells, (coarse.shape[1], coarse.shape[2])) else both
-        points, values = cut(means, Windows(grid, (1, 1), grid), 2, self.num_heads).unbind(0)  # (B, 1, H', S, d)
-        centres, value_centres = cut(pool(source, cells), Windows(cells, (1, 1), cells), 2, self.num_heads).unbind(0)
-        mixed, assign = self.window(points, values, centres, value_centres, layout)
-        if seen is not None:
-            level = self.window
-            seen["window"] = _rows_of_one(assign[:, 0], level).unflatten(2, grid)
-            seen["window_grid"] = cells
-            seen["window_points"] = _embedding(points[:, 0], level).unflatten(2, grid)
-            seen["window_centres"] = _embedding(centres[:, 0], level)
-            seen["curvature"] = _curvature(level)
-        return join(mixed, Windows(grid, (1, 1), grid))
-
-    def _recorded(
-        self, windows: Windows, layout: tuple[Size, Size, Size], assign: Tensor, centres: Tensor, seen: dict[str, Any]
-    ) -> ClusterAssignment:
-        num_centres = assign.shape[-2]
-        flat = join(_rows_of_one(assign, self.patch), windows)  # (B, H, W, H' M)
-        absent = {"window": None, "window_grid": None, "window_points": None, "window_centres": None, "curvature": None}
-        return ClusterAssignment(
-            windows=windows,
-            patch=flat.unflatten(-1, (self.num_heads, num_centres)).permute(0, 3, 1, 2, 4),
-            patch_grid=layout[2],
-            patch_centres=_embedding(centres, self.patch).transpose(1, 2).unflatten(2, windows.grid),
-            **(absent | seen),
+        patch = self.patch(of_patches)
+        window = None if self.window is None else self.window(of_windows)
+        seen: list[Clustered] | None = None if record is None else []
+        out = cluster_linear(
+            both, windows, self.num_heads, patch, window, self.norm, self.proj, factor, seen=seen, backend=self.backend
         )
+        if record is not None and seen is not None:
+            record.append(_recorded(windows, patch, window, *seen))
+        return out
 
     def extra_repr(self) -> str:
         return f"fold={self.fold}, window={self.window_size}, scaling={self.scaling}, shifted={self.shifted}"
 
 
-def _rows_of_one(assign: Tensor, level: ClusterLevel) -> Tensor:
+def _recorded(
+    windows: Windows, patch: Level, window: Level | None, of_patches: Clustered, of_windows: Clustered | None = None
+) -> ClusterAssignment:
+    seen: dict[str, Any] = {"window": None, "window_grid": None, "window_points": None, "window_centres": None}
+    if window is not None and of_windows is not None:
+        seen["window"] = _shown(of_windows, window)[:, 0].unflatten(2, windows.grid)
+        seen["window_grid"] = window.cells
+        seen["window_points"] = _embedding(of_windows.points[:, 0], window).unflatten(2, windows.grid)
+        seen["window_centres"] = _embedding(of_windows.centres[:, 0], window)
+    c = None if window is None else window.c
+    flat, num_heads = join(_shown(of_patches, patch), windows), of_patches.assign.shape[2]  # (B, H, W, H' M)
+    return ClusterAssignment(
+        windows=windows,
+        patch=flat.unflatten(-1, (num_heads, -1)).permute(0, 3, 1, 2, 4),
+        patch_grid=patch.cells,
+        patch_centres=_embedding(of_patches.centres, patch).transpose(1, 2).unflatten(2, windows.grid),
+        curvature=float(c.detach()) if isinstance(c, Tensor) else c,
+        **seen,
+    )
+
+
+def _shown(clustered: Clustered, level: Level) -> Tensor:
     """The assignment as shown, (..., M, N) -> (..., N, M): a hard one without its weights."""
-    rows = assign.mT
-    return F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype) if level.is_hard else rows
+    rows = clustered.assign.mT
+    return rows if level.beta is None else F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype)
 
 
-def _curvature(level: ClusterLevel) -> float | None:
-    if level.manifold is None:
-        return None
-    c = level.manifold.c
-    return float(c.detach()) if isinstance(c, Tensor) else c
-
-
-def _embedding(vectors: Tensor, level: ClusterLevel) -> Tensor:
+def _embedding(vectors: Tensor, level: Level) -> Tensor:
     """Points or centres as the level compares them: clipped if they are tangent vectors."""
-    return wide(vectors) if level.manifold is None else cap_norm(wide(vectors), level.clip)
+    return wide(vectors) if level.c is None else cap_norm(wide(vectors), level.clip)

@@ -13,12 +13,12 @@ import os
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_one_of
 from hyptree.ops.agglomerate import libraries
 from hyptree.ops.agglomerate.reference import LINKAGES, Forest, build_forest, cut, cut_at
-from hyptree.ops.backend import choose, needs_operator
+from hyptree.ops.backend import choose, has_data, needs_operator, operator
 
-__all__ = ["LINKAGES", "agglomerate", "grow_forest", "libraries"]
+__all__ = ["BACKENDS", "LINKAGES", "agglomerate", "grow_forest", "libraries"]
 
 BACKENDS = ("auto", "torch", "triton", *libraries.LIBRARIES)
 MAX_TOKENS = 1024  # of the kernels
@@ -95,8 +95,7 @@ def as_threshold(threshold: float, dtype: torch.dtype) -> float:
 
 def _choose(batch: Tensor, linkage: str, backend: str, deterministic: bool, needs_forest: bool) -> str:
     """The implementation to run: "torch", "triton" or the name of a library."""
-    if backend not in BACKENDS:
-        raise UserError(f"unknown backend {backend!r}; {suggest(backend, BACKENDS) or 'use ' + ', '.join(BACKENDS)}")
+    require_one_of("backend", backend, BACKENDS)
     num_tokens = batch.shape[-1]
     if backend in libraries.LIBRARIES:
         if deterministic:
@@ -132,6 +131,8 @@ def _forest(batch: Tensor, linkage: str, backend: str, threshold: float | None =
 
 
 def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
+    if not has_data(distance):
+        return distance.new_empty(distance.shape[:2], dtype=torch.int64)
     if backend == "triton":
         from hyptree.ops.agglomerate import triton
 
@@ -141,18 +142,12 @@ def _run(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
     return cut(build_forest(distance, linkage, num_merges=distance.shape[-1] - k), k)
 
 
-_operator = torch.library.custom_op("hyptree::agglomerate", _run, mutates_args=())
-
-
-@_operator.register_fake
-def _(distance: Tensor, k: int, linkage: str, backend: str) -> Tensor:
-    return distance.new_empty(distance.shape[:2], dtype=torch.int64)
+_operator = operator("agglomerate", _run)
 
 
 def _as_batch(D: Tensor, linkage: str, check: bool | None) -> Tensor:
     """D as (B, N, N) without gradient, after a look at everything that can be wrong with it."""
-    if linkage not in LINKAGES:
-        raise UserError(f"unknown linkage {linkage!r}; {suggest(linkage, LINKAGES) or 'use ' + ', '.join(LINKAGES)}")
+    require_one_of("linkage", linkage, LINKAGES)
     if not isinstance(D, Tensor) or D.ndim not in (2, 3) or D.shape[-1] != D.shape[-2] or D.shape[-1] == 0:
         what = f"D has shape {tuple(D.shape)}" if isinstance(D, Tensor) else f"D is {type(D).__name__}, not a tensor"
         raise UserError(f"{what}, expected (N, N) or (B, N, N); make distances of features by cosine_distance")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hyptree.ops.backend import choose, needs_operator
+from hyptree.ops.backend import choose, needs_operator, operator
 from hyptree.ops.cosine import reference
 
 __all__ = ["cosine_distance", "reference"]
@@ -42,9 +42,4 @@ def _launch(features: Tensor) -> Tensor:
     return triton.cosine_distance(features)
 
 
-_operator = torch.library.custom_op("hyptree::cosine_distance", _launch, mutates_args=())
-
-
-@_operator.register_fake
-def _(features: Tensor) -> Tensor:
-    return features.new_empty(features.shape[0], features.shape[1], features.shape[1], dtype=torch.float32)
+_operator = operator("cosine_distance", _launch)

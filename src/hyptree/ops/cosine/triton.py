@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.ops.backend import has_data
+
 _TOKENS, _TILE = 16, 64
 # Float32 as three TF32 products: the tensor cores' way to the same accuracy (the tests hold both to one bound).
 _PRECISION = "tf32x3"
@@ -69,7 +71,7 @@ def cosine_distance(features: Tensor) -> Tensor:
     """(B, N, C) features of any floating type up to float32 -> (B, N, N) float32 distances."""
     B, N, C = features.shape
     distance = torch.empty(B, N, N, dtype=torch.float32, device=features.device)
-    if distance.numel() == 0:
+    if distance.numel() == 0 or not has_data(features):
         return distance
     unit = torch.empty(B, N, C, dtype=torch.float32, device=features.device)
     block_c = min(64, max(16, triton.next_power_of_2(C)))

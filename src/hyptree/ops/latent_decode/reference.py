@@ -51,39 +51,22 @@ def absorb_token(
     return absorbed.to(dtype), query_time, torch.cat([wide(lifted), shared], -1).to(dtype), times.to(dtype)
 
 
-def attend(
-    queries: Tensor, time: Tensor, keys: Tensor, key_excess: Tensor, value_excess: Tensor, up_value: Tensor,
-    value_scale: float, mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Mean values with their mean excess behind (B, H, D + 1), and the weights (B, H, M).
-
-    Args:
-        queries: (B, H, W). time: (B, H, 1). keys: (B, M, W). key_excess, value_excess: (B, M, H).
-        up_value: (H, D, L), reads the first L columns of a key.
-        mask: broadcasts to (B, H, M), boolean (True: look) or added to the scores; a row without keys stays finite.
-    """
-    dtype = keys.dtype
-    scores = _wide_product(queries, keys.mT) - time * key_excess.mT  # (B, H, M)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores + mask.to(scores.dtype)
-    weights = scores.softmax(-1)
-    mean = torch.bmm(weights.to(dtype), keys[..., : up_value.shape[-1]])  # (B, H, L), the mean of lifted latents
-    value = torch.bmm(mean.transpose(0, 1), up_value.mT).transpose(0, 1)  # (B, H, D)
-    excess = (weights * value_excess.mT).sum(-1, keepdim=True)
-    return torch.cat([wide(value) * value_scale, excess], -1), weights
-
-
 def latent_decode(
     queries: Tensor, time: Tensor, keys: Tensor, times: Tensor, up_value: Tensor, mask: Tensor | None,
     value_scale: float, width: int, c: float,
 ) -> Tensor:  # fmt: skip
-    """Centroids ``[s, t, 0, ...]`` (B, H, width); see ``ops.latent_decode.latent_decode``."""
-    excess = unpack_times(times, queries.shape[1])
-    seen = None if mask is None else mask[:, None, : keys.shape[1]]
-    mean, _ = attend(queries, time.unsqueeze(-1), keys, *excess, up_value, value_scale, seen)
-    return centroid(mean, up_value.shape[1], width, c).to(keys.dtype)
+    """Centroids ``[s, t, 0, ...]`` (B, H, width); see ``ops.latent_decode.latent_decode``. A mask may also be added."""
+    key_excess, value_excess = unpack_times(times, queries.shape[1])
+    scores = _wide_product(queries, keys.mT) - time.unsqueeze(-1) * key_excess.mT  # (B, H, M)
+    if mask is not None:
+        mask = mask[:, None, : keys.shape[1]]
+        lowest = torch.finfo(scores.dtype).min  # a row without keys stays finite
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
+    weights = scores.softmax(-1)
+    mean = torch.bmm(weights.to(keys.dtype), keys[..., : up_value.shape[-1]])  # (B, H, L), the mean of lifted latents
+    value = torch.bmm(mean.transpose(0, 1), up_value.mT).transpose(0, 1)  # (B, H, D)
+    excess = (weights * value_excess.mT).sum(-1, keepdim=True)
+    return centroid(torch.cat([wide(value) * value_scale, excess], -1), up_value.shape[1], width, c).to(keys.dtype)
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:

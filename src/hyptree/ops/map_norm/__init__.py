@@ -1,7 +1,7 @@
 """The norm of a map: one mean and one variance per sample, the result in the dtype that the next product reads.
 
-``map_norm`` is the operation with its gradient, ``map_norm_grad`` that gradient alone. ``reference`` holds the
-definition, ``triton`` the kernels. Second derivatives are those of the plain formula of the gradient.
+``map_norm`` is the door, ``reference`` holds the definition, ``triton`` the kernels. The gradient needs no mean of the
+map, ``rstd (g - mean(g) - normed mean(g normed))``, for any ``eps``; second derivatives are those of this formula.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
 from hyptree.ops.derivatives import in_transform, is_plain_call, wants_graph
 from hyptree.ops.map_norm import reference
 
-__all__ = ["fits", "map_norm", "map_norm_grad", "reference"]
+__all__ = ["map_norm", "reference"]
 
 MAX_NUMBERS = 2**30
 """Numbers of a sample that a kernel can count."""
 
 
-def fits(x: Tensor, dtype: torch.dtype, backend: str = "auto") -> bool:
-    """Whether the kernels run."""
-    if in_transform():
-        return False
-    unsupported = None
+def _unsupported(x: Tensor, dtype: torch.dtype) -> str | None:
     if x.dtype not in KERNEL_DTYPES or dtype not in KERNEL_DTYPES:
-        unsupported = f"{x.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
-    elif x.shape[1:].numel() > MAX_NUMBERS:
-        unsupported = f"samples of {x.shape[1:].numel()} numbers, the kernel takes up to {MAX_NUMBERS}"
-    return choose(backend, x, unsupported) == "triton"
+        return f"{x.dtype} to {dtype}, the kernel takes float32, bfloat16 and float16"
+    if x.shape[1:].numel() > MAX_NUMBERS:
+        return f"samples of {x.shape[1:].numel()} numbers, the kernel takes up to {MAX_NUMBERS}"
+    return None
 
 
 def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto") -> Tensor:
@@ -47,37 +43,13 @@ def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto"
     Returns:
         The shape of ``x``, in ``dtype``; its gradient is in the dtype of ``x``.
     """
-    if not fits(x, dtype, backend):
+    if in_transform() or choose(backend, x, _unsupported(x, dtype)) == "torch":
         return reference.map_norm(x, eps, dtype)
     rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
     if is_plain_call(x) and not needs_operator(x):
         return _forward(rows.contiguous(), eps, dtype)[0].view(x.shape)
     normed, _ = _MapNorm.apply(rows, eps, dtype)
     return normed.view(x.shape)
-
-
-def map_norm_grad(
-    normed: Tensor, rstd: Tensor, grad: Tensor, dtype: torch.dtype, grad_rstd: Tensor | None = None, *,
-    backend: str = "auto",
-) -> Tensor:  # fmt: skip
-    """Gradient of the map from that of its norm: ``rstd (g - mean(g) - normed mean(g normed))``.
-
-    It holds for any ``eps``, since ``x - mean = normed / rstd``; the mean of the map is not asked for.
-
-    Args:
-        normed: (B, ...). rstd: (B,) ``1 / sqrt(variance + eps)``. grad: (B, ...) gradient of ``normed``.
-        dtype: of the map and of the gradient.
-        grad_rstd: (B,) gradient of ``rstd``, which second derivatives have.
-
-    Returns:
-        The shape of ``normed``, in ``dtype``.
-    """
-    if not fits(normed, dtype, backend):
-        return reference.map_norm_grad(normed, rstd, grad, dtype, grad_rstd)
-    run = _backward_operator if needs_operator(normed) else _backward
-    rows, grads = (part.reshape(rstd.shape[0], -1).contiguous() for part in (normed, grad))
-    grad_x: Tensor = run(rows, rstd, grads, dtype, grad_rstd)
-    return grad_x.view(normed.shape)
 
 
 def _forward(x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

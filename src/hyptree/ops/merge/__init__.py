@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyptree.ops.backend import choose, needs_operator
+from hyptree.ops.backend import choose, needs_operator, operator
 from hyptree.ops.merge import reference
 
 __all__ = ["merge_mean", "reference"]
@@ -56,25 +56,14 @@ def _launch(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) ->
     return triton.merge_mean(x, size, labels, k, num_prefix)
 
 
-_operator = torch.library.custom_op("hyptree::merge_mean", _launch, mutates_args=())
-
-
-@_operator.register_fake
-def _(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], num_prefix + k)
-    return x.new_empty(*shape, x.shape[2]), size.new_empty(shape)
-
-
-@torch.library.custom_op("hyptree::merge_mean_backward", mutates_args=())
 def _spread(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
     from hyptree.ops.merge import triton
 
     return triton.spread(grad, size, labels, out_size, num_prefix)
 
 
-@_spread.register_fake
-def _(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_prefix: int) -> Tensor:
-    return grad.new_empty(grad.shape[0], size.shape[1], grad.shape[2])
+_operator = operator("merge_mean", _launch)
+_spread_operator = operator("merge_mean_backward", _spread)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -85,7 +74,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
     size, labels, out_size = ctx.saved_tensors
-    return _spread(grad, size, labels, out_size, ctx.num_prefix), None, None, None, None
+    return _spread_operator(grad, size, labels, out_size, ctx.num_prefix), None, None, None, None
 
 
-_operator.register_autograd(_backward, setup_context=_save)
+torch.library.register_autograd("hyptree::merge_mean", _backward, setup_context=_save)

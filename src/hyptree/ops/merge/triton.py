@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hyptree.ops.backend import has_data
+
 
 @triton.jit
 def _sort_kernel(labels, order, start, N, K, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
@@ -106,7 +108,7 @@ def merge_mean(x: Tensor, size: Tensor, labels: Tensor, k: int, num_prefix: int)
         x = x.contiguous()
     out = torch.empty(B, num_prefix + k, C, dtype=x.dtype, device=x.device)
     out_size = torch.empty(B, num_prefix + k, dtype=size.dtype, device=x.device)
-    if out.numel() == 0:
+    if out.numel() == 0 or not has_data(out):
         return out, out_size
     order = torch.empty(B, N, dtype=torch.int32, device=x.device)
     start = torch.empty(B, k + 1, dtype=torch.int32, device=x.device)
@@ -125,7 +127,7 @@ def spread(grad: Tensor, size: Tensor, labels: Tensor, out_size: Tensor, num_pre
     B, merged, C = grad.shape
     N = labels.shape[1]
     out = torch.empty(B, num_prefix + N, C, dtype=grad.dtype, device=grad.device)
-    if out.numel() == 0:
+    if out.numel() == 0 or not has_data(out):
         return out
     block_c = _channel_block(C)
     _spread_kernel[(B * (num_prefix + N), triton.cdiv(C, block_c))](

@@ -1,6 +1,6 @@
 """A tree of queries reads the tokens of images, and their global features read the tree: evaluation of a Hi-Mapper.
 
-``apply`` is the door for layers; ``read_tree`` and ``encode_tree`` are the two kernels behind it, without gradient.
+``apply`` is the door; ``read_tree`` and ``encode_tree`` are the two kernels behind it, without gradient.
 ``reference`` holds the definitions of the kernels, ``triton`` the kernels.
 """
 
@@ -74,13 +74,13 @@ def apply(
     # backbone's kernel, one behind the second norm would be a copy.
     memory = token_proj(decompose.token_norm(tokens if row is None else row))[:, -tokens.shape[1] :]
     sizes, heads = list(decompose.shape.sizes), decompose.heads
-    nodes, key_value = _launch_read(
+    nodes, key_value = read_tree(
         q.to(dtype), token_key_value(decompose.memory_norm(memory)), read_matrices, read_vectors, decompose.other_level,
         sizes, heads, decompose.scale, decompose.log_scale is not None,
     )  # fmt: skip
     nodes = nodes if torch.is_autocast_enabled(kind) else nodes.to(dtype)  # as norms give them
     points = space.place(space_proj(nodes))
-    x = _launch_encode(in_proj(encode.in_norm(pooled)), key_value, encode_matrices, encode_vectors, sizes, heads)
+    x = encode_tree(in_proj(encode.in_norm(pooled)), key_value, encode_matrices, encode_vectors, sizes, heads)
     return nodes, None, *points, out_proj(x)
 
 
@@ -141,51 +141,15 @@ def _fits(x: Tensor, dtype: torch.dtype, width: int, heads: int, num_nodes: int,
     return choose(backend, x, reason) == "triton"
 
 
-def read_tree(
-    queries: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, bias: Tensor, sizes: Sequence[int],
-    heads: int, scale: float = 1.0, cosine: bool = True, *, backend: str = "auto",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Every node reads the tokens of each image, then the nodes of its level, then an MLP.
-
-    Args:
-        queries: (nodes, w), the same for all images; where ``cosine`` of unit length in each head, times a scale.
-        key_value: (B, M, 2 w) keys and values of the tokens. matrices, vectors: flat, ``reference.read_matrices`` and
-            ``read_vectors`` in their order; vectors in float32.
-        bias: (nodes, nodes or more) added to what nodes look at: -inf for nodes of other levels.
-        sizes: nodes per level, each half of the one before. heads: of both attentions.
-        scale: of the products of queries and keys. cosine: keys are scaled to unit length in each head.
-
-    Returns:
-        (B, nodes, w) float32, and by the weights of each node's level its key and value (B, nodes, 2 w).
-    """
-    kernel = _fits(key_value, matrices.dtype, queries.shape[-1], heads, queries.shape[0], backend)
-    run = _launch_read if kernel else reference.read_tree
-    return run(queries, key_value, matrices, vectors, bias, list(sizes), heads, scale, cosine)
-
-
-def encode_tree(
-    x: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, sizes: Sequence[int], heads: int, *,
-    backend: str = "auto",
-) -> Tensor:  # fmt: skip
-    """Global features (B, w) read the nodes level by level, with an MLP after each, and a norm at the end.
-
-    Args:
-        key_value: (B, nodes, 2 w). matrices, vectors: flat, ``reference.encode_matrices`` and ``encode_vectors`` level
-            by level, vectors in float32, behind them gain and shift of the last norm. sizes, heads: see
-            :func:`read_tree`.
-    """
-    kernel = _fits(x, matrices.dtype, x.shape[-1], heads, key_value.shape[1], backend)
-    run = _launch_encode if kernel else reference.encode_tree
-    return run(x, key_value, matrices, vectors, list(sizes), heads)
-
-
-def _launch_read(queries: Tensor, key_value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def read_tree(queries: Tensor, key_value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The first kernel, with the arguments of ``reference.read_tree``."""
     run = _read_operator if needs_operator(key_value) else _read
     nodes, level_key_value = run(queries.contiguous(), key_value.contiguous(), *rest)
     return nodes, level_key_value
 
 
-def _launch_encode(x: Tensor, key_value: Tensor, *rest: Any) -> Tensor:
+def encode_tree(x: Tensor, key_value: Tensor, *rest: Any) -> Tensor:
+    """The second kernel, with the arguments of ``reference.encode_tree``."""
     run = _encode_operator if needs_operator(x) else _encode
     out: Tensor = run(x.contiguous(), key_value.contiguous(), *rest)
     return out

@@ -102,7 +102,19 @@ def read_tree(
     queries: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, bias: Tensor, sizes: Sequence[int],
     heads: int, scale: float, cosine: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See :func:`hyptree.ops.tree_reader.read_tree`. Computed in the dtype of ``vectors``."""
+    """Every node reads the tokens of each image, then the nodes of its level, then an MLP; in the dtype of ``vectors``.
+
+    Args:
+        queries: (nodes, w), the same for all images; where ``cosine`` of unit length in each head, times a scale.
+        key_value: (B, M, 2 w) keys and values of the tokens.
+        matrices, vectors: flat, :func:`read_matrices` and :func:`read_vectors` in their order; vectors in float32.
+        bias: (nodes, nodes or more) added to what nodes look at: -inf for nodes of other levels.
+        sizes: nodes per level, each half of the one before. heads: of both attentions.
+        scale: of the products of queries and keys. cosine: keys are scaled to unit length in each head.
+
+    Returns:
+        (B, nodes, w) float32, and by the weights of each node's level its key and value (B, nodes, 2 w).
+    """
     wide, width = vectors.dtype, queries.shape[-1]
     m = unpack(matrices.to(wide), read_matrices(width, len(sizes)))
     v = unpack(vectors, read_vectors(width, len(sizes)))
@@ -125,7 +137,13 @@ def read_tree(
 def encode_tree(
     x: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, sizes: Sequence[int], heads: int
 ) -> Tensor:
-    """See :func:`hyptree.ops.tree_reader.encode_tree`. Computed in the dtype of ``vectors``."""
+    """Global features (B, w) read the nodes level by level, an MLP after each, a norm at the end; as ``vectors``.
+
+    Args:
+        key_value: (B, nodes, 2 w). sizes, heads: see :func:`read_tree`.
+        matrices, vectors: flat, :func:`encode_matrices` and :func:`encode_vectors` level by level, vectors in float32,
+            behind them gain and shift of the last norm.
+    """
     wide, width, depth = vectors.dtype, x.shape[-1], len(sizes)
     all_matrices = matrices.to(wide).unflatten(0, (depth, -1))
     last = vectors[-2 * width :].view(2, width)

@@ -289,7 +289,7 @@ def read_tree(
     queries: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, bias: Tensor, sizes: list[int], heads: int,
     scale: float, cosine: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """All contiguous; see :func:`hyptree.ops.tree_reader.read_tree`."""
+    """All contiguous; see ``reference.read_tree``."""
     (B, M, _), (count, W) = key_value.shape, queries.shape
     nodes = torch.empty(B, count, W, dtype=torch.float32, device=key_value.device)
     out = torch.empty(B, count, 2 * W, dtype=matrices.dtype, device=key_value.device)
@@ -322,7 +322,7 @@ def _images(batch: int, leaves: int, heads: int) -> tuple[int, int]:
 def encode_tree(
     x: Tensor, key_value: Tensor, matrices: Tensor, vectors: Tensor, sizes: list[int], heads: int
 ) -> Tensor:
-    """All contiguous; see :func:`hyptree.ops.tree_reader.encode_tree`."""
+    """All contiguous; see ``reference.encode_tree``."""
     B, W = x.shape
     out = torch.empty(B, W, dtype=matrices.dtype, device=x.device)
     if has_data(x) and B:

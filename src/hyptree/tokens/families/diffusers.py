@@ -24,13 +24,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hyptree.cluster.distance import Metric, check_finite
-from hyptree.errors import UserError, require, suggest
-from hyptree.tokens.merge import merge_weighted, unmerge
-from hyptree.tokens.methods import Site, find_method
+from hyptree.errors import UserError, require, require_known, require_one_of
+from hyptree.ops.agglomerate import LINKAGES
+from hyptree.tokens.merge import MERGING, merge_weighted, unmerge
+from hyptree.tokens.methods import METHODS, Site, check_metric
 
-# Only methods that give every token a cluster: a dropped token would leave a hole in the picture.
-CLUSTERINGS = ("atc", "tome", "kmeans", "kmedoids", "dpcknn")
-LINKAGES = ("average", "complete", "single")
 _ATTRIBUTE = "_hyptree_unet_handle"
 
 
@@ -119,7 +117,7 @@ class _Site:
         handle = self.handle
         features = x if x.dtype == torch.float64 else x.float()
         site = Site(features, k, linkage=handle.linkage, metric=handle.metric)
-        labels = find_method(handle.method).reduce(site).labels
+        labels = METHODS[handle.method].reduce(site).labels
         assert labels is not None  # only methods that cluster are let in
         return labels
 
@@ -167,12 +165,6 @@ def _self_attention_blocks(unet: nn.Module) -> Iterator[tuple[str, int, nn.Modul
             yield name, _downsample(name, num_levels), module
 
 
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        hint = suggest(str(value), choices) or f"use one of {', '.join(choices)}"
-        raise UserError(f"unknown {name} {value!r} for a U-Net; {hint}")
-
-
 def patch_unet(
     unet: nn.Module,
     keep: float = 0.5,
@@ -195,7 +187,7 @@ def patch_unet(
         keep: share of the tokens that are attended, ``K = int(N * keep)``, at least 1. 1 is the plain model, bit for
             bit.
         method: "atc" (agglomerative), "tome" (bipartite matching), "kmeans", "kmedoids" or "dpcknn".
-        linkage: of "atc": "average", "complete" or "single".
+        linkage: of "atc": "average", "complete", "single" or "ward".
         max_downsample: merge at grids at most this many times smaller than the input, 1 for the finest level only
             (4096 tokens of a 64 x 64 latent), 8 for all of a four-level U-Net.
         cross_attention: also merge the queries of cross-attention.
@@ -206,8 +198,9 @@ def patch_unet(
     Raises:
         UserError: no such blocks, none at this resolution, unknown method or linkage. Nothing is patched then.
     """
-    _require_choice("method", method, CLUSTERINGS)
-    _require_choice("linkage", linkage, LINKAGES)
+    require_known("a U-Net cannot use method {!r}", [method], MERGING)
+    require_one_of("linkage", linkage, LINKAGES)
+    check_metric(metric, method)
     blocks = list(_self_attention_blocks(unet)) if isinstance(unet, nn.Module) else []
     if not blocks:
         raise UserError(

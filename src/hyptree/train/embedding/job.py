@@ -51,10 +51,10 @@ def embed(
         cut_log(out / "metrics.jsonl", "epoch", embedder.epoch)
     else:
         out.mkdir(parents=True, exist_ok=True)
+        for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json", "disk.png"):  # before new names stand there
+            (out / stale).unlink(missing_ok=True)
         write_text(out / NAMES, "".join(f"{name}\n" for name in hierarchy.names))
         save_tensors(out / CLOSURE, {"pairs": torch.from_numpy(hierarchy.pairs).int()})
-        for stale in (CHECKPOINT, POINTS, "metrics.jsonl", "metrics.json"):
-            (out / stale).unlink(missing_ok=True)
 
     before, pairs_done = embedder.seconds, 0
     # Small steps on one thread: waking others costs more than they give, and far more on a busy machine.
@@ -64,16 +64,15 @@ def embed(
     with cpu_threads(threads), open_log(out / "metrics.jsonl") as log:
         for lr, num_pairs in run_steps(embedder, out, checkpoint_seconds, max_seconds, around):
             pairs_done += num_pairs
-            loss, rate = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
+            loss, pace = embedder.loss_sum / embedder.pair_count, pairs_done / (embedder.seconds - before)
             ends_epoch = embedder.step == 0
             if show is not None:
-                epoch = embedder.epoch + (not ends_epoch)
-                note = f"epoch {epoch}/{settings.epochs}  loss {loss:.4f}  {rate:,.0f} pairs/s"
+                epoch = f"epoch {embedder.epoch + (not ends_epoch)}/{settings.epochs}"
                 done = embedder.epoch * embedder.num_steps + embedder.step
-                show(done, note, total=settings.epochs * embedder.num_steps)
+                show(done, f"{epoch}  loss {loss:.4f}  {pace:,.0f} pairs/s", total=settings.epochs * embedder.num_steps)
             if ends_epoch:
                 record: dict[str, Any] = {"epoch": embedder.epoch, "loss": loss, "lr": lr}
-                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(rate, 1)}
+                record |= {"seconds": round(embedder.seconds, 4), "pairs_per_second": round(pace, 1)}
                 if eval_every and embedder.epoch % eval_every == 0:
                     record |= measure_quickly(embedder.embedding())
                 log.write(json.dumps(record) + "\n")

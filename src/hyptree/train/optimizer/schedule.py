@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from hyptree.errors import UserError
 from hyptree.train.run.recipe import ScheduleSettings
 
 
-@dataclass(frozen=True)
 class Schedule:
     """How many steps a run has, and the share of the top learning rate that each one gets."""
 
-    settings: ScheduleSettings
-    steps_per_epoch: int
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: ScheduleSettings, steps_per_epoch: int):
+        self.settings, self.steps_per_epoch = settings, steps_per_epoch
+        by_steps = settings.steps is not None
+        self.num_steps: int = settings.steps or round(settings.epochs * steps_per_epoch)
+        """Optimiser steps of the whole run."""
+        self.num_warmup_steps = round(settings.warmup * (1 if by_steps else steps_per_epoch))
+        """Steps before the top is reached."""
         if self.num_steps < 1:
             raise UserError(
-                f"schedule.epochs {self.settings.epochs:g} is less than one step (an epoch has {self.steps_per_epoch})"
+                f"schedule.epochs {settings.epochs:g} is less than one step (an epoch has {steps_per_epoch})"
             )
-
-    @property
-    def num_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        if self.settings.steps is not None:
-            return self.settings.steps
-        return round(self.settings.epochs * self.steps_per_epoch)
-
-    @property
-    def num_warmup_steps(self) -> int:
-        """Steps before the top is reached."""
-        if self.settings.steps is not None:
-            return round(self.settings.warmup)
-        return round(self.settings.warmup * self.steps_per_epoch)
 
     def factor(self, step: int) -> float:
         """Share of the top learning rate at this step (from 0): rises linearly, then falls to ``min_lr``.
@@ -52,7 +39,3 @@ class Schedule:
         if self.settings.name == "poly":
             return low + (1 - low) * (1 - done) ** self.settings.power
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
-
-    def epoch(self, step: int) -> float:
-        """Passes over the data that are done after ``step`` steps."""
-        return step / self.steps_per_epoch

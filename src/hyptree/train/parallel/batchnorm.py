@@ -31,8 +31,8 @@ def sync_batch_norms(model: nn.Module, num_processes: int, num_parts: int = 1) -
     notes = []
     if num_processes > 1:
         for norm in norms:
-            if not isinstance(norm, nn.SyncBatchNorm):
-                norm.__class__ = _synced(type(norm))  # type: ignore[arg-type]
+            kind: Any = type(norm)
+            norm.__class__ = kind if issubclass(kind, nn.SyncBatchNorm) else _synced(kind)
         if norms:
             notes.append(f"{len(norms)} batch norms take their statistics over all {num_processes} processes")
         for name in sorted(others):

@@ -46,6 +46,8 @@ class Processes:
         self.accelerator = Accelerator(cpu=on_cpu)
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
+        self.is_main = self.rank == 0
+        """Whether this process prints and writes."""
         self.size: int = self.accelerator.num_processes
         if self.size != started:
             raise UserError(
@@ -54,11 +56,6 @@ class Processes:
         self.shards = parallel == "fsdp2" and self.size > 1
         self._whole: list[nn.Parameter] = []
         """Parameters of a sharded model that cannot be cut: single numbers."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
 
     def __str__(self) -> str:
         kind = "fsdp2" if self.shards else "ddp"
@@ -113,10 +110,12 @@ class Processes:
                 p.grad = grad.clone()
 
     def sync_buffers(self, model: nn.Module) -> None:
-        """Give every process the buffers of the first one."""
+        """Give every process the buffers of the first one, but those that count what each does: no part of a state."""
         if self.size > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
+            kept = model.state_dict()
+            for name, buffer in model.named_buffers():
+                if name in kept:
+                    dist.broadcast(buffer, 0)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
@@ -160,13 +159,12 @@ class Processes:
         """Whether the flag is set in any process."""
         return bool(self.mean(torch.tensor(float(flag))) > 0)
 
-    def from_main(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives in the first process, in every process; its error is everybody's error."""
-        if self.size == 1:
-            return make()
-        return self.together(lambda: [make() if self.is_main else None], share=True)[0]  # type: ignore[return-value]
+    def from_main(self, work: Callable[..., T], *args: Any) -> T:
+        """What ``work`` gives in the first process, in every process; its error is everybody's error."""
+        result: Any = self.together(work if self.is_main else _nothing, *args, share=True)
+        return result
 
-    def together(self, work: Callable[[], T], share: bool = False) -> T:
+    def together(self, work: Callable[..., T], *args: Any, share: bool = False) -> T:
         """Do ``work`` in every process, and stop all of them when it is a ``UserError`` in any: no one waits forever.
 
         The first process raises the error (and so prints it); the others leave with the same exit code in silence.
@@ -175,11 +173,11 @@ class Processes:
             share: give every process what the first one got.
         """
         if self.size == 1:
-            return work()
+            return work(*args)
         result: T | None = None
         problem = None
         try:
-            result = work()
+            result = work(*args)
         except UserError as error:
             problem = str(error)
         answers: list[Any] = [None] * self.size
@@ -199,6 +197,10 @@ class Processes:
             dist.destroy_process_group()
             # accelerate keeps what it found in its class, and would go on with the group that is gone.
             type(self.accelerator.state)._reset_state(reset_partial_state=True)
+
+
+def _nothing(*_: Any) -> None:
+    """What a process does while the first one works."""
 
 
 def _join_again(backend: str) -> None:

@@ -6,13 +6,12 @@ A YAML file fills it, flags override it (``hyptree train recipe.yaml --optim.lr 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyptree.checks import require_at_least, require_positive, require_seed
+from hyptree.checks import require_numbers
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
@@ -59,7 +58,7 @@ class PluginSettings:
     """Learning rate of the plug-in; optim.lr by default."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_leaves", "depth", "width", "heads", "hyp_dim", "tau", "lr")
+        require_numbers(self, "a positive number", "num_leaves", "depth", "width", "heads", "hyp_dim", "tau", "lr")
         for name in ("sibling_std", "alpha", "beta"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be 0 or a positive number, got {getattr(self, name)}")
@@ -151,8 +150,8 @@ class OptimSettings:
     """Learning rate of learned curvatures; lr by default."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
-        require_at_least(0, self, "weight_decay")
+        require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
+        require_numbers(self, "at least 0", "weight_decay")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -175,7 +174,7 @@ class ScheduleSettings:
     """Of poly."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "epochs", "steps", "power")
+        require_numbers(self, "a positive number", "epochs", "steps", "power")
         length = self.epochs if self.steps is None else self.steps
         if not 0 <= self.warmup <= length:
             raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
@@ -226,17 +225,17 @@ class RunSettings:
     """Steps in a row whose gradient is not finite that are left out and counted; 0 stops the run at the first one."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "accumulate", "threads", "save_steps", "log_steps")
+        require_numbers(self, "a positive number", "accumulate", "threads", "save_steps", "log_steps")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must be between 0 and 1, got {self.ema}; null for no average")
         if self.eval_every < 0 or self.save_every < 0:
             raise ValueError("eval_every and save_every must be at least 0 epochs")
-        require_at_least(0, self, "max_skipped_steps")
+        require_numbers(self, "at least 0", "max_skipped_steps")
         if self.compile == "graphs" and self.parallel == "fsdp2":
             raise ValueError(
                 "compile graphs needs weights that stay in their place, and parallel fsdp2 moves them; use ddp"
             )
-        require_seed(self)
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
 @dataclass
@@ -276,19 +275,8 @@ class Recipe:
 
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
-_PICTURES = (
-    "name",
-    "root",
-    "size",
-    "num_train",
-    "num_val",
-    "num_classes",
-    "seed",
-    "crop_pct",
-    "mean",
-    "std",
-    "augment",
-)
+_OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
+"""What the task language reads of ``data``, or may be left there from a recipe of pictures."""
 _NOT_READ = {
     "classify": ("text", "model.head", "data.augment.scale_jitter"),
     "segment": ("text", "data.crop_pct", *_MIXES),
@@ -296,7 +284,7 @@ _NOT_READ = {
     "openvocab_detect": ("text", "loss", "data.crop_pct", *_MIXES),
     "openvocab": ("text", "loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("text", "loss", "data.augment.scale_jitter", *_MIXES),
-    "language": ("loss", "model.head", *(f"data.{name}" for name in _PICTURES)),
+    "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
 }
 """Keys and sections that mean nothing to a task."""
 
@@ -344,14 +332,9 @@ def check_resumable(saved: Recipe, recipe: Recipe, where: Path) -> None:
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted key to value, for every field of nested dataclasses (dicts count as sections)."""
     items: dict[str, Any] = {}
-    pairs = (
-        [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-        if dataclasses.is_dataclass(config)
-        else list(config.items())
-    )
-    for name, value in pairs:
+    for name, value in (vars(config) if is_dataclass(config) else config).items():
         key = f"{prefix}{name}"
-        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+        if is_dataclass(value) or (isinstance(value, dict) and value):
             items |= flatten(value, f"{key}.")
         else:
             items[key] = list(value) if isinstance(value, tuple) else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hyptree.checks import require_at_least, require_positive, require_seed
+from hyptree.checks import require_numbers
 
 
 @dataclass
@@ -57,15 +57,15 @@ class EmbedSettings:
     """Same seed, same device, same number of threads: same result."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "dim", "epochs", "batch_size", "negatives", "threads")
+        require_numbers(self, "at least 1", "dim", "epochs", "batch_size", "negatives", "threads")
         if self.lr is None:
             self.lr = 0.3 if self.optimizer == "adam" and self.loss == "distance" else 0.1
-        require_positive(self, "curvature", "lr", "max_step", "margin", "aperture")
+        require_numbers(self, "a positive number", "curvature", "lr", "max_step", "margin", "aperture")
         if not 0 <= self.burn_in < self.epochs:
             raise ValueError(f"burn_in must be from 0 to epochs - 1 = {self.epochs - 1}, got {self.burn_in}")
         if self.loss == "cones" and self.manifold == "euclidean":
             raise ValueError("loss cones needs a hyperbolic manifold, got euclidean; use lorentz or poincare")
-        require_seed(self)
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
 @dataclass(kw_only=True)
@@ -130,6 +130,6 @@ class ReduceSettings:
                 raise ValueError(f"--keep must be in (0, 1], got {keep:g}; 1 keeps all tokens")
         if any(layer < 0 for layer in self.layers) or len(set(self.layers)) != len(self.layers):
             raise ValueError(f"--layers must be different numbers from 0 on, got {' '.join(map(str, self.layers))}")
-        require_at_least(1, self, "size", "num_val", "batch_size", "repeats", "threads", flag="--")
-        require_at_least(0, self, "workers", flag="--")
-        require_seed(self, flag="--")
+        require_numbers(self, "at least 1", "size", "num_val", "batch_size", "repeats", "threads", flag="--")
+        require_numbers(self, "at least 0", "workers", flag="--")
+        require_numbers(self, "from 0 to 2^31 - 1", "seed", flag="--")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 
 if TYPE_CHECKING:
     from hyptree.train.run.recipe import Recipe
@@ -26,9 +26,7 @@ def build_task(recipe: Recipe) -> Task:
     """The task that a recipe names."""
     from importlib import import_module
 
-    if recipe.task not in TASKS:
-        hint = suggest(recipe.task, TASKS) or "expected one of " + ", ".join(TASKS)
-        raise UserError(f"unknown task {recipe.task!r}; {hint}")
+    require_known("unknown task {!r}", [recipe.task], TASKS)
     module, name = TASKS[recipe.task].split(":")
     task: Task = getattr(import_module(module), name)(recipe)
     if recipe.model.plugin.is_used and not task.takes_plugin:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hyptree.config import build
 from hyptree.data.sample import Sample
-from hyptree.errors import UserError, require_known, require_one_of
+from hyptree.errors import UserError
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.vlm.clip.contrast import chain_loss, contrastive_loss, entailment_loss
@@ -43,8 +44,6 @@ class ContrastSettings:
     """Lorentz: c at the start; it may be learned up to ten times larger or smaller."""
 
     def __post_init__(self) -> None:
-        require_one_of("model.head.geometry", self.geometry, ("cosine", "lorentz"))
-        require_one_of("model.head.levels", self.levels, ("all", "drawn", "specific"))
         if not 0 <= self.prompted <= 1:
             raise UserError(f"model.head.prompted is a share from 0 to 1, got {self.prompted}")
         for name in ("entail", "chain"):
@@ -56,8 +55,7 @@ class ContrastSettings:
     @classmethod
     def of(cls, settings: dict[str, Any]) -> ContrastSettings:
         """From the dictionary of a recipe."""
-        require_known("unknown key model.head.{}", settings, [field.name for field in dataclasses.fields(cls)])
-        return cls(**settings)
+        return build(cls, settings, "model.head", "recipe")
 
 
 class Captioned:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hyptree.data.sample import Sample
-from hyptree.errors import UserError, as_user_error, suggest
+from hyptree.errors import as_user_error, require_known
 from hyptree.train.plugin import plug_in_features
 from hyptree.train.run.recipe import Recipe
 
@@ -50,10 +50,7 @@ def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **op
         for name, parameter in inspect.signature(make).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    for name in settings.head:
-        if name not in choices:
-            hint = suggest(name, choices) or f"expected one of {', '.join(choices)}"
-            raise UserError(f"unknown key model.head.{name}; {hint}")
+    require_known("unknown key model.head.{}", settings.head, choices)
     backbone = pyramid_backbone(settings.name, pretrained=settings.pretrained, **settings.args)
     backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
     with as_user_error("model.head"):

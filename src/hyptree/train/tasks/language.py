@@ -73,18 +73,18 @@ class Language(Task):
         """Batches of blocks, resumable at the exact block; text cannot have samples that are skipped."""
         from hyptree.data.text import build_text_loader
 
-        data, run = self.recipe.data, self.recipe.run
+        run = self.recipe.run
         if dataset.train and not train:  # numbers on the training text: every block once
             dataset = copy.copy(dataset)
             dataset.train = False
         return build_text_loader(
             dataset,
-            batch_size=data.batch_size // run.accumulate if train else data.eval_batch_size or data.batch_size,
+            batch_size=self.batch_size(train),
             seed=run.seed,
             rank=rank,
             world_size=world_size,
             accumulate=run.accumulate if train else 1,
-            pin_memory=torch.cuda.is_available() and run.device != "cpu",
+            pin_memory=self.on_gpu,
         )
 
     def count(self, batch: Batch) -> Tensor | None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, require_known
+from hyptree.errors import UserError, require_known, require_one_of
 from hyptree.vlm.adapters.structure import TARGETS, TOWERS
 
 Space = Literal["weight", "embedding"]
@@ -88,6 +88,9 @@ class AdapterConfig(ABC):
         _check_names("towers", self.towers, TOWERS)
         if layers != "all" and (isinstance(layers, str) or not self.layers):
             raise UserError(f'layers must be "all" or numbers of layers such as (0, 1, -1), got {layers!r}')
+
+        for name, choices in (("share", ("none", "blocks", "layers")), ("space", ("weight", "embedding"))):
+            require_one_of(name, getattr(self, name, choices[0]), choices)
 
     @property
     def where(self) -> Space:

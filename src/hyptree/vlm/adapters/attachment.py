@@ -8,7 +8,7 @@ from torch import nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
+from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet, container_of
 from hyptree.vlm.adapters.handle import AdapterHandle
 
 
@@ -70,12 +70,6 @@ def bare_model(model: Any) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise UserError(f"expected a model or an encoder of load_encoder, got {type(model).__name__}")
     return module
-
-
-def container_of(module: nn.Module) -> AdapterContainer | None:
-    """What holds the adapters of a model; None where it has none."""
-    child = module._modules.get(CHILD)
-    return child if isinstance(child, AdapterContainer) else None
 
 
 def _refuse_while_merged(module: nn.Module, *args: Any) -> None:

@@ -197,6 +197,12 @@ class AdapterContainer(nn.Module):
         self._before_merge, self.merged = [], None
 
 
+def container_of(model: nn.Module) -> AdapterContainer | None:
+    """What holds the adapters of a model; None where it has none."""
+    child = model._modules.get(CHILD)
+    return child if isinstance(child, AdapterContainer) else None
+
+
 def adapter_tower(name: str) -> str | None:
     """text or image, for the name of an adapter's parameter in its model; None for a parameter of the model itself."""
     parts = name.split(".")  # hyptree_adapters.sets.NAME.groups.text_512x512... or ....embeddings.text...
@@ -205,9 +211,9 @@ def adapter_tower(name: str) -> str | None:
 
 def adapter_state(model: nn.Module) -> str:
     """Says which adapter forward passes of a model use, and how it is configured; empty where they use the base."""
-    container = model._modules.get(CHILD)
-    current = container.current() if isinstance(container, AdapterContainer) else None
-    return "" if current is None else f"{container.active} {current.config}"  # type: ignore[union-attr]
+    container = container_of(model)
+    current = container and container.current()
+    return f"{container.active} {current.config}" if container and current else ""
 
 
 def _own(module: nn.Module, attribute: str) -> Tensor:

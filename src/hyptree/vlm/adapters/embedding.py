@@ -69,30 +69,27 @@ def embedding_points(model: nn.Module, towers: Sequence[str]) -> list[EmbeddingP
 
 
 def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
-    projection = getattr(model, "text_projection" if tower == "text" else "visual_projection", None)
-    inner = getattr(model, "text_model" if tower == "text" else "vision_model", None)
-
-    def point(name: str, module: nn.Module, width: int, projected: tuple[nn.Module, str] | None) -> EmbeddingPoint:
-        first = next(inside for inside, _ in module.named_parameters())
-        return EmbeddingPoint(tower, name, module, width, device_of(model, f"{name}.{first}".lstrip(".")), projected)
-
-    if inner is not None and isinstance(projection, nn.Linear):  # CLIP of transformers
-        name = "text_projection" if tower == "text" else "visual_projection"
-        yield point(name, projection, projection.out_features, (projection, "weight"))
-    elif inner is not None and isinstance(head := getattr(inner, "head", None), nn.Module):  # SigLIP
-        linear = isinstance(head, nn.Linear)
-        width = head.out_features if isinstance(head, nn.Linear) else _last_width(head)
-        name = "text_model.head" if tower == "text" else "vision_model.head"
-        yield point(name, head, width, (head, "weight") if linear else None)
-    elif hasattr(model, "encode_image") and hasattr(model, "encode_text"):  # open_clip
-        part = getattr(model, "visual" if tower == "image" else "text", None)
-        if isinstance(part, nn.Module):
-            name = "visual" if tower == "image" else "text"
-            projected = _projection(part)
-            width = getattr(part, "output_dim", None) or (projected and _width(projected)) or _last_width(part)
-            yield point(name, part, int(width), projected)
-        elif tower == "text" and (projected := _projection(model)):
-            yield point("", model, _width(projected), projected)
+    is_text = tower == "text"
+    inner, end = ("text_model", "text_projection") if is_text else ("vision_model", "visual_projection")
+    projected: tuple[nn.Module, str] | None
+    if hasattr(model, inner) and isinstance(getattr(model, end, None), nn.Linear):  # CLIP of transformers
+        name, projected = end, (getattr(model, end), "weight")
+    elif isinstance(head := getattr(getattr(model, inner, None), "head", None), nn.Module):  # SigLIP
+        name, projected = f"{inner}.head", (head, "weight") if isinstance(head, nn.Linear) else None
+    elif not (hasattr(model, "encode_image") and hasattr(model, "encode_text")):
+        return
+    else:  # open_clip
+        name = "text" if is_text else "visual"
+        if not isinstance(getattr(model, name, None), nn.Module):
+            name = ""
+        projected = _projection(model.get_submodule(name))
+        if not name and not (is_text and projected):
+            return
+    module = model.get_submodule(name)
+    width = getattr(module, "output_dim", None) or (projected and _width(projected)) or _last_width(module)
+    first = next(inside for inside, _ in module.named_parameters())
+    device = device_of(model, f"{name}.{first}".lstrip("."))
+    yield EmbeddingPoint(tower, name, module, int(width), device, projected)
 
 
 def _projection(part: Any) -> tuple[nn.Module, str] | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet
+from hyptree.vlm.adapters.container import CHILD, AdapterContainer, AdapterSet, container_of
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding
 from hyptree.vlm.adapters.group import AdaptedGroup
 
@@ -41,15 +41,14 @@ class AdapterHandle:
     @property
     def is_attached(self) -> bool:
         """Whether the model still carries this adapter."""
-        container = self.model._modules.get(CHILD)
-        return isinstance(container, AdapterContainer) and self.name in container.sets
+        container = container_of(self.model)
+        return container is not None and self.name in container.sets
 
     @property
     def _container(self) -> AdapterContainer:
-        if not self.is_attached:
+        container = container_of(self.model)
+        if container is None or self.name not in container.sets:
             raise UserError(f"adapter {self.name!r} is no longer attached; use attach(model, config)")
-        container = self.model._modules[CHILD]
-        assert isinstance(container, AdapterContainer)
         return container
 
     @property
@@ -252,6 +251,34 @@ class AdapterHandle:
             For ``text`` and ``image`` what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``) and the
             adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
         """
-        from hyptree.vlm.radii import radius_report
+        from hyptree.vlm.radii import radius_summary
 
-        return radius_report(self, texts, images)
+        if texts is None and images is None:
+            raise UserError("a radius report needs texts, images or both")
+        report: dict[str, Any] = {"adapter": self.name, "note": "radius = 2 * norm, for every curvature"}
+        for kind, inputs in (("text", texts), ("image", images)):
+            if inputs is None:
+                continue
+            report[kind] = {}
+            for when in ("before", "after"):
+                with torch.no_grad(), self.disable_adapter() if when == "before" else self._in_use():
+                    report[kind][when] = radius_summary(self._encode(kind, inputs))
+        return report
+
+    def _encode(self, kind: str, inputs: Any) -> Tensor:
+        from hyptree.vlm.encoders.transformers import features_of
+
+        if self.encoder is not None:
+            encoded: Tensor = getattr(self.encoder, "encode_text" if kind == "text" else "encode_images")(inputs)
+            return encoded
+        bare = type(self.model).__name__
+        if not isinstance(inputs, Tensor):
+            raise UserError(
+                f"the handle knows the bare {bare} only, which has no tokenizer: give prepared {kind} tensors, or "
+                "attach to load_encoder(...) for strings and pictures"
+            )
+        names = (f"encode_{kind}", f"get_{kind}_features")
+        method = next((getattr(self.model, name) for name in names if hasattr(self.model, name)), None)
+        if method is None:
+            raise UserError(f"{bare} has neither {names[0]} nor {names[1]}; attach to load_encoder(...)")
+        return features_of(method(inputs))

@@ -6,8 +6,6 @@ the cone of its caption, a caption in the cone of the more general one. All of i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -92,24 +90,9 @@ def gather_rows(x: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x
-    gathered: Tensor = _GatherRows.apply(x)
-    return gathered
+    from torch.distributed.nn.functional import all_gather
 
-
-class _GatherRows(torch.autograd.Function):
-    """all_gather whose gradient is the sum of what every process wants of these rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        total = grads[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total.chunk(dist.get_world_size())[_rank()]
+    return torch.cat(all_gather(x.contiguous()))
 
 
 def _describes(captions: Tensor, texts: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hyptree.config import build
 from hyptree.data.text import unpack_tokenizer
 from hyptree.errors import UserError, require, require_known
 from hyptree.geometry import Lorentz
@@ -76,12 +77,7 @@ def preset(name: str, **options: Any) -> WorldClipConfig:
         UserError: no such name or option, or values that do not fit together.
     """
     require_known("unknown model {!r} of the task contrast", [name], PRESETS)
-    try:
-        return replace(PRESETS[name], **options)
-    except TypeError as error:
-        raise UserError(f"model {name}: {str(error).split('() ')[-1]}; see model.args in the recipe") from error
-    except ValueError as error:
-        raise UserError(f"model {name}: {error}") from error
+    return build(WorldClipConfig, asdict(PRESETS[name]) | options, "model.args", f"model {name}")
 
 
 def build_clip(config: WorldClipConfig, vocab_size: int) -> Any:

@@ -64,9 +64,9 @@ class Encoder(ABC):
         """The module with the blocks that read text."""
 
     @property
-    @abstractmethod
     def image_tower(self) -> nn.Module | None:
         """The module with the blocks that read pictures; None for an encoder of text alone."""
+        return None
 
     @abstractmethod
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
@@ -76,12 +76,13 @@ class Encoder(ABC):
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
         """(n, d) from what ``tokenize`` gave; not normalised."""
 
-    @abstractmethod
     def encode_pixels(self, pixels: Tensor) -> Tensor:
         """(n, d) from prepared pictures (n, 3, size, size); not normalised."""
+        self._format()  # raises
+        raise NotImplementedError
 
-    @abstractmethod
-    def _dense(self, pixels: Tensor) -> Tensor: ...
+    def _dense(self, pixels: Tensor) -> Tensor:
+        return Encoder.encode_pixels(self, pixels)
 
     @abstractmethod
     def save(self, folder: Path | str) -> Path:

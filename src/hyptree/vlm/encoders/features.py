@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyptree.data.sample import BadSample, PictureDataset
 from hyptree.errors import UserError
-from hyptree.files import load_tensors, save_tensors
+from hyptree.files import hash_tensors, load_tensors, save_tensors
 from hyptree.vlm.adapters.container import adapter_state
 from hyptree.vlm.encoders.encoder import Encoder
 
@@ -84,9 +84,7 @@ def labels_of(dataset: PictureDataset) -> Tensor:
 def encoder_fingerprint(encoder: Encoder) -> str:
     """A name that stands for the weights of an encoder and for how it prepares pictures."""
     content = hashlib.sha256(repr((encoder.width, encoder.pixels, adapter_state(encoder.model))).encode())
-    for name, tensor in sorted(encoder.model.state_dict().items()):
-        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    hash_tensors(content, encoder.model.state_dict())
     return content.hexdigest()[:24]
 
 

@@ -98,40 +98,30 @@ def load(rest: str, *, random_init: bool, seed: int) -> OpenClipEncoder:
     spec = f"open_clip:{rest}"
     with readable_imports():
         open_clip = require("open_clip", "vlm")
-    known = open_clip.list_models()
-    require_known("open_clip has no model {!r}", [name], known, "open_clip.list_models() has them all")
+    otherwise = "open_clip.list_models() has them all"
+    require_known("open_clip has no model {!r}", [name], open_clip.list_models(), otherwise)
     if random_init and pretrained:
         raise UserError(f"{spec} names trained weights; leave {pretrained!r} out to have random ones")
+    tags = open_clip.list_pretrained_tags_by_model(name)
     if not pretrained and not random_init:
-        tags = open_clip.list_pretrained_tags_by_model(name)
         known = f"one of {', '.join(tags[:6])}, or a file" if tags else "a file"
         raise no_weights(spec, "no weights were named", f"add :PRETRAINED ({known})")
-    _check_tag(open_clip, spec, name, pretrained)
-    tokenizer, weights = _tokenizer(open_clip, spec, name), _tag_or_file(pretrained)
+    weights = Path(pretrained).expanduser() if pretrained else None
+    if weights is not None and weights.is_file():
+        check_weights(weights)
+    elif pretrained and pretrained not in tags:
+        hint = suggest(pretrained, tags) or f"{name} has the tags {', '.join(tags) or '(none)'}"
+        raise no_weights(spec, f"{pretrained!r} is neither a file nor a tag of open_clip; {hint}", "give one of them")
+    tokenizer = _tokenizer(open_clip, spec, name)
     with _quiet(), seeded(seed):
         try:
-            model = open_clip.create_model(name, pretrained=weights, load_weights=bool(pretrained))
+            model = open_clip.create_model(name, pretrained=pretrained and str(weights), load_weights=bool(pretrained))
         except (OSError, RuntimeError, ValueError) as error:
             if not pretrained:
                 raise
             why = "cannot read the weights: " + " ".join(str(error).split())[:160]
             raise no_weights(spec, why, "give a file that open_clip reads") from error
     return OpenClipEncoder(model, spec, tokenizer)
-
-
-def _tag_or_file(pretrained: str) -> str | None:
-    path = Path(pretrained).expanduser()
-    if not path.is_file():
-        return pretrained or None
-    check_weights(path)
-    return str(path)
-
-
-def _check_tag(open_clip: Any, spec: str, name: str, pretrained: str) -> None:
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    if pretrained and pretrained not in tags and not Path(pretrained).expanduser().is_file():
-        hint = suggest(pretrained, tags) or f"{name} has the tags {', '.join(tags) or '(none)'}"
-        raise no_weights(spec, f"{pretrained!r} is neither a file nor a tag of open_clip; {hint}", "give one of them")
 
 
 def _tokenizer(open_clip: Any, spec: str, name: str) -> Any:

@@ -126,10 +126,6 @@ class SentenceEncoder(Encoder):
     def text_tower(self) -> nn.Module | None:
         return self.model
 
-    @property
-    def image_tower(self) -> nn.Module | None:
-        return None
-
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         tokens = self.tokenizer(texts, padding="longest", truncation=True, max_length=self.length, return_tensors="pt")
         return {key: value.to(self.device) for key, value in tokens.items()}
@@ -143,13 +139,6 @@ class SentenceEncoder(Encoder):
             return hidden.masked_fill(mask == 0, float("-inf")).amax(1)
         count = mask.sum(1)
         return (hidden * mask).sum(1) / (count.sqrt() if self.pooling == "mean_sqrt_len_tokens" else count)
-
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        self._format()
-        raise AssertionError("text alone")  # _format raised
-
-    def _dense(self, pixels: Tensor) -> Tensor:
-        return self.encode_pixels(pixels)
 
     def save(self, folder: Path | str) -> Path:
         """Write a Hugging Face folder: weights, tokenizer and pooling."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from hyptree.data.npz import name_some
 from hyptree.data.seeding import mix_bits
 from hyptree.errors import UserError
+from hyptree.vlm.clip.contrast import similarity
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
 from hyptree.vlm.lathadapter.hosts import Host
 from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
@@ -243,27 +243,16 @@ def evaluate(
     head.eval()
     text = host.text_features(names).to(device)
     baked = head.bake(text)
-    plain = LatentHierarchyHead(head.d, 0, beta=0.0, hyp_weight=0.0, logit_scale=head.logit_scale).to(device)
     right, slopes = torch.zeros(3), []
     for batch in index.split(_TEST_BATCH):
         images = host.image_features(pictures.inputs(batch).to(device))
         truth = targets[batch].to(device)
-        with _hyp_weight(head, 0.0):
-            by_cosine = head.classify(images, baked)
-        answers = (head.classify(images, baked), by_cosine, plain.classify(images, plain.bake(text)))
+        # The host alone: its own classes, by cosine.
+        answers = (head.classify(images, baked), head.compare(images, baked)[0], similarity(images, text))
         right += torch.stack([(logits.argmax(1) == truth).sum() for logits in answers]).cpu()
         slopes.append(head.slope_ratio(images, text) if head.hyp_weight else 0.0)
     top1, cosine, zero_shot = (right / len(index)).tolist()
     return Score(top1, cosine, zero_shot, sum(slopes) / len(slopes), len(index))
-
-
-@contextmanager
-def _hyp_weight(head: LatentHierarchyHead, weight: float) -> Iterator[None]:
-    before, head.hyp_weight = head.hyp_weight, weight
-    try:
-        yield
-    finally:
-        head.hyp_weight = before
 
 
 def freeze(module: nn.Module) -> None:

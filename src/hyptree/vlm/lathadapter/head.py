@@ -214,8 +214,12 @@ class LatentHierarchyHead(nn.Module):
 
     def classify(self, image_features: Tensor, baked: Baked) -> Tensor:
         """Logits (B, C) of ``cos(v, t^) * logit_scale - hyp_weight * d(v, t^)`` by what ``bake`` gave."""
+        return self._join(*self.compare(image_features, baked))
+
+    def compare(self, image_features: Tensor, baked: Baked) -> tuple[Tensor, Tensor]:
+        """Of which these are made: (B, C) cosines and (B, C) distances."""
         with torch.autocast(image_features.device.type, enabled=False):
-            return self._join(*self._compare(self._enter("image features", image_features), baked[0]))
+            return self._compare(self._enter("image features", image_features), baked[0])
 
     def _enter(self, name: str, features: Tensor) -> Tensor:
         """Features as the head computes with them: float32 at least, and unit length unless lift is raw."""

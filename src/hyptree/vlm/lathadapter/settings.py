@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hyptree.checks import require_at_least, require_positive, require_seed
+from hyptree.checks import require_numbers
 
 HostName = Literal["frozen", "prompt", "joint"]
 
@@ -66,8 +66,8 @@ class FewShotSettings:
         self.batch_size = self.batch_size if self.batch_size is not None else (32 if frozen else 4)
         self.lr = self.lr if self.lr is not None else (0.01 if frozen else 0.0035)
         self.attribute_lr = self.attribute_lr if self.attribute_lr is not None else self.lr
-        require_at_least(1, self, "epochs", "batch_size", "k", "depth", flag="--")
-        require_positive(self, "curvature", "lr", "attribute_lr", flag="--")
+        require_numbers(self, "at least 1", "epochs", "batch_size", "k", "depth", flag="--")
+        require_numbers(self, "a positive number", "curvature", "lr", "attribute_lr", flag="--")
         if self.num_attributes is not None and self.num_attributes < 0:
             raise ValueError(f"--num-attributes must be 0 or more, got {self.num_attributes}")
         words = len(self.attribute_words)
@@ -126,8 +126,8 @@ class FewShotJob(FewShotSettings):
         super().__post_init__()
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
             raise ValueError(f"--shots must be different numbers from 1 on, got {' '.join(map(str, self.shots))}")
-        require_at_least(1, self, "seeds", flag="--")
-        require_seed(self, flag="--")
+        require_numbers(self, "at least 1", "seeds", flag="--")
+        require_numbers(self, "from 0 to 2^31 - 1", "seed", flag="--")
 
     def variants(self) -> dict[str, tuple[str, ...]]:
         """Rows of the table: their names and the parts that are on."""

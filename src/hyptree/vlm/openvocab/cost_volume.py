@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.nn.cluster.windows import cover, cut, join, plan
+from hyptree.ops.windows import cover, cut, join, plan
 
 PRIOR = 0.05
 """Probability of every class everywhere that a fresh head gives, roughly."""
@@ -31,7 +31,28 @@ def cosine_volume(features: Tensor, text: Tensor) -> Tensor:
         return torch.einsum("bdhw,tpd->btphw", patches, words)
 
 
-class SpatialAttention(nn.Module):
+class _GuidedAttention(nn.Module):
+    """The layers of both attentions: queries and keys also see a guide."""
+
+    def __init__(self, channels: int, guide: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm, self.guide_norm, self.mlp_norm = nn.LayerNorm(channels), nn.LayerNorm(guide), nn.LayerNorm(channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.guide_qk = nn.Linear(guide, 2 * channels, bias=False)
+        self.out = nn.Linear(channels, channels)
+        self.mlp = nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
+
+    def _hint(self, guide: Tensor) -> Tensor:
+        """What the guide adds to queries, keys and values, of which the last see none of it."""
+        return F.pad(self.guide_qk(self.guide_norm(guide)), (0, self.out.in_features))
+
+    def _behind(self, x: Tensor) -> Tensor:
+        """The part behind the attention."""
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class SpatialAttention(_GuidedAttention):
     """Attention of patches among their window, for each class alone; queries and keys also see the picture.
 
     A linear map of the map and its guide side by side is the sum of two maps; so the guide's part is computed once per
@@ -42,19 +63,13 @@ class SpatialAttention(nn.Module):
     """
 
     def __init__(self, channels: int, guide: int, num_heads: int, window: int, shifted: bool):
-        super().__init__()
-        self.num_heads, self.window, self.shifted = num_heads, window, shifted
-        self.norm, self.guide_norm, self.mlp_norm = nn.LayerNorm(channels), nn.LayerNorm(guide), nn.LayerNorm(channels)
-        self.qkv = nn.Linear(channels, 3 * channels)
-        self.guide_qk = nn.Linear(guide, 2 * channels, bias=False)
-        self.out = nn.Linear(channels, channels)
-        self.mlp = _mlp(channels)
+        super().__init__(channels, guide, num_heads)
+        self.window, self.shifted = window, shifted
 
     def forward(self, x: Tensor, guide: Tensor) -> Tensor:
         num_classes, (height, width) = x.shape[1], x.shape[2:4]
         windows = plan((height, width), window=(self.window, self.window), shifted=self.shifted)
-        hint = F.pad(self.guide_qk(self.guide_norm(guide)), (0, x.shape[-1]))  # the values see no guide
-        qkv = (self.qkv(self.norm(x)) + hint[:, None]).flatten(0, 1)  # (B T, h, w, 3 C)
+        qkv = (self.qkv(self.norm(x)) + self._hint(guide)[:, None]).flatten(0, 1)  # (B T, h, w, 3 C)
         parts = cut(qkv, windows, 3, self.num_heads).flatten(1, 2)  # (3, B T windows, heads, N, C / heads)
         mask = None
         if windows.is_padded:
@@ -62,12 +77,10 @@ class SpatialAttention(nn.Module):
             mask = inside.repeat(len(qkv), 1)[:, None, None]
         mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=mask)
         mixed = join(mixed.unflatten(0, (len(qkv), -1)), windows).unflatten(0, (-1, num_classes))
-        x = x + self.out(mixed)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return self._behind(x + self.out(mixed))
 
 
-class ClassAttention(nn.Module):
+class ClassAttention(_GuidedAttention):
     """Linear attention among the classes at every place; queries and keys also see the texts.
 
     ``softmax`` is replaced by ``elu + 1`` of queries and keys (Katharopoulos et al. 2020), so the cost is linear in the
@@ -78,25 +91,17 @@ class ClassAttention(nn.Module):
     """
 
     def __init__(self, channels: int, guide: int, num_heads: int, pooling: int):
-        super().__init__()
-        self.num_heads, self.pooling = num_heads, pooling
-        self.norm, self.guide_norm, self.mlp_norm = nn.LayerNorm(channels), nn.LayerNorm(guide), nn.LayerNorm(channels)
-        self.qkv = nn.Linear(channels, 3 * channels)
-        self.guide_qk = nn.Linear(guide, 2 * channels, bias=False)
-        self.out = nn.Linear(channels, channels)
-        self.mlp = _mlp(channels)
+        super().__init__(channels, guide, num_heads)
+        self.pooling = pooling
 
     def forward(self, x: Tensor, guide: Tensor) -> Tensor:
         size = x.shape[2:4]
         small = self._shrink(x)  # (B, T, h', w', C)
-        hint = F.pad(self.guide_qk(self.guide_norm(guide)), (0, x.shape[-1]))[:, None, None]
-        qkv = (self.qkv(self.norm(small)) + hint).unflatten(-1, (3, self.num_heads, -1))
+        qkv = (self.qkv(self.norm(small)) + self._hint(guide)[:, None, None]).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = qkv.permute(4, 0, 2, 3, 5, 1, 6)  # each (B, h', w', heads, T, e)
         mixed = linear_attention(query, key, value)  # (B, h', w', heads, T, e)
         update = self.out(mixed.permute(0, 4, 1, 2, 3, 5).flatten(4))  # (B, T, h', w', C)
-        x = x + self._enlarge(update, (size[0], size[1]))
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return self._behind(x + self._enlarge(update, (size[0], size[1])))
 
     def _shrink(self, x: Tensor) -> Tensor:
         if self.pooling == 1:
@@ -230,10 +235,6 @@ class CostVolumeHead(nn.Module):
             y = up(y, lift(block))
         logits: Tensor = self.out(y).squeeze(1).unflatten(0, shape)
         return logits
-
-
-def _mlp(channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
 
 
 def _conv(inputs: int, outputs: int) -> list[nn.Module]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.errors import UserError, as_user_error, require_known
+from hyptree.files import hash_tensors
 from hyptree.vlm.adapters import adapter_config
 from hyptree.vlm.adapters.attachment import attach
 from hyptree.vlm.encoders.patch_features import dense_tower
@@ -169,10 +170,7 @@ def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
 def _digest(model: nn.Module) -> Tensor:
     """Four numbers that differ when a weight, a name or a shape does."""
     whole = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        plain = tensor.detach().cpu().contiguous()
-        whole.update(f"{name} {tuple(plain.shape)} {plain.dtype}".encode())
-        whole.update(plain.reshape(-1).view(torch.uint8).numpy())
+    hash_tensors(whole, model.state_dict())
     words = whole.digest()
     return torch.tensor([int.from_bytes(words[i : i + 8], "big", signed=True) for i in range(0, 32, 8)])
 

@@ -90,7 +90,8 @@ def hierarchy_report(
     for name in suite:
         if say is not None:
             say(f"measuring {name}")
-        report["suites"][name] = without_nan(_MEASURES[name](texts, encoder, data, images, limit))
+        read, measure = _SUITES[name]
+        report["suites"][name] = without_nan(measure(texts, encoder, read(data, images, limit)))
     return report
 
 
@@ -117,57 +118,51 @@ def check_request(
     if images is not None and "hierarcaps-images" not in suite:
         suite.append("hierarcaps-images")
     # Everything is read again where it is measured: little beside an encoder, and mistakes in files show here.
-    if "hierarcaps-text" in suite:
-        read_hierarcaps(_folder(data, "hierarcaps"), "test")
-        read_hierarcaps(_folder(data, "hierarcaps"), "expanded")
-    if "hierarcaps-images" in suite:
-        test = read_hierarcaps(folder := _folder(data, "hierarcaps"), "test")[:limit]
-        if not isinstance(images, Tensor):
-            image_sources(folder if images is None else images, [chain.image for chain in test])
-    if "hyperlex" in suite:
-        read_hyperlex(_folder(data, "hyperlex"))
-    if "tiny-imagenet" in suite:
-        _tiny_imagenet_pictures(data)
-    if "cifar10" in suite:
-        _cifar10_pictures(data)
+    for name in suite:
+        _SUITES[name][0](data, images, limit)
     return suite
 
 
 # ------------------------------------------------------------------------------------------------------------- suites
 
 
-def _hierarcaps_text(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    test = read_hierarcaps(_folder(data, "hierarcaps"), "test")
-    expanded = read_hierarcaps(_folder(data, "hierarcaps"), "expanded")
+def _hierarcaps_chains(data: Any, images: Any, limit: int | None) -> tuple[list[Chain], list[Chain]]:
+    test, expanded = (read_hierarcaps(_folder(data, "hierarcaps"), part) for part in ("test", "expanded"))
     # Chains of test pictures, one each: no training that drops the leaking rows has seen them.
     trainable = set(without_images_of(expanded, test))
     held_out = first_of_each_image(chain for chain in expanded if chain not in trainable)
-    order = chain_order(texts, [chain.captions for chain in test[:limit]])
-    return {**order, "angles": chain_angles(texts, held_out[:limit])}
+    return test[:limit], held_out[:limit]
 
 
-def _hyperlex(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    return graded_entailment(texts, read_hyperlex(_folder(data, "hyperlex"))[:limit])
+def _hierarcaps_pictures(data: Any, images: Any, limit: int | None) -> tuple[Any, list[Chain]]:
+    test = read_hierarcaps(folder := _folder(data, "hierarcaps"), "test")[:limit]
+    if isinstance(images, Tensor):
+        return images[:limit], test
+    where = folder if images is None else images
+    image_sources(where, [chain.image for chain in test])
+    return where, test
 
 
-def _world_text(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    chains = world_chains("val", limit or WORLD_PICTURES)
-    return {**chain_order(texts, [chain.captions for chain in chains]), "angles": chain_angles(texts, chains)}
+def _chains(texts: Texts, encoder: Any, chains: tuple[list[Chain], list[Chain]]) -> dict[str, Any]:
+    """Order along the first chains, angles of the second ones."""
+    return {**chain_order(texts, [chain.captions for chain in chains[0]]), "angles": chain_angles(texts, chains[1])}
 
 
-def _hierarcaps_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    folder = _folder(data, "hierarcaps")
-    test = read_hierarcaps(folder, "test")[:limit]
-    if not isinstance(images, Tensor):
-        pictures = read_images(folder if images is None else images, [chain.image for chain in test])
-        images = _embed_pictures(encoder, pictures)
-    return picture_chains(texts, images[:limit], [chain.captions for chain in test])
+def _world_text(texts: Texts, encoder: Any, count: int) -> dict[str, Any]:
+    return _chains(texts, encoder, (chains := world_chains("val", count), chains))
 
 
-def _world_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
+def _hierarcaps_images(texts: Texts, encoder: Any, inputs: tuple[Any, list[Chain]]) -> dict[str, Any]:
+    where, test = inputs
+    if not isinstance(where, Tensor):
+        where = _embed_pictures(encoder, read_images(where, [chain.image for chain in test]))
+    return picture_chains(texts, where, [chain.captions for chain in test])
+
+
+def _world_images(texts: Texts, encoder: Any, count: int) -> dict[str, Any]:
     from hyptree.data.world import World, class_tree
 
-    world = World("val", num_images=limit or WORLD_PICTURES)
+    world = World("val", num_images=count)
     rows = _embed_pictures(encoder, world.images())
     chains = [world[i].captions for i in range(len(world))]
     coarse = {}
@@ -178,31 +173,26 @@ def _world_images(texts: Texts, encoder: Any, data: Any, images: Any, limit: int
     return {**picture_chains(texts, rows, chains), "zero_shot": zero_shot, "coarse": coarse}
 
 
-def _tiny_imagenet(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    pictures = _tiny_imagenet_pictures(data)
-    known = set(pictures.tree.label or ()) if pictures.tree is not None else set()
-    return _labelled(texts, encoder, pictures, [label for label in TINY_IMAGENET_CUT if label in known], limit)
-
-
-def _tiny_imagenet_pictures(data: Any) -> Any:
+def _tiny_imagenet(data: Any, images: Any, limit: int | None) -> tuple[Any, list[str]]:
     from hyptree.data.pictures.tiny_imagenet import TinyImageNet
 
-    return TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
+    pictures = TinyImageNet(_folder(data, "tiny-imagenet-wordnet"), "val")
+    known = set(pictures.tree.label or ()) if pictures.tree is not None else set()
+    pictures.limit(limit)
+    return pictures, [label for label in TINY_IMAGENET_CUT if label in known]
 
 
-def _cifar10(texts: Texts, encoder: Any, data: Any, images: Any, limit: int | None) -> dict[str, Any]:
-    return _labelled(texts, encoder, _cifar10_pictures(data), 1, limit)
-
-
-def _cifar10_pictures(data: Any) -> Any:
+def _cifar10(data: Any, images: Any, limit: int | None) -> tuple[Any, int]:
     from hyptree.data.pictures.arrays import ArrayPictures
 
-    return ArrayPictures(_folder(data, "cifar10"), "test")
-
-
-def _labelled(texts: Texts, encoder: Any, pictures: Any, cut: int | list[str], limit: int | None) -> dict[str, Any]:
-    """Zero-shot classification of labelled pictures, and of the coarse classes of a cut through their tree."""
+    pictures = ArrayPictures(_folder(data, "cifar10"), "test")
     pictures.limit(limit)
+    return pictures, 1
+
+
+def _labelled(texts: Texts, encoder: Any, inputs: tuple[Any, int | list[str]]) -> dict[str, Any]:
+    """Zero-shot classification of labelled pictures, and of the coarse classes of a cut through their tree."""
+    pictures, cut = inputs
     if pictures.tree is None:
         raise UserError(
             "these pictures come without a tree of classes; put classes.json or wordnet.is_a.txt beside them"
@@ -226,15 +216,19 @@ def _zero_shot(texts: Texts, rows: Tensor, names: Sequence[str], labels: Any, te
     return zero_shot_accuracy(texts.comparable(rows), texts.comparable(classes), labels, c=texts.own_c)
 
 
-_MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
-    "hierarcaps-text": _hierarcaps_text,
-    "hyperlex": _hyperlex,
-    "world-text": _world_text,
-    "hierarcaps-images": _hierarcaps_images,
-    "world-images": _world_images,
-    "tiny-imagenet": _tiny_imagenet,
-    "cifar10": _cifar10,
+_SUITES: dict[str, tuple[Callable[[Any, Any, int | None], Any], Callable[[Texts, Any, Any], dict[str, Any]]]] = {
+    "hierarcaps-text": (_hierarcaps_chains, _chains),
+    "hyperlex": (
+        lambda data, images, limit: read_hyperlex(_folder(data, "hyperlex"))[:limit],
+        lambda texts, encoder, pairs: graded_entailment(texts, pairs),
+    ),
+    "world-text": (lambda data, images, limit: limit or WORLD_PICTURES, _world_text),
+    "hierarcaps-images": (_hierarcaps_pictures, _hierarcaps_images),
+    "world-images": (lambda data, images, limit: limit or WORLD_PICTURES, _world_images),
+    "tiny-imagenet": (_tiny_imagenet, _labelled),
+    "cifar10": (_cifar10, _labelled),
 }
+"""What reads the inputs of a suite (of data, images, limit), and what measures them."""
 
 
 def world_chains(split: str = "train", num_chains: int = 1000, seed: int = 0) -> list[Chain]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hyptree.data.hierarchies.hierarcaps import Chain, distinct_texts
 from hyptree.errors import UserError, as_user_error
-from hyptree.files import cut_log, full_disk_is_one_line, load_tensors, open_log, save_tensors
+from hyptree.files import cut_log, full_disk_is_one_line, hash_tensors, load_tensors, open_log, save_tensors
 from hyptree.geometry import lorentz
 from hyptree.steps import CHECKPOINT, load_steps, run_steps, save_steps
 from hyptree.vlm.encoders.texts import TextTable
@@ -124,10 +124,7 @@ class RadialTrainer:
             table.fill(texts, show)
         else:
             weights = hashlib.sha256()
-            for name, value in sorted(self.parameters.items()):
-                weights.update(
-                    name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-                )
+            hash_tensors(weights, self.parameters)
             table.fill_from(path, texts, weights.hexdigest(), show)
         self._first, self.base = table, table.rows([""])[0].tolist()
 
@@ -239,10 +236,8 @@ def train(
                 if show is not None:
                     rate = (trainer.step - began) / (trainer.seconds - before)
                     per_step = 2 * len(trainer.chains[0].captions) * trainer.settings.batch_size
-                    terms = "  ".join(
-                        f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last
-                    )
-                    show(trainer.step, f"{terms}  {rate * per_step:,.0f} texts/s".strip())
+                    terms = [f"{name} {last[name]:.4f}" for name in ("total", "entail", "keep") if name in last]
+                    show(trainer.step, "  ".join([*terms, f"{rate * per_step:,.0f} texts/s"]))
         save_tensors(out / TRAINED, dict(trainer.parameters), {"step": trainer.step, "base": trainer.base})
         return last
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hyptree.errors import UserError, require_one_of
+from hyptree.errors import UserError
 from hyptree.vlm.adapters.adapter import AdapterConfig, SlotStack, StackAdapter
 from hyptree.vlm.adapters.kinds.scale import ScaleAdapter, check_block_size
 
@@ -32,8 +32,6 @@ class OrthogonalConfig(AdapterConfig):
         super().__post_init__()
         if self.block_size < 2:
             raise UserError(f"block_size must be 2 or more for rotations, got {self.block_size}")
-        require_one_of("share", self.share, ("none", "blocks", "layers"))
-        require_one_of("space", self.space, ("weight", "embedding"))
 
     def build(self, stack: SlotStack) -> StackAdapter:
         check_block_size(self.block_size, stack)

@@ -54,9 +54,7 @@ class ScaleAdapterConfig(AdapterConfig):
         for tower in self.towers:
             if not (math.isfinite(self.curvature_of(tower)) and self.curvature_of(tower) > 0):
                 raise UserError(f"curvature must be above 0 (c means curvature -c), got {self.curvature!r}")
-        require_one_of("share", self.share, ("none", "blocks", "layers"))
         require_one_of("cap", self.cap, ("none", "paper"))
-        require_one_of("space", self.space, ("weight", "embedding"))
 
     def curvature_of(self, tower: str) -> float:
         """c for a tower."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyptree.ops.cluster_patch.triton import in_parts, of_part, patches, product
+from hyptree.ops.cluster_map.patch_kernel import in_parts, of_part, patches, product
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 UNROLLED = tl.constexpr(16)

@@ -3,7 +3,7 @@
 A program has one head of one window, or of up to four small windows that lie side by side in its tiles with no weight
 between them, and goes through several images: position bias and places are found once, and the gradient of the bias is
 summed over its images before it is written. Similarities, assignments and centres stay on the chip. Windows with more
-than WIDE pairs of a patch and a centre are in ``wide``.
+than WIDE pairs of a patch and a centre are in ``wide_kernel``.
 
 Bytes at batch 128 and 224 px in bfloat16, and microseconds at 4.2 TB/s, forward and backward, per call:
 
@@ -33,8 +33,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hyptree.ops.backend import has_data, interpreted
-from hyptree.ops.cluster_patch.reference import Cut
 from hyptree.ops.launch import launch
+from hyptree.ops.windows import Cut
 
 PARTS = 4
 """Parts of a window that belong to different cells of the map: two down, two across."""
@@ -345,7 +345,7 @@ def _settings(cut: Cut, has_bias: bool, dtype: torch.dtype) -> dict[str, Any]:
         "CELL_Y": cut.height // cut.cells_y if cut.cells_y else 0,
         "CELL_X": cut.width // cut.cells_x if cut.cells_x else 0,
         "HAS_BIAS": has_bias,
-        "FULL": not cut.is_padded and cut.num_windows % group == 0 and sizes["BLOCK_N"] == group * cut.window,
+        "FULL": not cut.windows.is_padded and cut.num_windows % group == 0 and sizes["BLOCK_N"] == group * cut.window,
         "WIDEN": interpreted() and dtype == torch.bfloat16, **sizes,
     }  # fmt: skip
 
@@ -389,7 +389,7 @@ def forward(
     if has_data(both) and B:
         tensors = (both, alpha, alpha if bias is None else bias, out, parts, moments)
         if is_wide(cut):
-            from hyptree.ops.cluster_patch.wide import wide_cluster_patch_kernel as kernel
+            from hyptree.ops.cluster_map.wide_kernel import wide_cluster_patch_kernel as kernel
 
             grid = (cut.num_windows * cut.num_heads, B)
             options = _wide_settings(cut, bias is not None, dtype, "wide forward") | {"KEEP": keep}
@@ -424,7 +424,7 @@ def backward(
         inputs = (both, alpha, alpha if bias is None else bias, grad, grad_parts, grad_moments)
         outputs = (grad_both, part_alpha, part_bias)
         if is_wide(cut):
-            from hyptree.ops.cluster_patch.wide import wide_cluster_patch_grad_kernel as kernel
+            from hyptree.ops.cluster_map.wide_kernel import wide_cluster_patch_grad_kernel as kernel
 
             options = _wide_settings(cut, bias is not None, both.dtype, "wide backward")
             launch(kernel, grid, (*inputs, out, kept, sizes, *outputs, torch.empty_like(kept)), (), options)

@@ -7,6 +7,7 @@ values, so it compiles, exports and batches, and its gradients are deterministic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,68 @@ class Windows:
         return left, right, top, below
 
 
+class Cut(NamedTuple):
+    """How a map (B, height, width, 2 heads dim) is cut into windows, in numbers for kernels; all count patches.
+
+    Attributes:
+        height, width: of the map. rows, columns: windows down and across. wy, wx: height and width of a window.
+        top, left: rows above and columns left of the map that the first windows have.
+        my, mx: centres of a window, down and across. num_heads, dim: of points, and of values.
+        cells_y, cells_x: equal parts of the map whose sums are wanted window by window, 0 for none. A window may lie in
+            up to two parts down and across.
+    """
+
+    height: int
+    width: int
+    rows: int
+    columns: int
+    wy: int
+    wx: int
+    top: int
+    left: int
+    my: int
+    mx: int
+    num_heads: int
+    dim: int
+    cells_y: int = 0
+    cells_x: int = 0
+
+    @property
+    def num_windows(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def window(self) -> int:
+        return self.wy * self.wx
+
+    @property
+    def centres(self) -> int:
+        return self.my * self.mx
+
+    @property
+    def inner(self) -> int:
+        return self.num_heads * self.dim
+
+    @property
+    def windows(self) -> Windows:
+        """The same without centres, heads and cells."""
+        sizes = (self.height, self.width), (self.rows, self.columns), (self.wy, self.wx), (self.top, self.left)
+        return Windows(*sizes)
+
+    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Map, windows, window, margin, centres and cells, down and across."""
+        return (
+            (self.height, self.rows, self.wy, self.top, self.my, self.cells_y),
+            (self.width, self.columns, self.wx, self.left, self.mx, self.cells_x),
+        )
+
+    def has_simple_cells(self) -> bool:
+        """Whether every patch is in one cell and every window in at most two down and two across."""
+        if self.windows.is_padded or not (self.cells_y and self.cells_x):
+            return False
+        return all(size % cells == 0 and size // cells >= window for size, _, window, _, _, cells in self.axes())
+
+
 def plan(size: Size, fold: Size | None = None, window: Size | None = None, shifted: bool = False) -> Windows:
     """Windows for a map: as few and as equal as possible, none of them empty.
 
@@ -61,16 +124,13 @@ def plan(size: Size, fold: Size | None = None, window: Size | None = None, shift
     """
     if (fold is None) == (window is None):
         raise ValueError("plan: give either fold or window")
-    parts = [_plan_axis(n, fold and fold[i], window and window[i], shifted) for i, n in enumerate(size)]
-    (count_y, length_y, top), (count_x, length_x, left) = parts
-    return Windows(size, (count_y, count_x), (length_y, length_x), (top, left))
-
-
-def _plan_axis(n: int, fold: int | None, window: int | None, shifted: bool) -> tuple[int, int, int]:
-    length = -(-n // fold) if fold is not None else min(window or n, n)
-    if shifted and length < n:
-        return -(-(n + length // 2) // length), length, length // 2
-    return -(-n // length), length, 0
+    axes = []
+    for axis, n in enumerate(size):
+        length = -(-n // fold[axis]) if fold else min(window[axis] if window else n, n)
+        margin = length // 2 if shifted and length < n else 0
+        axes.append((-(-(n + margin) // length), length, margin))
+    (rows, wy, top), (columns, wx, left) = axes
+    return Windows(size, (rows, columns), (wy, wx), (top, left))
 
 
 def cut(x: Tensor, windows: Windows, num_parts: int, num_heads: int) -> Tensor:
@@ -91,26 +151,25 @@ def join(x: Tensor, windows: Windows) -> Tensor:
     (ny, nx), (wy, wx) = windows.grid, windows.window
     batch, _, num_heads, _, dim = x.shape
     x = x.reshape(batch, ny, nx, num_heads, wy, wx, dim).permute(0, 1, 4, 2, 5, 3, 6)
-    return crop(x.reshape(batch, ny * wy, nx * wx, num_heads * dim), windows)
-
-
-def crop(x: Tensor, windows: Windows) -> Tensor:
-    """The map inside a padded one: (B, H + padding, W + padding, C) -> (B, H, W, C)."""
-    if not windows.is_padded:
-        return x
     (top, left), (height, width) = windows.offset, windows.size
-    return x[:, top : top + height, left : left + width]
+    return x.reshape(batch, ny * wy, nx * wx, num_heads * dim)[:, top : top + height, left : left + width]
+
+
+def spread(shared: Tensor, windows: Windows) -> Tensor:
+    """One vector per window for all its patches: (B, rows, columns, C) -> (B, H, W, C)."""
+    (wy, wx), (top, left), (height, width) = windows.window, windows.offset, windows.size
+    full = shared[:, :, None, :, None].expand(-1, -1, wy, -1, wx, -1).flatten(3, 4).flatten(1, 2)
+    return full[:, top : top + height, left : left + width]
 
 
 def add_to_windows(x: Tensor, shared: Tensor, windows: Windows) -> Tensor:
     """One vector per window added to all its patches: (B, H, W, C), (B, rows, columns, C) -> (B, H, W, C)."""
-    (ny, nx), (wy, wx) = windows.grid, windows.window
+    ny, (wy, wx) = windows.grid[0], windows.window
     if not windows.is_padded:
         # Columns first: the gradient of this is two sums over one axis each, which are quick.
         rows = shared.unsqueeze(3).expand(-1, -1, -1, wx, -1).flatten(2, 3)  # (B, rows, W, C)
         return (x.unflatten(1, (ny, wy)) + rows.unsqueeze(2)).flatten(1, 2)
-    wide = shared[:, :, None, :, None].expand(-1, -1, wy, -1, wx, -1)
-    return x + crop(wide.reshape(x.shape[0], ny * wy, nx * wx, x.shape[-1]), windows)
+    return x + spread(shared, windows)
 
 
 def cover(windows: Windows, device: torch.device) -> Tensor:
@@ -137,17 +196,12 @@ def membership(length: int, cells: int, device: torch.device) -> Tensor:
     return (position >= first) & (position < end)
 
 
-def divides(cells: Size, size: Size) -> bool:
-    """Whether a map of this size splits into equal parts."""
-    return size[0] % cells[0] == 0 and size[1] % cells[1] == 0
-
-
 def pool(x: Tensor, cells: Size) -> Tensor:
     """Averages of a map over a grid of parts: (B, H, W, C) -> (B, rows, columns, C); adaptive average pooling."""
     size = (x.shape[1], x.shape[2])
     if cells == size:
         return x
-    if divides(cells, size):
+    if size[0] % cells[0] == 0 and size[1] % cells[1] == 0:
         # Not avg_pool2d: the gradient of a mean is a view of a small tensor, that of a pooling a tensor as large as x.
         # One axis after the other: a mean over two axes that are not neighbours is five times as slow on a CPU.
         return x.unflatten(1, (cells[0], -1)).mean(2).unflatten(2, (cells[1], -1)).mean(3)

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hyptree.ops.backend import has_data, interpreted
-from hyptree.ops.cluster_patch import Cut
-from hyptree.ops.cluster_patch.triton import product
+from hyptree.ops.cluster_map.patch_kernel import product
 from hyptree.ops.launch import launch
+from hyptree.ops.windows import Cut
 
 
 @triton.jit

@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import LayerScale
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hyptree.models.hcformer import model as hcformer
 from hyptree.models.hcformer.model import HCFormer
-from hyptree.nn import ClusterMixer, products
+from hyptree.nn import ClusterMixer
 from hyptree.nn.cluster.map_norm import MapNorm
-from hyptree.nn.products import gelu_linear, gelu_mlp, has_gelu_mlp, linear, scaled_linear
 from hyptree.ops import backend as backends
+from hyptree.ops import gelu_mlp as module
+from hyptree.ops import linear as linears
+from hyptree.ops.gelu_mlp import gelu_mlp
+from hyptree.ops.linear import linear, scaled_linear
+
+NONE = nn.Identity()
 
 
 def grads(out: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -21,115 +27,99 @@ def grads(out: Tensor, *inputs: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad((out * weight).sum(), inputs))
 
 
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "keeps_gelu", lambda x: False)
+def is_kernel_s(out: Tensor) -> bool:
+    """Whether the last operation was the product behind GELU with its own gradient."""
+    return out.grad_fn is not None and "_GeluMlp" in out.grad_fn.name()
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_values_and_gradients_are_those_of_the_definition(bias: bool, scaled: bool, seed: int) -> None:
     x = torch.randn(2, 5, 7, dtype=torch.float64, requires_grad=True)
-    linear = nn.Linear(7, 3, bias=bias, dtype=torch.float64)
-    factor = torch.randn(3, dtype=torch.float64, requires_grad=True) if scaled else None
-    inputs = [x, *linear.parameters(), *([] if factor is None else [factor])]
-    times = 1.0 if factor is None else factor
-    for fast, slow in (
-        (scaled_linear(x, linear.weight, linear.bias, factor), times * linear(x)),
-        (gelu_linear(x, linear, factor), times * linear(F.gelu(x))),
-    ):
-        torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-        for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert torch.autograd.gradgradcheck(lambda x: gelu_linear(x, linear, factor), (x,))
-
-
-def test_the_activation_is_not_kept(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, linear = torch.randn(64, 32, requires_grad=True), nn.Linear(32, 4)
-
-    def kept() -> list[bool]:
-        """Of all kept tensors as large as the input, whether they are it."""
-        seen: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
-            gelu_linear(x, linear)
-        return [t.data_ptr() == x.data_ptr() for t in seen if t.numel() == x.numel()]
-
-    assert kept() == [True]
-    monkeypatch.undo()  # a CPU
-    assert sorted(kept()) == [False, True]
+    first, last = nn.Linear(7, 9, bias=bias, dtype=torch.float64), nn.Linear(9, 3, bias=bias, dtype=torch.float64)
+    scale = LayerScale(3, dtype=torch.float64) if scaled else NONE
+    for parameter in scale.parameters():
+        nn.init.normal_(parameter)
+    inputs = [x, *first.parameters(), *last.parameters(), *scale.parameters()]
+    fast, slow = gelu_mlp(x, NONE, first, last, scale), scale(last(F.gelu(first(x))))
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+    for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradgradcheck(lambda x: gelu_mlp(x, NONE, first, last, scale), (x,))
 
 
 def test_functional_transforms(seed: int) -> None:
-    linear, x = nn.Linear(6, 3), torch.randn(4, 6)
-    rows = torch.func.vmap(torch.func.grad(lambda row: gelu_linear(row.unsqueeze(0), linear).square().sum()))(x)
+    first, last, x = nn.Linear(6, 8), nn.Linear(8, 3), torch.randn(4, 6)
+    rows = torch.func.vmap(torch.func.grad(lambda row: gelu_mlp(row, NONE, first, last, NONE).square().sum()))(x)
     inputs = x.clone().requires_grad_()
-    expected = torch.autograd.grad(linear(F.gelu(inputs)).square().sum(), inputs)[0]
+    expected = torch.autograd.grad(last(F.gelu(first(inputs))).square().sum(), inputs)[0]
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_small_factor_survives_float16(seed: int) -> None:
     """Inside the weight, 1e-6 times 0.02 would be zero in float16."""
-    x, linear = torch.randn(16, 8), nn.Linear(8, 4)
-    nn.init.normal_(linear.weight, std=0.02)
-    factor = torch.full((4,), 1e-6)
+    x, first, last, scale = torch.randn(16, 8), nn.Linear(8, 8), nn.Linear(8, 4), LayerScale(4, 1e-6)
+    nn.init.normal_(last.weight, std=0.02)
     with torch.autocast("cpu", torch.float16):
-        actual = [scaled_linear(x, linear.weight, linear.bias, factor), gelu_linear(x, linear, factor)]
-    expected = [linear(x) * factor, linear(F.gelu(x)) * factor]
-    for one, other in zip(actual, expected, strict=True):
+        actual = [scaled_linear(x, last.weight, last.bias, scale.gamma), gelu_mlp(x, NONE, first, last, scale)]
+    for one, other in zip(actual, [scale(last(x)), scale(last(F.gelu(first(x))))], strict=True):
         assert ((one.float() - other).norm() / other.norm()).item() < 5e-3
-
-
-def test_autocast_computes_in_its_dtype(seed: int) -> None:
-    x, linear, factor = torch.randn(16, 8, requires_grad=True), nn.Linear(8, 4), torch.rand(4, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = gelu_linear(x, linear, factor)
-    assert out.dtype == torch.bfloat16
-    slow = linear(F.gelu(x)) * factor
-    for one, other in zip(
-        grads(out.float(), x, factor, linear.weight), grads(slow, x, factor, linear.weight), strict=True
-    ):
-        assert one.dtype == torch.float32 and ((one - other).norm() / other.norm()).item() < 0.02
-
-
-def test_the_norm_inside_a_product(seed: int) -> None:
-    """What a GPU runs is what a CPU runs."""
-    norm, linear = MapNorm(6, dtype=torch.float64), nn.Linear(6, 5, dtype=torch.float64)
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    x = torch.randn(2, 4, 3, 6, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *norm.parameters(), *linear.parameters()]
-    inside, plain = norm.inside(x, linear), linear(norm(x))
-    torch.testing.assert_close(inside, plain, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(norm.before(x, linear), plain, rtol=0, atol=0)
-    for one, other in zip(grads(inside, *inputs), grads(plain, *inputs), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.fixture
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward pass of MLPs as on a GPU, by Triton's interpreter."""
+    """As on a GPU, by Triton's interpreter."""
     if not (backends.HAS_TRITON and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
     monkeypatch.setenv("HYPTREE_BACKEND", "triton")
 
 
-def mlp_parts(dtype: torch.dtype, bias: bool, scaled: bool) -> tuple[nn.Linear, nn.Linear, list[Tensor]]:
+def test_the_norm_inside_a_product(seed: int, by_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs is what a CPU runs, and what the layers give when they are called."""
+    norm, first, last = MapNorm(6), nn.Linear(6, 5), nn.Linear(5, 4)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(2, 4, 3, 6, requires_grad=True)
+    inputs = [x, *norm.parameters(), *first.parameters(), *last.parameters()]
+    outs = [gelu_mlp(x, norm, first, last, NONE)]
+    assert is_kernel_s(outs[0])
+    monkeypatch.delenv("HYPTREE_BACKEND")
+    outs += [gelu_mlp(x, norm, first, last, NONE), last(F.gelu(first(norm(x))))]
+    assert torch.equal(outs[1], outs[2])
+    torch.testing.assert_close(outs[0], outs[2], rtol=1e-5, atol=1e-5)
+    for one, two, other in zip(*(grads(out, *inputs) for out in outs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(two, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["norm", "first", "last", "scale"])
+def test_layers_with_hooks_are_called(place: str, seed: int, by_kernel: None) -> None:
+    layers = {"norm": MapNorm(6), "first": nn.Linear(6, 5), "last": nn.Linear(5, 4), "scale": LayerScale(4, 0.7)}
+    x, called = torch.randn(2, 4, 3, 6), []
+    expected = gelu_mlp(x, *layers.values())
+    layers[place].register_forward_hook(lambda *_: called.append(1))
+    torch.testing.assert_close(gelu_mlp(x, *layers.values()), expected, rtol=1e-5, atol=1e-5)
+    assert called == [1]
+
+
+def mlp_parts(bias: bool, scaled: bool) -> tuple[nn.Linear, nn.Linear, nn.Module, list[Tensor]]:
     """Two products, and all that has a gradient: map, weights and biases, perhaps a factor at the end."""
     first, last = nn.Linear(6, 20, bias=bias), nn.Linear(20, 5, bias=bias)
-    x = torch.randn(3, 4, 6).to(dtype).requires_grad_()
-    factor = [torch.rand(5, requires_grad=True)] if scaled else []
-    return first, last, [x, *first.parameters(), *last.parameters(), *factor]
+    x = torch.randn(3, 4, 6).requires_grad_()
+    scale = LayerScale(5) if scaled else NONE
+    for parameter in scale.parameters():
+        nn.init.uniform_(parameter)
+    return first, last, scale, [x, *first.parameters(), *last.parameters(), *scale.parameters()]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_mlp_by_its_kernel(bias: bool, scaled: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
-    first, last, inputs = mlp_parts(torch.float32, bias, scaled)
-    x, factor = inputs[0], inputs[-1] if scaled else None
+    first, last, scale, inputs = mlp_parts(bias, scaled)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        assert has_gelu_mlp(x)
-        out = gelu_mlp(x, first.weight, first.bias, last, factor)
+        out = gelu_mlp(inputs[0], NONE, first, last, scale)
+    assert is_kernel_s(out) or (scaled and dtype == torch.float16)
     # a factor that stays outside of a float16 product has its own dtype, as everywhere
     assert out.dtype == (torch.float32 if scaled and dtype == torch.float16 else dtype)
     exact = [leaf.detach().double().requires_grad_() for leaf in inputs]
@@ -144,10 +134,10 @@ def test_an_mlp_by_its_kernel(bias: bool, scaled: bool, dtype: torch.dtype, seed
 
 
 def test_an_mlp_keeps_the_map_before_its_activation(seed: int, by_kernel: None) -> None:
-    first, last, inputs = mlp_parts(torch.float32, True, False)
+    first, last, _, inputs = mlp_parts(True, False)
     seen: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
-        gelu_mlp(inputs[0], first.weight, first.bias, last)
+        gelu_mlp(inputs[0], NONE, first, last, NONE)
     hidden = first(inputs[0])
     maps = [t for t in seen if t.numel() == hidden.numel() and t.dim() == hidden.dim()]
     assert len(seen) == 6 and len(maps) == 1
@@ -156,11 +146,10 @@ def test_an_mlp_keeps_the_map_before_its_activation(seed: int, by_kernel: None) 
 
 def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
     """Gradients of one size and sign: a sum that is rounded to bfloat16 on its way is off by more."""
-    last = nn.Linear(2, 1, bias=False)
-    weight, bias = torch.randn(2, 3).requires_grad_(), torch.randn(2).requires_grad_()
-    x = torch.randn(3000, 3)
+    first, last, x = nn.Linear(3, 2), nn.Linear(2, 1, bias=False), torch.randn(3000, 3)
+    weight, bias = first.weight, first.bias
     with torch.autocast("cpu", torch.bfloat16):
-        out = gelu_mlp(x, weight, bias, last)
+        out = gelu_mlp(x, NONE, first, last, NONE)
     (actual,) = torch.autograd.grad(out, bias, torch.ones_like(out))
     exact = bias.detach().double().requires_grad_()
     hidden = F.linear(x.bfloat16().double(), weight.detach().bfloat16().double(), exact)
@@ -171,22 +160,19 @@ def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
 
 def test_an_mlp_in_parts_that_learn(seed: int, by_kernel: None) -> None:
     """Whatever is frozen has no gradient, and the rest is as it was."""
-    first, last, inputs = mlp_parts(torch.float32, True, False)
-    whole = grads(gelu_mlp(inputs[0], first.weight, first.bias, last), *inputs)
+    first, last, _, inputs = mlp_parts(True, False)
+    whole = grads(gelu_mlp(inputs[0], NONE, first, last, NONE), *inputs)
     for place, leaf in enumerate(inputs):
         for other in inputs:
             other.requires_grad_(other is leaf)
-        (alone,) = grads(gelu_mlp(inputs[0], first.weight, first.bias, last), leaf)
+        (alone,) = grads(gelu_mlp(inputs[0], NONE, first, last, NONE), leaf)
         torch.testing.assert_close(alone, whole[place], rtol=1e-6, atol=1e-6)
 
 
 def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
-    first, last, inputs = mlp_parts(torch.float32, True, True)
+    first, last, scale, inputs = mlp_parts(True, True)
     twice = []
-    for out in (
-        gelu_mlp(inputs[0], first.weight, first.bias, last, inputs[-1]),
-        last(F.gelu(first(inputs[0]))) * inputs[-1],
-    ):
+    for out in (gelu_mlp(inputs[0], NONE, first, last, scale), scale(last(F.gelu(first(inputs[0]))))):
         inner = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
         twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), inputs))
     for one, other in zip(*twice, strict=True):
@@ -196,7 +182,7 @@ def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
 @pytest.fixture
 def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers as on a GPU."""
-    monkeypatch.setattr(products, "sums_by_product", lambda x: True)
+    monkeypatch.setattr(linears, "_sums_by_product", lambda x: True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -233,23 +219,23 @@ def test_a_bias_sums_many_ones(by_product: None) -> None:
 
 def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert not products.sums_by_product(torch.zeros(2, 3, dtype=dtype))
+        assert not linears._sums_by_product(torch.zeros(2, 3, dtype=dtype))
     with FakeTensorMode():  # a GPU as far as shapes and dtypes go
         maps = {
             dtype: torch.empty(2, 3, dtype=dtype, device="cuda")
             for dtype in (torch.float32, torch.bfloat16, torch.float16)
         }
-        assert [products.sums_by_product(x) for x in maps.values()] == [False, True, True]
+        assert [linears._sums_by_product(x) for x in maps.values()] == [False, True, True]
         with monkeypatch.context() as patched:  # autocast, which needs a GPU that computes
-            patched.setattr(products, "gemm_dtype", lambda x: torch.bfloat16)
-            assert products.sums_by_product(maps[torch.float32])
+            patched.setattr(linears, "gemm_dtype", lambda x: torch.bfloat16)
+            assert linears._sums_by_product(maps[torch.float32])
         called: list[torch.dtype] = []
         product = torch.mm
         monkeypatch.setattr(
             torch, "mm", lambda *args, **kwargs: called.append(args[1].dtype) or product(*args, **kwargs)
         )
         for x in maps.values():
-            actual = products._sum_rows(x)
+            actual = linears.sum_rows(x)
             assert actual.shape == (3,) and actual.dtype == torch.float32 and actual.is_cuda
     assert called == [torch.bfloat16, torch.float16]
 
@@ -260,10 +246,10 @@ def test_only_half_precision_on_a_gpu_sums_by_a_product(monkeypatch: pytest.Monk
 def test_the_product_with_ones_is_the_sum(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
     """As near to float64 as torch's own sum in float32: nothing is rounded to half precision on the way."""
     x = (torch.randn(num_rows, width, device="cuda") + 0.1).to(dtype)
-    exact, actual = x.double().sum(0), products._sum_rows(x)
+    exact, actual = x.double().sum(0), linears.sum_rows(x)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5 * max(num_rows, 1) ** 0.5)
-    assert torch.equal(products._sum_rows(x), actual)
+    assert torch.equal(linears.sum_rows(x), actual)
 
 
 def test_a_layer_without_bias_has_nothing_to_sum(seed: int, by_product: None) -> None:
@@ -298,10 +284,10 @@ def test_the_network_s_mlps_by_their_kernel(
     model.set_grad_checkpointing(checkpointing)  # type: ignore[arg-type]
     x, results = torch.randn(2, 3, 32, 32), []
     calls: list[int] = []
-    kernel = products.gelu_grad
-    monkeypatch.setattr(products, "gelu_grad", lambda *args, **kwargs: calls.append(1) or kernel(*args, **kwargs))
+    kernel = module.gelu_grad
+    monkeypatch.setattr(module, "gelu_grad", lambda *args, **kwargs: calls.append(1) or kernel(*args, **kwargs))
     for is_plain in (False, True):
-        monkeypatch.setattr(products, "keeps_gelu", lambda x, is_plain=is_plain: is_plain)
+        monkeypatch.setattr(module, "on_host", lambda x, is_plain=is_plain: is_plain)
         out = model(x)
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
     assert len(calls) == 4
@@ -309,14 +295,13 @@ def test_the_network_s_mlps_by_their_kernel(
         assert ((one - other).norm() / other.norm().clamp_min(1e-3)).item() < 1e-3
 
 
-def test_transforms_and_evaluation_do_without_the_kernel(seed: int, by_kernel: None) -> None:
-    x = torch.randn(4, 6)
-    assert has_gelu_mlp(x)
+def test_evaluation_does_without_the_kernel(seed: int, by_kernel: None) -> None:
+    first, last, _, (x, *_) = mlp_parts(True, False)
+    with_grad = gelu_mlp(x, NONE, first, last, NONE)
     with torch.no_grad():
-        assert not has_gelu_mlp(x)
-    seen: list[bool] = []
-    torch.func.vmap(lambda row: (seen.append(has_gelu_mlp(row)), row)[1])(x)
-    assert seen == [False]
+        without = gelu_mlp(x, NONE, first, last, NONE)
+    assert is_kernel_s(with_grad) and without.grad_fn is None
+    torch.testing.assert_close(without, with_grad, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -331,9 +316,10 @@ def test_a_factor_of_the_mixer(
     mixer = ClusterMixer(6, 2, 8, (size, size), 2, 2, window_centres, norm=norm)
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)
-    x, factor = torch.randn(2, size, size, 6, requires_grad=True), torch.randn(6, requires_grad=True)
-    inputs = [x, factor, *mixer.parameters()]
-    fast, slow = mixer(x, None, factor), mixer(x) * factor
+    x, scale = torch.randn(2, size, size, 6, requires_grad=True), LayerScale(6)
+    nn.init.normal_(scale.gamma)
+    inputs = [x, scale.gamma, *mixer.parameters()]
+    fast, slow = mixer(x, None, scale.gamma), scale(mixer(x))
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
     for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
