@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hyptree.models  # noqa: F401  (registers HCFormer with timm)
 from hyptree import nn as points
 from hyptree.geometry import Lorentz
-from hyptree.models import HiMapper
+from hyptree.models import HCFormer, HiMapper
 from tests.lm.make import small, tokens
 from tests.sequences import ACTIONS, Bench, bare, look_again, run_sequence, wrapped_like
 
@@ -57,15 +56,11 @@ def himapper(backbone: Callable[[], nn.Module]) -> nn.Module:
     return model.eval()
 
 
-def hcformer(**options: Any) -> nn.Module:
-    """At another size than it was made for, so that biases of positions are resized, and with weights that matter."""
-    model = timm.create_model("hcformer_pico", num_classes=5, img_size=64, **options)
-    for name, parameter in model.named_parameters():
-        if name.endswith("position.bias"):
-            nn.init.normal_(parameter)
-        elif parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return model.eval()
+def hcformer(**options: Any) -> Callable[[], nn.Module]:
+    """Made for other pictures than it sees, so that its position biases are resized."""
+    sizes = {"img_size": 64, "depths": (1, 1, 1, 1), "dims": (8, 12, 16, 20), "num_heads": (2, 2, 2, 2), "head_dim": 4}
+    sizes |= {"mlp_ratios": (2, 2, 2, 2), "folds": (4, 3, 1, 1), "patch_centres": (2, 2, 2, 2), "num_classes": 5}
+    return lambda: HCFormer(**{**sizes, "window_centres": (3, 2, 1, 0), "layer_scale": 0.5, **options}).eval()
 
 
 class OfPoints(nn.Module):
@@ -102,8 +97,9 @@ SYSTEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
     "helm, tied points": (float32(lambda: small(head="lorentz", tie_word_embeddings=True)), speak),
     "mice": (float32(lambda: small("mice")), speak),
     "mice, other settings": (float32(lambda: small("mice", **OTHER)), speak),
-    "hcformer": (hcformer, see),
-    "hcformer as published": (lambda: hcformer(convs="plain", norm="batch"), see),
+    "hcformer": (hcformer(learnable_curvature=True), see),
+    "hcformer, other settings": (hcformer(window_geometry="euclidean", mixer_norm=False, input_norm=True), see),
+    "hcformer as published": (hcformer(convs="plain", norm="batch"), see),
     "himapper on a vit": (lambda: himapper(vit), see),
     "himapper on a resnet": (lambda: himapper(lambda: timm.create_model("test_resnet", num_classes=5)), see),
     "layers of points": (OfPoints, lambda model: model(like(model, POINTS))),

@@ -20,7 +20,7 @@ from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.models.hcformer.model import Block, HCFormer
 from hyptree.nn.cluster.level import ClusterLevel
-from hyptree.nn.cluster.map_norm import MapNorm
+from hyptree.ops.map_norm import MapNorm
 
 
 class PublishedMixer(nn.Module):

@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hyptree.models.hcformer import model as hcformer
 from hyptree.models.hcformer.model import HCFormer
 from hyptree.nn import ClusterMixer
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops import backend as backends
 from hyptree.ops import gelu_mlp as module
 from hyptree.ops import linear as linears
 from hyptree.ops.gelu_mlp import gelu_mlp
 from hyptree.ops.linear import linear, scaled_linear
+from hyptree.ops.map_norm import MapNorm
 
 NONE = nn.Identity()
 
@@ -25,6 +25,10 @@ NONE = nn.Identity()
 def grads(out: Tensor, *inputs: Tensor) -> list[Tensor]:
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     return list(torch.autograd.grad((out * weight).sum(), inputs))
+
+
+def gamma(scale: nn.Module) -> Tensor | None:
+    return scale.gamma if isinstance(scale, LayerScale) else None
 
 
 def is_kernel_s(out: Tensor) -> bool:
@@ -41,16 +45,16 @@ def test_values_and_gradients_are_those_of_the_definition(bias: bool, scaled: bo
     for parameter in scale.parameters():
         nn.init.normal_(parameter)
     inputs = [x, *first.parameters(), *last.parameters(), *scale.parameters()]
-    fast, slow = gelu_mlp(x, NONE, first, last, scale), scale(last(F.gelu(first(x))))
+    fast, slow = gelu_mlp(x, NONE, first, last, gamma(scale)), scale(last(F.gelu(first(x))))
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
     for one, other in zip(grads(fast, *inputs), grads(slow, *inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert torch.autograd.gradgradcheck(lambda x: gelu_mlp(x, NONE, first, last, scale), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: gelu_mlp(x, NONE, first, last, gamma(scale)), (x,))
 
 
 def test_functional_transforms(seed: int) -> None:
     first, last, x = nn.Linear(6, 8), nn.Linear(8, 3), torch.randn(4, 6)
-    rows = torch.func.vmap(torch.func.grad(lambda row: gelu_mlp(row, NONE, first, last, NONE).square().sum()))(x)
+    rows = torch.func.vmap(torch.func.grad(lambda row: gelu_mlp(row, NONE, first, last).square().sum()))(x)
     inputs = x.clone().requires_grad_()
     expected = torch.autograd.grad(last(F.gelu(first(inputs))).square().sum(), inputs)[0]
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
@@ -61,7 +65,7 @@ def test_a_small_factor_survives_float16(seed: int) -> None:
     x, first, last, scale = torch.randn(16, 8), nn.Linear(8, 8), nn.Linear(8, 4), LayerScale(4, 1e-6)
     nn.init.normal_(last.weight, std=0.02)
     with torch.autocast("cpu", torch.float16):
-        actual = [scaled_linear(x, last.weight, last.bias, scale.gamma), gelu_mlp(x, NONE, first, last, scale)]
+        actual = [scaled_linear(x, last.weight, last.bias, scale.gamma), gelu_mlp(x, NONE, first, last, gamma(scale))]
     for one, other in zip(actual, [scale(last(x)), scale(last(F.gelu(first(x))))], strict=True):
         assert ((one.float() - other).norm() / other.norm()).item() < 5e-3
 
@@ -81,10 +85,10 @@ def test_the_norm_inside_a_product(seed: int, by_kernel: None, monkeypatch: pyte
         nn.init.normal_(parameter)
     x = torch.randn(2, 4, 3, 6, requires_grad=True)
     inputs = [x, *norm.parameters(), *first.parameters(), *last.parameters()]
-    outs = [gelu_mlp(x, norm, first, last, NONE)]
+    outs = [gelu_mlp(x, norm, first, last)]
     assert is_kernel_s(outs[0])
     monkeypatch.delenv("HYPTREE_BACKEND")
-    outs += [gelu_mlp(x, norm, first, last, NONE), last(F.gelu(first(norm(x))))]
+    outs += [gelu_mlp(x, norm, first, last), last(F.gelu(first(norm(x))))]
     assert torch.equal(outs[1], outs[2])
     torch.testing.assert_close(outs[0], outs[2], rtol=1e-5, atol=1e-5)
     for one, two, other in zip(*(grads(out, *inputs) for out in outs), strict=True):
@@ -92,9 +96,9 @@ def test_the_norm_inside_a_product(seed: int, by_kernel: None, monkeypatch: pyte
         torch.testing.assert_close(two, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("place", ["norm", "first", "last", "scale"])
+@pytest.mark.parametrize("place", ["norm", "first", "last"])
 def test_layers_with_hooks_are_called(place: str, seed: int, by_kernel: None) -> None:
-    layers = {"norm": MapNorm(6), "first": nn.Linear(6, 5), "last": nn.Linear(5, 4), "scale": LayerScale(4, 0.7)}
+    layers = {"norm": MapNorm(6), "first": nn.Linear(6, 5), "last": nn.Linear(5, 4)}
     x, called = torch.randn(2, 4, 3, 6), []
     expected = gelu_mlp(x, *layers.values())
     layers[place].register_forward_hook(lambda *_: called.append(1))
@@ -118,7 +122,7 @@ def mlp_parts(bias: bool, scaled: bool) -> tuple[nn.Linear, nn.Linear, nn.Module
 def test_an_mlp_by_its_kernel(bias: bool, scaled: bool, dtype: torch.dtype, seed: int, by_kernel: None) -> None:
     first, last, scale, inputs = mlp_parts(bias, scaled)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        out = gelu_mlp(inputs[0], NONE, first, last, scale)
+        out = gelu_mlp(inputs[0], NONE, first, last, gamma(scale))
     assert is_kernel_s(out) or (scaled and dtype == torch.float16)
     # a factor that stays outside of a float16 product has its own dtype, as everywhere
     assert out.dtype == (torch.float32 if scaled and dtype == torch.float16 else dtype)
@@ -137,7 +141,7 @@ def test_an_mlp_keeps_the_map_before_its_activation(seed: int, by_kernel: None) 
     first, last, _, inputs = mlp_parts(True, False)
     seen: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
-        gelu_mlp(inputs[0], NONE, first, last, NONE)
+        gelu_mlp(inputs[0], NONE, first, last)
     hidden = first(inputs[0])
     maps = [t for t in seen if t.numel() == hidden.numel() and t.dim() == hidden.dim()]
     assert len(seen) == 6 and len(maps) == 1
@@ -149,7 +153,7 @@ def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
     first, last, x = nn.Linear(3, 2), nn.Linear(2, 1, bias=False), torch.randn(3000, 3)
     weight, bias = first.weight, first.bias
     with torch.autocast("cpu", torch.bfloat16):
-        out = gelu_mlp(x, NONE, first, last, NONE)
+        out = gelu_mlp(x, NONE, first, last)
     (actual,) = torch.autograd.grad(out, bias, torch.ones_like(out))
     exact = bias.detach().double().requires_grad_()
     hidden = F.linear(x.bfloat16().double(), weight.detach().bfloat16().double(), exact)
@@ -161,18 +165,18 @@ def test_a_bias_sums_many_small_gradients(seed: int, by_kernel: None) -> None:
 def test_an_mlp_in_parts_that_learn(seed: int, by_kernel: None) -> None:
     """Whatever is frozen has no gradient, and the rest is as it was."""
     first, last, _, inputs = mlp_parts(True, False)
-    whole = grads(gelu_mlp(inputs[0], NONE, first, last, NONE), *inputs)
+    whole = grads(gelu_mlp(inputs[0], NONE, first, last), *inputs)
     for place, leaf in enumerate(inputs):
         for other in inputs:
             other.requires_grad_(other is leaf)
-        (alone,) = grads(gelu_mlp(inputs[0], NONE, first, last, NONE), leaf)
+        (alone,) = grads(gelu_mlp(inputs[0], NONE, first, last), leaf)
         torch.testing.assert_close(alone, whole[place], rtol=1e-6, atol=1e-6)
 
 
 def test_second_derivatives_of_an_mlp(seed: int, by_kernel: None) -> None:
     first, last, scale, inputs = mlp_parts(True, True)
     twice = []
-    for out in (gelu_mlp(inputs[0], NONE, first, last, scale), scale(last(F.gelu(first(inputs[0]))))):
+    for out in (gelu_mlp(inputs[0], NONE, first, last, gamma(scale)), scale(last(F.gelu(first(inputs[0]))))):
         inner = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
         twice.append(torch.autograd.grad(sum(g.square().sum() for g in inner), inputs))
     for one, other in zip(*twice, strict=True):
@@ -297,9 +301,9 @@ def test_the_network_s_mlps_by_their_kernel(
 
 def test_evaluation_does_without_the_kernel(seed: int, by_kernel: None) -> None:
     first, last, _, (x, *_) = mlp_parts(True, False)
-    with_grad = gelu_mlp(x, NONE, first, last, NONE)
+    with_grad = gelu_mlp(x, NONE, first, last)
     with torch.no_grad():
-        without = gelu_mlp(x, NONE, first, last, NONE)
+        without = gelu_mlp(x, NONE, first, last)
     assert is_kernel_s(with_grad) and without.grad_fn is None
     torch.testing.assert_close(without, with_grad, rtol=1e-6, atol=1e-6)
 

@@ -12,9 +12,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.kernels.cases import MAPS
 from benchmarks.kernels.check import poisoned
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops.gelu_mlp import gelu_mlp
-from hyptree.ops.map_norm import _backward, _unsupported, map_norm, reference
+from hyptree.ops.map_norm import MapNorm, _backward, _unsupported, map_norm, reference
 
 pytest.importorskip("triton")
 
@@ -211,7 +210,7 @@ def test_the_map_itself_is_not_kept(device: str, monkeypatch: pytest.MonkeyPatch
 
     last = nn.Linear(9, 4).to(device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one), torch.autocast(device, BF16):
-        gelu_mlp(x, norm, linear, last, nn.Identity())
+        gelu_mlp(x, norm, linear, last)
     maps = [one for one in kept.values() if one.numel() == x.numel()]
     assert [one.dtype for one in maps] == [BF16]
 
@@ -240,8 +239,8 @@ def test_graphs_hold_each_kernel_as_one_call(device: str, monkeypatch: pytest.Mo
 def test_shapes_of_the_benchmark_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import hyptree.models  # noqa: F401
-    from hyptree.nn.cluster import map_norm as map_norm_layer
     from hyptree.ops import gelu_mlp as gelu_mlp_module
+    from hyptree.ops import map_norm as map_norm_layer
 
     seen: list[tuple[int, ...]] = []
 

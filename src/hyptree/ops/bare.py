@@ -28,14 +28,15 @@ def readable(kind: type[Layer]) -> type[Layer]:
     return kind
 
 
-def is_bare(layer: nn.Module) -> bool:
+def is_bare(layer: nn.Module, kind: type[nn.Module] | None = None) -> bool:
     """Whether calling ``layer`` does nothing but its class's ``forward``, with plain tensors as parameters.
 
     False for subclasses (parametrised and wrapped layers are such), for layers with hooks of their own or under global
     ones, with a ``forward`` put on the object (as accelerate does for offloaded weights), and with parameters that are
-    tensors of another class (quantised, sharded).
+    tensors of another class (quantised, sharded). With ``kind`` also for layers of any other class, for an operation
+    that knows no other.
     """
-    if type(layer) not in _READABLE or not is_free(layer):
+    if (type(layer) not in _READABLE if kind is None else type(layer) is not kind) or not is_free(layer):
         return False
     return all(
         weight is None or type(weight) in (nn.Parameter, Tensor, FakeTensor) for weight in layer._parameters.values()

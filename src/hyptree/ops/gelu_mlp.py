@@ -10,48 +10,44 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyptree.ops.backend import on_host
 from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.derivatives import grads_with_graph, in_transform, wants_graph
 from hyptree.ops.gelu_grad import gelu_grad
 from hyptree.ops.linear import scaled_linear, sum_rows
-from hyptree.ops.map_norm import map_norm
+from hyptree.ops.map_norm import MapNorm, map_norm
 from hyptree.ops.rounding import gemm_dtype
 
 
-def gelu_mlp(x: Tensor, norm: Any, first: Any, last: Any, scale: Any) -> Tensor:
-    """``scale(last(gelu(first(norm(x)))))`` with the exact GELU: (B, ..., n) -> (B, ..., m).
+def gelu_mlp(x: Tensor, norm: Any, first: Any, last: Any, factor: Tensor | None = None) -> Tensor:
+    """``factor * last(gelu(first(norm(x))))`` with the exact GELU: (B, ..., n) -> (B, ..., m).
 
     Args:
-        norm: a MapNorm, or any other layer, which is called. scale: a LayerScale or any other layer, likewise.
-        first, last: linear layers; weights of bare ones may be read.
+        norm: a MapNorm, or any other layer, which is called.
+        first, last: linear layers; weights of bare ones may be read. factor: (m,) of the result, inside the last one.
     """
-    if called := [layer for layer in (first, last) if not is_bare(layer)]:
+    if called := [layer for layer in (first, last) if not is_bare(layer, nn.Linear)]:
         report_unfused("gelu_mlp", called[0])
-        out: Tensor = scale(last(F.gelu(first(norm(x)))))
-        return out
+        out: Tensor = last(F.gelu(first(norm(x))))
+        return out if factor is None else out * factor
     weight, bias, is_plain = first.weight, first.bias, on_host(x)
-    if is_plain or not is_bare(norm):
+    if is_plain or not is_bare(norm, MapNorm):
         x = norm(x)
     else:  # passes over small tensors, not over the map
         offset = (weight * norm.bias).sum(1)
         bias = offset if bias is None else bias + offset
         x, weight = map_norm(x, norm.eps, gemm_dtype(x)), weight * norm.weight
-    factor = scale.gamma if is_bare(scale) else None
     # A CPU has memory, and GELU is a twentieth of its time; a compiler chooses by itself what to keep.
     if is_plain or torch.compiler.is_compiling() or not torch.is_grad_enabled() or in_transform():
-        y = scaled_linear(F.gelu(F.linear(x, weight, bias)), last.weight, last.bias, factor)
-    else:
-        dtype, last_weight, last_bias = gemm_dtype(x), last.weight, last.bias
-        is_inside = factor is not None and dtype != torch.float16  # whose range small weights would leave
-        if factor is not None and is_inside:
-            last_weight = last_weight * factor.unsqueeze(1)
-            last_bias = None if last_bias is None else last_bias * factor
-        y = _GeluMlp.apply(x.to(dtype), weight.to(dtype), bias, last_weight.to(dtype), last_bias)
-        y = y if factor is None or is_inside else y * factor
-    return y if factor is not None else scale(y)
+        return scaled_linear(F.gelu(F.linear(x, weight, bias)), last.weight, last.bias, factor)
+    dtype, last_weight, last_bias = gemm_dtype(x), last.weight, last.bias
+    if factor is not None and dtype != torch.float16:  # whose range small weights would leave
+        last_weight, last_bias = last_weight * factor.unsqueeze(1), None if last_bias is None else last_bias * factor
+        factor = None
+    y: Tensor = _GeluMlp.apply(x.to(dtype), weight.to(dtype), bias, last_weight.to(dtype), last_bias)
+    return y if factor is None else y * factor
 
 
 class _GeluMlp(torch.autograd.Function):

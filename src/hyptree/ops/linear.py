@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyptree.ops.bare import is_bare
 from hyptree.ops.derivatives import in_transform, wants_graph
@@ -32,7 +32,7 @@ def linear(x: Tensor, layer: Any) -> Tensor:
     """``layer(x)``; on a GPU, in half precision, the gradient of a bare layer's bias is a product too."""
     if not _sums_by_product(x) or not torch.is_grad_enabled() or in_transform():
         return layer(x)
-    if not is_bare(layer) or layer.bias is None:
+    if not is_bare(layer, nn.Linear) or layer.bias is None:
         return layer(x)
     dtype = gemm_dtype(x)
     y: Tensor = _Linear.apply(x.to(dtype), layer.weight.to(dtype), layer.bias)

@@ -16,8 +16,8 @@ from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDowns
 from hyptree.models.hcformer import plain
 from hyptree.nn import ClusterMixer
 from hyptree.nn.cluster.level import PositionBias
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops.cluster_map.reference import distances
+from hyptree.ops.map_norm import MapNorm
 from hyptree.ops.windows import cut, join, plan, pool
 
 CASES = {  # size of the map, fold, patch-level centres, window-level centres, switches

@@ -15,12 +15,13 @@ from timm.layers import LayerScale
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
+from hyptree.geometry import Lorentz
 from hyptree.models import HCFormer
+from hyptree.nn import LorentzLinear
 from hyptree.nn.cluster.level import ClusterLevel, PositionBias
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops import backend as backends
 from hyptree.ops import bare
-from tests.sequences import Bench, run_sequence
+from hyptree.ops.map_norm import MapNorm
 
 SIZES: dict[str, Any] = {
     "img_size": 64, "depths": (1, 1, 1, 1), "dims": (16, 24, 32, 40), "num_heads": (2, 2, 2, 2), "head_dim": 8,
@@ -169,6 +170,33 @@ def test_a_hook_may_change_what_a_layer_gives(model: HCFormer, x: Tensor) -> Non
     close(outputs(doubled, x), outputs(scaled, x))
 
 
+OTHERS: dict[str, Any] = {
+    "norm2": lambda dim, hidden: nn.LayerNorm(dim),
+    "scale2": lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim)),
+    "mlp.act": lambda dim, hidden: nn.Sequential(nn.Tanh()),
+    "mlp.fc1": lambda dim, hidden: LorentzLinear(dim, hidden, Lorentz()),
+    "mlp.fc2": lambda dim, hidden: LorentzLinear(hidden, dim, Lorentz()),
+    "mlp": lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim)),
+}
+
+
+@pytest.mark.parametrize("place", list(OTHERS))
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_layer_of_another_kind_is_called(place: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of these have weight, bias and eps as well, and fused operations elsewhere that read them."""
+    if backend == "triton" and not (backends.HAS_TRITON and backends.interpreted()):
+        pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
+    monkeypatch.setenv("HYPTREE_BACKEND", backend)
+    block: Any = built().stages[0].blocks[0]
+    dim, hidden = block.mixer.dim, block.mlp.fc1.out_features
+    other = OTHERS[place](dim, hidden)
+    for parameter in other.parameters():
+        nn.init.normal_(parameter)
+    block.set_submodule(place, other)
+    x = torch.randn(2, 4, 4, dim)
+    torch.testing.assert_close(block._mlp(x), block.scale2(block.mlp(block.norm2(x))), rtol=1e-4, atol=1e-4)
+
+
 # ----------------------------------------------------------------------------------------------------------- elsewhere
 
 
@@ -187,43 +215,3 @@ def test_weights_that_are_elsewhere(model: HCFormer, x: Tensor, how: str, tmp_pa
     assert any(p.is_meta for p in model.parameters())
     for _ in range(2):
         close(outputs(model, x), expected)
-
-
-# ------------------------------------------------------------------------------------------------------------ sequences
-
-
-def merge(bench: Bench) -> None:
-    """An adapter on some layers that is trained for a step, then merged."""
-    names = bench.random.sample(sorted(linears(bench.model)), 3)
-    if next(bench.model.parameters()).dtype in (torch.bfloat16, torch.float16):
-        return
-    adapted = get_peft_model(bench.model, LoraConfig(r=2, target_modules=names, init_lora_weights=False))
-    adapted = adapted.to(next(bench.model.parameters()).dtype)
-    with torch.enable_grad():
-        bench.look(adapted).float().square().mean().backward()
-    bench.model = adapted.merge_and_unload()
-    for parameter in bench.model.parameters():
-        parameter.requires_grad_()
-        parameter.grad = None
-
-
-@pytest.mark.parametrize("switch", list(SWITCHES))
-@pytest.mark.parametrize("seed", range(3))
-def test_any_sequence_of_actions_leaves_the_model_of_its_weights(switch: str, seed: int) -> None:
-    from tests.sequences import ACTIONS
-
-    def fresh(model: nn.Module) -> HCFormer:
-        twin = built(switch).to(next(model.parameters()).dtype).train(model.training)
-        twin.load_state_dict(model.state_dict())
-        return twin
-
-    x = torch.randn(2, 3, 48, 64)
-
-    def look(model: nn.Module) -> Tensor:
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.0  # a look in training changes no statistics
-        dtype = next(model.parameters()).dtype
-        return model(x.to(dtype))
-
-    run_sequence(lambda: built(switch), fresh, look, seed=seed, actions={**ACTIONS, "merge": merge})

@@ -181,9 +181,9 @@ class LatentAttention(nn.Module):
             past = past.clone() if isinstance(past, Tensor) else past  # the cache counts on in its own tensor
             is_step = q.shape[1] == 1 and kind == "sdpa" and self.config.cache_mode == "latent"
             if is_step and (attention_mask is None or attention_mask.shape[1:3] == (1, 1)):
-                if is_bare(self.kv_up):
+                if is_bare(self.kv_up) and is_bare(self.o_proj):
                     return self._step(q, latent, shared, position_embeddings, attention_mask, cache, past), None
-                report_unfused("latent_decode", self.kv_up)
+                report_unfused("latent_decode", self.o_proj if is_bare(self.kv_up) else self.kv_up)
         _, up = norm_linear(latent, self.kv_gain, self.kv_up, eps=self.eps, c=self.c)
         up = pad_blocks(up, self.kv_blocks)
         lifted = lift_heads(up, *position_embeddings, self.log_tau, self.heads, queries=q, shared=shared)
@@ -239,8 +239,8 @@ class LatentAttention(nn.Module):
             queries, time, keys, times, up_value, None if mask is None else mask[:, 0, 0],
             value_scale=heads.value_scale, width=self.value_width, c=self.c,
         )  # fmt: skip
-        out: Tensor = self.o_proj(points[:, None, :, : heads.value_dim].flatten(-2))
-        return out
+        bias = None if self.o_proj.bias is None else self.o_proj.bias.to(points.dtype)
+        return F.linear(points.flatten(-2)[:, None], self.o_proj.matrix(points.dtype), bias)  # they bring their times
 
 
 def visible_keys(mask: Any, past: int | Tensor, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:

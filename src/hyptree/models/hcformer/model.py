@@ -21,17 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from hyptree.models.convs import ConvStem, Downsample, MapBatchNorm, NormedDownsample, Stem
 from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, Geometry, require_choice
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.nn.cluster.mixer import ClusterAssignment, ClusterMixer
-from hyptree.ops.bare import is_bare, readable
+from hyptree.ops.bare import is_bare
 from hyptree.ops.gelu_mlp import gelu_mlp
+from hyptree.ops.map_norm import MapNorm
 from hyptree.ops.windows import Size
 
 __all__ = ["ClusterAssignment", "HCFormer"]
 
-for kind in (LayerScale, Mlp, get_act_layer("gelu")):  # of timm, as they are in the version that is installed
-    readable(kind)
-
+GELU = get_act_layer("gelu")
 NUM_STAGES = 4
 CACHE = 16 * 2**20
 """Bytes of the widest maps that a CPU works on at once in evaluation; larger ones are paid for in fresh memory."""
@@ -70,12 +68,9 @@ class Block(nn.Module):
         self.mlp_checkpointing = False
 
     def forward(self, x: Tensor, record: MutableSequence[ClusterAssignment] | None = None) -> Tensor:
-        scale = self.scale1
-        if is_bare(scale) and isinstance(scale, LayerScale):
-            mixed = self.mixer(self.norm1(x), record, scale.gamma)
-        else:
-            mixed = scale(self.mixer(self.norm1(x), record))
-        x = x + self.drop_path(mixed)
+        factor = _factor(self.scale1)
+        mixed = self.mixer(self.norm1(x), record, factor)
+        x = x + self.drop_path(mixed if factor is not None else self.scale1(mixed))
         if self.mlp_checkpointing and self.training and not torch.jit.is_scripting():
             hidden = checkpoint(self._mlp, x, use_reentrant=False, preserve_rng_state=self.has_dropout)
         else:
@@ -83,10 +78,11 @@ class Block(nn.Module):
         return x + self.drop_path(hidden)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        mlp = self.mlp
-        if self.has_dropout or not (is_bare(mlp) and is_bare(mlp.act)):
+        mlp, factor = self.mlp, _factor(self.scale2)
+        if self.has_dropout or not (is_bare(mlp, Mlp) and is_bare(mlp.act, GELU)):
             return self.scale2(mlp(self.norm2(x)))
-        return gelu_mlp(x, self.norm2, mlp.fc1, mlp.fc2, self.scale2)
+        hidden = gelu_mlp(x, self.norm2, mlp.fc1, mlp.fc2, factor)
+        return hidden if factor is not None else self.scale2(hidden)
 
 
 class Stage(nn.Module):
@@ -384,6 +380,11 @@ class HCFormer(nn.Module):
             stage.grad_checkpointing = enable is True  # type: ignore[assignment]
             for block in stage.blocks:  # type: ignore[union-attr]
                 block.mlp_checkpointing = enable == "mlp"
+
+
+def _factor(scale: nn.Module) -> Tensor | None:
+    """``gamma`` of a bare LayerScale, for the product in front of it; None where the layer has to be called."""
+    return scale.gamma if isinstance(scale, LayerScale) and is_bare(scale, LayerScale) else None
 
 
 def _init_weights(module: nn.Module) -> None:

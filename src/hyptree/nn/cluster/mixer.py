@@ -17,10 +17,10 @@ from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
 from hyptree.geometry.core.registry import check_curvature
 from hyptree.nn.cluster.level import ASSIGNMENTS, GEOMETRIES, ClusterLevel, Geometry, Layout, require_choice
-from hyptree.nn.cluster.map_norm import MapNorm
 from hyptree.ops.backend import BACKENDS
 from hyptree.ops.cluster_map import Clustered, Level, cluster_linear
 from hyptree.ops.linear import linear
+from hyptree.ops.map_norm import MapNorm
 from hyptree.ops.rounding import wide
 from hyptree.ops.windows import Size, Windows, join, plan
 

@@ -16,6 +16,7 @@ from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.cluster_map import kernels, reference
 from hyptree.ops.cluster_map.reference import Clustered, Level
 from hyptree.ops.linear import scaled_linear
+from hyptree.ops.map_norm import MapNorm
 from hyptree.ops.windows import Cut, Windows, add_to_windows, spread
 
 __all__ = ["Clustered", "Level", "cluster_linear", "kernels", "reference"]
@@ -63,8 +64,9 @@ def cluster_linear(
             shared = levels[1].mixed
         if seen is not None:
             seen.extend(levels)
-    if not is_bare(proj) or not (is_bare(norm) or type(norm) is nn.Identity):
-        report_unfused("cluster_linear", proj if is_bare(norm) else norm)
+    called = [layer for layer, kind in ((proj, nn.Linear), (norm, MapNorm)) if not is_bare(layer, kind)]
+    if called and not (called == [norm] and is_bare(norm, nn.Identity)):
+        report_unfused("cluster_linear", called[0])
         y: Tensor = proj(norm(own if shared is None else torch.cat([spread(shared, windows), own], -1)))
         return y if factor is None else y * factor
     return _normed_linear(own, shared, sums, windows, norm, proj, factor)

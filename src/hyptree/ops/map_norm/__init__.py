@@ -1,7 +1,8 @@
 """The norm of a map: one mean and one variance per sample, the result in the dtype that the next product reads.
 
-``map_norm`` is the door, ``reference`` holds the definition, ``triton`` the kernels. The gradient needs no mean of the
-map, ``rstd (g - mean(g) - normed mean(g normed))``, for any ``eps``; second derivatives are those of this formula.
+``map_norm`` is the door and ``MapNorm`` the layer, ``reference`` holds the definition, ``triton`` the kernels. The
+gradient needs no mean of the map, ``rstd (g - mean(g) - normed mean(g normed))``, for any ``eps``; second derivatives
+are those of this formula.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, operator
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, on_host, operator
 from hyptree.ops.derivatives import in_transform, is_plain_call, wants_graph
 from hyptree.ops.map_norm import reference
 
-__all__ = ["map_norm", "reference"]
+__all__ = ["MapNorm", "map_norm", "reference"]
 
 MAX_NUMBERS = 2**30
 """Numbers of a sample that a kernel can count."""
@@ -50,6 +52,35 @@ def map_norm(x: Tensor, eps: float, dtype: torch.dtype, *, backend: str = "auto"
         return _forward(rows.contiguous(), eps, dtype)[0].view(x.shape)
     normed, _ = _MapNorm.apply(rows, eps, dtype)
     return normed.view(x.shape)
+
+
+class MapNorm(nn.Module):
+    """Group normalisation with one group for channels-last maps: one mean and variance per sample.
+
+    Shape:
+        (B, H, W, C) -> (B, H, W, C)
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, **factory: Any):
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(dim, **factory))
+
+    def reset_parameters(self) -> None:
+        """Set weight to one and bias to zero."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if on_host(x):  # the only device whose group norm reads channels-last maps as they lie
+            return F.group_norm(x.permute(0, 3, 1, 2), 1, self.weight, self.bias, self.eps).permute(0, 2, 3, 1)
+        is_cast = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # which has norms in float32
+        dtype = torch.promote_types(x.dtype, torch.float32) if is_cast else x.dtype
+        return torch.addcmul(self.bias, map_norm(x, self.eps, dtype), self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
 
 
 def _forward(x: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
