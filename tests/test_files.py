@@ -130,3 +130,9 @@ def test_a_packed_text_is_read_or_one_line(tmp_path: Path, suffix: str) -> None:
             why = rf"x\.txt\{suffix} is not a whole \{suffix} file: \S"
             with pytest.raises(UserError, match=why), open_packed(path) as file:
                 file.read()
+
+
+@pytest.mark.parametrize("files", [None, [], {"tokenizer.json": 3}])
+def test_a_damaged_tokenizer_of_a_run_is_one_line(files: object) -> None:
+    with pytest.raises(UserError, match=r"dataset\.json is damaged: expected the text of each of its files"):
+        unpack_tokenizer(files)  # type: ignore[arg-type]

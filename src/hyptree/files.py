@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -320,10 +320,17 @@ def check_weights(path: Path | str) -> None:
     """Raise if weights that another library will read are not what :func:`save_tensors` wrote.
 
     Args:
-        path: a safetensors file, or a folder with some; those of other programs pass unread.
+        path: a safetensors file, or a folder with some; those of other programs pass unread. Of a name on the Hub what
+            was fetched before, if anything was.
     """
     from safetensors import SafetensorError, safe_open
 
+    if not Path(path).exists():
+        from huggingface_hub import try_to_load_from_cache
+
+        with suppress(ValueError):  # no name of the Hub either
+            cached = try_to_load_from_cache(str(path), "config.json")
+            path = Path(cached).parent if isinstance(cached, str) else path
     path = Path(path)
     shards = {path / file for index in path.glob("*.index.json") for file in weight_map(index).values()}
     for file in sorted({*path.glob("*.safetensors"), *shards}) if path.is_dir() else [path]:

@@ -69,10 +69,10 @@ class RunFolder:
         self.require_run()
         return read_yaml(self.path / "recipe.yaml")
 
-    def dataset(self) -> dict[str, Any]:
-        """What the task's ``describe`` said about the data."""
+    def dataset(self, *keys: str) -> dict[str, Any]:
+        """What the task's ``describe`` said about the data, these keys at least."""
         self.require_run()
-        return read_json(self.path / "dataset.json")
+        return read_json(self.path / "dataset.json", *keys)
 
     def require_run(self) -> None:
         """Raise unless a run was started here."""

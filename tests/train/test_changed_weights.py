@@ -97,6 +97,23 @@ def test_files_of_others_and_older_ones_are_read(tmp_path: Path) -> None:
         check_weights(tmp_path)
 
 
+def test_weights_that_the_hub_gave_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    check_weights("us/model")  # nothing was fetched yet
+    check_weights("no name of the hub")
+    place = tmp_path / "models--us--model"
+    snapshot = place / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text("{}")
+    save_tensors(snapshot / "model.safetensors", TENSORS)
+    check_weights("us/model")
+    flip(snapshot / "model.safetensors", 7)
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged: its digest was"):
+        check_weights("us/model")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "tiny"

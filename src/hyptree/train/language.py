@@ -40,7 +40,7 @@ def load_language_model(source: Path | str, device: str | torch.device = "cpu") 
 
         _require_language(folder)
         model: Any = load_model(source, device)[0]
-        return model, unpack_tokenizer(folder.dataset()["tokenizer"])
+        return model, unpack_tokenizer(folder.dataset("tokenizer")["tokenizer"])
     if not (folder.path / "config.json").is_file():
         raise UserError(
             f"{source} holds no language model: it has neither recipe.yaml (a run) nor config.json (save_pretrained)"

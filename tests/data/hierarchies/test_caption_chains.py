@@ -11,7 +11,6 @@ from hyptree.data.hierarchies.caption_chains import (
     Parts,
     SisterContradictor,
     build_chain,
-    build_chains,
     default_parts,
     write_chains,
 )
@@ -198,7 +197,8 @@ def test_parts_can_be_replaced_and_are_checked(nouns):
 def test_chains_go_through_a_file(nouns, tmp_path):
     captions = [("A dog on a table.", "1.jpg"), ("Nothing", "2.jpg"), ("A cat on an old table", "3.jpg")]
     captions += [("A cat on a table by a bus", "4.jpg")]
-    chains = [chain for chain in build_chains(captions, default_parts(nouns)) if chain is not None]
+    built = [build_chain(caption, default_parts(nouns), image=image) for caption, image in captions]
+    chains = [chain for chain in built if chain is not None]
     # The first and the third say no more than "dog on a table", "cat on an old table": three levels.
     assert [chain.image for chain in chains] == ["4.jpg"]
     chains.append(Chain(("a", "b", 'c, "d"', "e"), ("f", "g", "h", "i"), "4.jpg"))

@@ -137,7 +137,7 @@ def test_parquet_without_pyarrow_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     file = write(tmp_path / "a.parquet", "")
-    with pytest.raises(UserError, match=r"^reading .*a\.parquet needs pyarrow: pip install pyarrow$"):
+    with pytest.raises(UserError, match=r"^reading .*a\.parquet needs pyarrow: pip install hyptree\[parquet\]$"):
         list(read_documents(file))
 
 

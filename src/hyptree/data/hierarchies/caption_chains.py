@@ -20,7 +20,7 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,14 +110,6 @@ def build_chain(caption: str, parts: Parts, *, num_levels: int = NUM_LEVELS, ima
             return None
         negatives.append(fitting[0])
     return Chain(tuple(levels), tuple(negatives), image)
-
-
-def build_chains(
-    captions: Iterable[tuple[str, str]], parts: Parts, *, num_levels: int = NUM_LEVELS
-) -> Iterator[Chain | None]:
-    """The chain of each (caption, picture), None where none could be built."""
-    for caption, image in captions:
-        yield build_chain(caption, parts, num_levels=num_levels, image=image)
 
 
 def write_chains(path: Path | str, chains: Iterable[Chain]) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hyptree.data.text.settings import Documents
-from hyptree.errors import UserError
+from hyptree.errors import UserError, require
 from hyptree.files import json_lines, open_packed
 
 _COMPRESSED = (".gz", ".xz")
@@ -134,10 +133,7 @@ def _read_json(file: Path, field: str) -> Iterator[str]:
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[str]:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise UserError(f"reading {file} needs pyarrow: pip install pyarrow") from error
+    parquet: Any = require("pyarrow.parquet", "parquet", f"reading {file}")
     with open_packed(file, "rb"):  # for its words on what goes wrong
         try:
             table = parquet.ParquetFile(file)

@@ -140,8 +140,10 @@ def unpack_tokenizer(files: dict[str, str]) -> Any:
     """The tokenizer that :func:`pack_tokenizer` packed.
 
     Raises:
-        UserError: a name that would lead out of the folder: the run's dataset.json may come from anybody.
+        UserError: a name that would lead out of the folder, or no files at all: a dataset.json may come from anybody.
     """
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise UserError("the tokenizer in a run's dataset.json is damaged: expected the text of each of its files")
     with tempfile.TemporaryDirectory() as place:
         for name, text in files.items():
             path = path_inside(place, name)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hyptree.errors import UserError, as_called
+from hyptree.errors import UserError, as_called, require
 from hyptree.files import open_packed, write_atomic, write_text
 from hyptree.lab.sweeps.folder import read_complete_parts
 from hyptree.tables import to_csv
@@ -85,9 +85,8 @@ def read_runs(path: Path | str, say: Callable[[str], None] | None = None) -> lis
             raise UserError(f"{path} holds no runs.parquet or runs.csv; {hint}")
         path = files[0]
     if path.suffix == ".parquet":
-        if find_spec("pyarrow") is None:
-            raise UserError(f"reading {path} needs pyarrow: pip install pyarrow")
-        rows: list[dict[str, Any]] = import_module("pyarrow.parquet").read_table(path).to_pylist()
+        parquet: Any = require("pyarrow.parquet", "parquet", f"reading {path}")
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
         _require_columns(rows[0] if rows else COLUMNS, path)
         return rows
     with open_packed(path, hint="expected a table of runs") as file:

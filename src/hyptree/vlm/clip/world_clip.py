@@ -185,10 +185,11 @@ def as_encoder(model: WorldClip, tokenizer: Any, pixels: PixelFormat, name: str 
 def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
     """The encoder with the best weights of a run of the task contrast, or one of its shape with random weights."""
     folder = RunFolder(run)
-    recipe, about = folder.settings(), folder.dataset()
+    recipe = folder.settings()
     if recipe.get("task") != "contrast":
         task = recipe.get("task")
         raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
+    about = folder.dataset("vocab_size", "tokenizer")
     try:
         model, data, head = recipe["model"], recipe["data"], recipe["model"]["head"]
         shape = preset(model["name"], **{"size": data["size"]} | model["args"])
