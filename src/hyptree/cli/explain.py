@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hyptree.checks import require_at_least
+from hyptree.checks import require_numbers
 from hyptree.errors import UserError
 from hyptree.files import require_path
 
@@ -55,7 +55,7 @@ class ExplainConfig:
     """Of an encoder: random weights, as a control."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "pictures", "samples", "size", flag="--")
+        require_numbers(self, "at least 1", "pictures", "samples", "size", flag="--")
 
 
 def run(config: ExplainConfig) -> None:

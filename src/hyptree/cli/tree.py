@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from hyptree.checks import require_at_least, require_seed
+from hyptree.checks import require_numbers
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.progress import progress_bar, say
@@ -45,7 +45,9 @@ class EmbedConfig(EmbedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(0, self, "eval_every", "eval_samples", "checkpoint_seconds", "max_seconds", flag="--")
+        require_numbers(
+            self, "at least 0", "eval_every", "eval_samples", "checkpoint_seconds", "max_seconds", flag="--"
+        )
 
 
 @dataclass
@@ -64,7 +66,7 @@ class EvalConfig:
     """Print the metrics as JSON."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "samples", "seed", flag="--")
+        require_numbers(self, "at least 0", "samples", "seed", flag="--")
 
 
 @dataclass
@@ -79,7 +81,7 @@ class DrawConfig:
     """How many names to write."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "names", flag="--")
+        require_numbers(self, "at least 0", "names", flag="--")
 
 
 @dataclass
@@ -94,7 +96,7 @@ class ShowConfig:
     """Levels to print."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "max_lines", "max_depth", flag="--")
+        require_numbers(self, "at least 0", "max_lines", "max_depth", flag="--")
 
 
 @dataclass
@@ -107,7 +109,7 @@ class DemoConfig:
     """Same seed, same pictures and numbers."""
 
     def __post_init__(self) -> None:
-        require_seed(self)
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
 def embed(config: EmbedConfig) -> None:

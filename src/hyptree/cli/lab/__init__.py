@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hyptree.checks import require_at_least
+from hyptree.checks import require_numbers
 from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
@@ -89,7 +89,7 @@ class SweepConfig:
     """Print the fits as JSON."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "threads", "chunk", "checkpoint_seconds", flag="--")
+        require_numbers(self, "at least 0", "threads", "chunk", "checkpoint_seconds", flag="--")
 
     def parts(self) -> list[Grid]:
         """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
