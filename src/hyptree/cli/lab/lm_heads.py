@@ -96,13 +96,13 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
+    checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
+    csv = {"the file of --csv": config.csv} if config.csv is not None else {}
+    _require_figure(config.plot, checkpoints | csv)
     from hyptree.lab.lm_heads.hub import require_lm_head
 
     for path in config.paths:
         require_lm_head(path)
-    checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
-    csv = {"the file of --csv": config.csv} if config.csv is not None else {}
-    _require_figure(config.plot, checkpoints | csv)
     from hyptree.lab.figures.drawing import require_apart
     from hyptree.lab.lm_heads import overlap as head_overlap
     from hyptree.lab.lm_heads.checkpoint import find_lm_head
