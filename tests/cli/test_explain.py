@@ -132,7 +132,7 @@ def test_table_as_text_and_as_json(finished: tuple[Path, str], capsys: pytest.Ca
         (["explain", "hcformer_pico", "a.png", "--heads"], "--heads is for tables of clusters, not for pages of"),
         (["explain", "hcformer_pico", "a.png", "--json"], "--json is for tables of clusters, not for pages of"),
         (["explain", "hcformer_pico", "--table", "--out", "x.html"], "--out is for encoders and language models and"),
-        (["explain", "hcformer_pico", "--pictures", "0"], "--pictures must be 1 or more, got 0"),
+        (["explain", "hcformer_pico", "--pictures", "0"], "--pictures must be at least 1, got 0"),
         (["explain", "hcformer_pico", "a.png", "--pictures", "3"], "--pictures counts validation pictures, and here"),
         (["demo", "--seed", "-1"], "seed must be from 0"),
     ],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from hyptree.checks import require_numbers
 from hyptree.errors import UserError
 from hyptree.files import require_path
 
@@ -54,9 +55,7 @@ class ExplainConfig:
     """Of an encoder: random weights, as a control."""
 
     def __post_init__(self) -> None:
-        for name in ("pictures", "samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        require_numbers(self, "at least 1", "pictures", "samples", "size", flag="--")
 
 
 def run(config: ExplainConfig) -> None:

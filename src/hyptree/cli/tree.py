@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from hyptree.checks import require_numbers
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.progress import progress_bar, say
@@ -42,6 +43,12 @@ class EmbedConfig(EmbedSettings):
     json: bool = False
     """Print the metrics as JSON."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_numbers(
+            self, "at least 0", "eval_every", "eval_samples", "checkpoint_seconds", "max_seconds", flag="--"
+        )
+
 
 @dataclass
 class EvalConfig:
@@ -58,6 +65,9 @@ class EvalConfig:
     json: bool = False
     """Print the metrics as JSON."""
 
+    def __post_init__(self) -> None:
+        require_numbers(self, "at least 0", "samples", "seed", flag="--")
+
 
 @dataclass
 class DrawConfig:
@@ -71,8 +81,7 @@ class DrawConfig:
     """How many names to write."""
 
     def __post_init__(self) -> None:
-        if self.names < 0:
-            raise ValueError(f"--names must be 0 or more, got {self.names}")
+        require_numbers(self, "at least 0", "names", flag="--")
 
 
 @dataclass
@@ -86,6 +95,9 @@ class ShowConfig:
     max_depth: int | None = None
     """Levels to print."""
 
+    def __post_init__(self) -> None:
+        require_numbers(self, "at least 0", "max_lines", "max_depth", flag="--")
+
 
 @dataclass
 class DemoConfig:
@@ -97,8 +109,7 @@ class DemoConfig:
     """Same seed, same pictures and numbers."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
 def embed(config: EmbedConfig) -> None:

@@ -30,6 +30,7 @@ from hyptree.explore.draw.scenes import Answer, Scene, _base64, class_path, disk
 from hyptree.explore.explanation import block_tree
 from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
 from hyptree.explore.pages.run_pictures import Subject, page_of_run
+from hyptree.geometry import Poincare
 from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
 from tests.explore.fake import tiny
@@ -221,6 +222,12 @@ def test_disk_keeps_distances_from_the_middle(seed: int) -> None:
     expected = manifold.dist(own, middle.expand_as(own)).numpy()
     actual = 2 * np.arctanh(np.linalg.norm(points, axis=1))
     assert np.allclose(actual[1:], zoom * expected[1:], rtol=1e-6, atol=1e-9)
+
+
+def test_points_of_another_space_are_not_taken_for_lorentz_points(seed: int) -> None:
+    tree = Tree([-1, 0, 0], embedding=0.1 * np.random.default_rng(seed).normal(size=(3, 3)), manifold=Poincare(0.5))
+    with pytest.raises(ValueError, match="expected those of a Lorentz space"):
+        disk_points(tree)
 
 
 # ---- curves, confusion, answers --------------------------------------------------------------------------------------

@@ -351,7 +351,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["sweep", "--preset", "smok"], "unknown preset 'smok'; did you mean 'smoke'?"),
         (["sweep", "--resume"], "nothing to resume in runs/lab: it has no config.json"),
         (["sweep", "--device", "abacus"], "device 'abacus' cannot be used here"),
-        (["sweep", "--threads", "-1"], "threads must be 0"),
+        (["sweep", "--threads", "-1"], "--threads must be at least 0, got -1"),
         (["fit", "nowhere"], "cannot read nowhere: no such file"),
         (["fit", "."], ". holds no runs.parquet or runs.csv"),
         (["theory", "--m", "5"], "an exponent needs two widths below n = 1000, got 5"),
@@ -423,8 +423,8 @@ def test_a_sweep_of_others_cannot_write_elsewhere(tmp_path):
 def test_settings_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
         (["--dist", "linear", "--alpha", "1"], "--alpha is for the shape power, and the data are linear; leave it out"),
-        (["--chunk", "-1"], "chunk must be 0 or more, got -1"),
-        (["--checkpoint-seconds", "-1"], "checkpoint_seconds must be 0 or more, got -1"),
+        (["--chunk", "-1"], "--chunk must be at least 0, got -1"),
+        (["--checkpoint-seconds", "-1"], "--checkpoint-seconds must be at least 0, got -1"),
     ):
         assert main(["lab", "sweep", "--steps", "2", "--out", str(tmp_path / "s"), *flags]) == 2
         error = capsys.readouterr().err

@@ -359,6 +359,16 @@ def test_embed_leaves_a_complete_run_and_eval_agrees(edges, tmp_path, capsys):
     assert f"{printed['map']:.4f}" in capsys.readouterr().out
     assert run("draw", out, "--out", tmp_path / "a.svg") == 0
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    capsys.readouterr()
+    for args in (
+        ["draw", out, "--names", -1],
+        ["eval", out, "--samples", -1],
+        ["show", edges, "--max-lines", -1],
+        ["embed", edges, "--out", tmp_path / "b", "--max-seconds", -1],
+        ["embed", edges, "--out", tmp_path / "b", "--eval-samples", -1],
+    ):
+        assert run(*args) == 2
+        assert f"{args[-2]} must be at least 0, got -1" in capsys.readouterr().err
 
 
 def test_the_saved_config_repeats_the_run(edges, tmp_path, capsys):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from hyptree.checks import require_numbers
 from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
@@ -87,6 +88,9 @@ class SweepConfig:
     json: bool = False
     """Print the fits as JSON."""
 
+    def __post_init__(self) -> None:
+        require_numbers(self, "at least 0", "threads", "chunk", "checkpoint_seconds", flag="--")
+
     def parts(self) -> list[Grid]:
         """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
         from hyptree.lab.sweeps.presets import preset
@@ -162,9 +166,6 @@ def sweep(config: SweepConfig) -> None:
     the models: torchrun --nproc-per-node 2 -m -- hyptree lab sweep (without -- torchrun takes --n and --m for its own).
     """
     parts = config.parts()
-    for name in ("threads", "chunk", "checkpoint_seconds"):
-        if not getattr(config, name) >= 0:
-            raise UserError(f"{name} must be 0 or more, got {getattr(config, name)}")
     import torch
 
     from hyptree.devices import find_device

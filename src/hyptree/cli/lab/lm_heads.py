@@ -96,21 +96,19 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
-    if config.plot is not None:
-        require("matplotlib", "plot", asked_by="--plot")
+    checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
+    csv = {"the file of --csv": config.csv} if config.csv is not None else {}
+    _require_figure(config.plot, checkpoints | csv)
     from hyptree.lab.lm_heads.hub import require_lm_head
 
     for path in config.paths:
         require_lm_head(path)
-    from hyptree.lab.figures.drawing import figure_files, require_apart
+    from hyptree.lab.figures.drawing import require_apart
     from hyptree.lab.lm_heads import overlap as head_overlap
     from hyptree.lab.lm_heads.checkpoint import find_lm_head
     from hyptree.tables import show, to_csv, without_nan
 
-    drawn = figure_files(config.plot) if config.plot is not None else []
-    tables = [config.csv] if config.csv is not None else []
-    require_apart(drawn, {"the file of --csv": config.csv} if config.csv is not None else {})
-    require_apart([*drawn, *tables], {f"the checkpoint {path}": Path(path) for path in config.paths})
+    require_apart(list(csv.values()), checkpoints)
     heads = [find_lm_head(path, config.tensor, config.allow_pickle) for path in config.paths]
     offset = [path for path, head in zip(config.paths, heads, strict=True) if head.time_kind == "offset"]
     if config.curvature is not None and not offset:
@@ -157,11 +155,7 @@ def llm_fit(config: LlmFitConfig) -> None:
     from hyptree.lab.shared_exponent import fit_shared, read_losses, width_exponent
     from hyptree.tables import without_nan
 
-    if config.plot is not None:
-        require("matplotlib", "plot", asked_by="--plot")
-        from hyptree.lab.figures.drawing import figure_files, require_apart
-
-        require_apart(figure_files(config.plot), {"the table of losses": config.table})
+    _require_figure(config.plot, {"the table of losses": config.table})
     points = read_losses(config.table)
     group = [(point["family"], point["dataset"]) for point in points]
     with as_user_error(str(config.table)):
@@ -192,6 +186,15 @@ def llm_fit(config: LlmFitConfig) -> None:
         print(f"offset {value:.3f}  {name}")
     print(f"Chinchilla's exponent in parameters, in width: {expected:.2f} ± {error:.2f}")
     print("\n".join(map(str, written)), end="\n" if written else "")
+
+
+def _require_figure(plot: Path | None, others: dict[str, Path]) -> None:
+    """Raise before any work if a figure cannot be drawn, or would be written over something else."""
+    if plot is not None:
+        require("matplotlib", "plot", asked_by="--plot")
+        from hyptree.lab.figures.drawing import figure_files, require_apart
+
+        require_apart(figure_files(plot), others)
 
 
 def _short(path: str) -> str:

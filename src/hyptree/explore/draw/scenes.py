@@ -78,8 +78,10 @@ def disk_points(tree: Tree) -> tuple[np.ndarray, float]:
         return np.asarray(tree.embedding, np.float64), 1.0
     import torch
 
-    from hyptree.geometry import lorentz
+    from hyptree.geometry import Lorentz, lorentz
 
+    if not isinstance(tree.manifold, Lorentz):
+        raise ValueError(f"points of {tree.manifold} cannot be put on the disk; expected those of a Lorentz space")
     c = float(tree.manifold.c)
     points = torch.as_tensor(np.array(tree.embedding), dtype=torch.float64) * c**0.5  # now of curvature -1
     inner = torch.as_tensor(tree.depth == 1)

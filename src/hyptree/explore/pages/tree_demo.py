@@ -226,11 +226,9 @@ def _learn(name: str, tree: Tree, space: Manifold, seed: int) -> Tensor:
     """The fit under a bar."""
     total = sum(_steps_of(tree, level, STEPS_PER_LEVEL) for level in range(1, int(tree.depth.max()) + 1))
     with progress_bar(name, total, stream=sys.stdout) as bar:
-
-        def report(loss: float) -> None:
-            bar.advance(note=f"loss {loss:.4f}")
-
-        return fit(tree, space, steps=STEPS_PER_LEVEL, seed=seed, report=report)
+        return fit(
+            *(tree, space), steps=STEPS_PER_LEVEL, seed=seed, report=lambda loss: bar.advance(note=f"loss {loss:.4f}")
+        )
 
 
 HEAD = ("", "average distortion", "worst", "MAP", "radius")
