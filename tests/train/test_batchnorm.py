@@ -41,7 +41,7 @@ def _both(name: str, seed: int, share: slice, device: str) -> list[tuple[str, Te
         nn.init.uniform_(p, 0.5, 2)
     synced.to(device).load_state_dict(whole.state_dict())
     notes = sync_batch_norms(nn.Sequential(synced), 2)
-    assert notes == ["1 batch norms take their statistics over all 2 processes"] and isinstance(synced, type(whole))
+    assert notes == ["batch norm: statistics over all 2 processes"] and isinstance(synced, type(whole))
     found = []
     for _ in range(2):
         x, grad = torch.randn(shape) * 3 + 10, torch.randn(shape)
@@ -85,12 +85,14 @@ def test_every_kind_of_batch_norm_is_that_of_all_samples(tmp_path: Path, seed: i
 BATCH_NORM = ("model.args.dropout=0.0", "model.args.norm=batch", "schedule.epochs=1.5", "run.save_steps=4")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_processes_equal_one_with_batch_norm(tmp_path: Path, parallel: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["run.parallel=ddp", "run.parallel=fsdp2", pytest.param("run.compile=true", marks=pytest.mark.slow)]
+)
+def test_two_processes_equal_one_with_batch_norm(tmp_path: Path, how: str) -> None:
     fit(tiny.recipe(*BATCH_NORM), tmp_path / "one", quiet=True)
-    first, second = run_two(tmp_path, tmp_path / "two", *BATCH_NORM, f"run.parallel={parallel}")
+    first, second = run_two(tmp_path, tmp_path / "two", *BATCH_NORM, how)
     assert first["ended"] == second["ended"] == "fine"
-    assert "1 batch norms take their statistics over all 2 processes" in first["printed"]
+    assert "batch norm: statistics over all 2 processes" in first["printed"]
     assert_close(tmp_path / "one", tmp_path / "two")
     assert_same_losses(tmp_path)
 
@@ -135,9 +137,9 @@ def test_what_is_not_synchronised_is_said() -> None:
             self.register_buffer("running_var", torch.ones(3))
 
     assert sync_batch_norms(nn.Sequential(Own(), nn.LayerNorm(3)), 2) == [
-        "Own takes its statistics in each process: 2 do not train what one would"
+        "Own: statistics in each process, so that 2 do not train what one would"
     ]
     norm = nn.BatchNorm1d(3)
     (note,) = sync_batch_norms(norm, 1, num_parts=4)
-    assert note == "1 batch norms take their statistics over each of the 4 parts of a batch"
+    assert note == "batch norm: statistics over each of the 4 parts of a batch"
     assert type(norm) is nn.BatchNorm1d

@@ -70,6 +70,13 @@ def _asks_for_any_device(rank: int, port: int, log: str) -> None:
     Path(f"{log}.{rank}").write_text(json.dumps(actual))
 
 
+def _evaluates(rank: int, port: int, log: str, run: str) -> None:
+    """Samples of the training set, and how many of them cannot be read."""
+    _be_rank(rank, port)
+    results = evaluate_run(run, "train")
+    Path(f"{log}.{rank}").write_text(json.dumps([results["samples"], results["skipped"]]))
+
+
 def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) -> list[dict[str, str]]:
     """Train in two processes; gives what each printed and how it ended."""
     return in_two(tmp_path, _rank, str(out), overrides, resume)
@@ -211,9 +218,10 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
 
 
 def test_bad_samples_in_one_process_are_replaced(tmp_path):
-    first, second = run_two(tmp_path, tmp_path / "run", "model.head.bad=[3, 50, 51]", "schedule.epochs=1")
+    first, second = run_two(tmp_path, tmp_path / "run", "model.head.bad=[3, 50, 60]", "schedule.epochs=1")
     assert first["ended"] == second["ended"] == "fine"
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["step"] == 6
+    assert in_two(tmp_path, _evaluates, str(tmp_path / "run")) == [[96, 3]] * 2  # not those of one process alone
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.devices import free_threads
+from hyptree.devices import cpu_threads, free_threads
 from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
 from hyptree.runs import Checkpoint, RunFolder
@@ -82,8 +82,7 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
             kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
             threads = kept or processes.from_main(free_threads)
             recipe = replace(recipe, run=replace(recipe.run, threads=threads))
-        torch.set_num_threads(threads)
-        with deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
+        with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             trainer = processes.together(Trainer, recipe, folder, processes, resume)
             if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
@@ -91,7 +90,6 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
             with stop_signals(quiet) as stopped:
                 return trainer.run(stopped, quiet)
     finally:
-        torch.set_num_threads(most)
         processes.close()
 
 

@@ -93,12 +93,12 @@ def checkpoint_activations(model: nn.Module, name: str, use_reentrant: bool = Fa
     saver: Any = model.to_plain() if hasattr(model, "to_plain") else model  # type: ignore[operator]
     if hasattr(saver, "set_grad_checkpointing"):  # timm's word
         saver.set_grad_checkpointing(True)
-    elif hasattr(saver, "activation_checkpointing_enable"):  # that of transformers
-        saver.activation_checkpointing_enable({"use_reentrant": use_reentrant})
-    elif hasattr(saver, "gradient_checkpointing_enable"):  # and what it said up to 5.22
-        saver.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    else:
-        raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
+        return
+    for word in ("activation", "gradient"):  # that of transformers, and what it said up to 5.22
+        if hasattr(saver, f"{word}_checkpointing_enable"):
+            getattr(saver, f"{word}_checkpointing_enable")({"use_reentrant": use_reentrant})
+            return
+    raise UserError(f"model {name} cannot do run.grad_checkpointing; switch it off")
 
 
 def load_weights(model: nn.Module, source: Path) -> list[str]:

@@ -34,11 +34,11 @@ def sync_batch_norms(model: nn.Module, num_processes: int, num_parts: int = 1) -
             kind: Any = type(norm)
             norm.__class__ = kind if issubclass(kind, nn.SyncBatchNorm) else _synced(kind)
         if norms:
-            notes.append(f"{len(norms)} batch norms take their statistics over all {num_processes} processes")
+            notes.append(f"batch norm: statistics over all {num_processes} processes")
         for name in sorted(others):
-            notes.append(f"{name} takes its statistics in each process: {num_processes} do not train what one would")
+            notes.append(f"{name}: statistics in each process, so that {num_processes} do not train what one would")
     if num_parts > 1 and norms:
-        notes.append(f"{len(norms)} batch norms take their statistics over each of the {num_parts} parts of a batch")
+        notes.append(f"batch norm: statistics over each of the {num_parts} parts of a batch")
     return notes
 
 

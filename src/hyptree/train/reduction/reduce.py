@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hyptree.devices import cpu_threads
 from hyptree.errors import UserError
 from hyptree.evaluate.tokens.reduction_rows import PLAIN, Results, Row, measure, patched_as, vit_flops
 from hyptree.progress import progress_bar
@@ -42,17 +43,12 @@ def reduce(settings: ReduceSettings) -> Results:
     for method in settings.method:
         find_method(method)
     pictures = [(path.name, read_picture(path)) for path in settings.image]
-    threads = torch.get_num_threads()
-    try:
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+    with cpu_threads(settings.threads or torch.get_num_threads()):
         subject = load_subject(settings)
         results = _measure_all(settings, subject)
         shown = [
             reduce_picture(subject, name, picture, settings, results.about["layers"]) for name, picture in pictures
         ]
-    finally:
-        torch.set_num_threads(threads)
     page = write_report(results, shown, settings.out)
     if settings.json:
         print(json.dumps(asdict(results)))
