@@ -143,7 +143,7 @@ def replace_data(bench: Bench) -> None:
 
 
 def to_dtype(bench: Bench) -> None:
-    bench.model.to(bench.random.choice((torch.float32, torch.float32, torch.float64, torch.bfloat16)))
+    bench.model.to(bench.random.choice((torch.float32, torch.float64, torch.bfloat16)))
 
 
 def deep_copy(bench: Bench) -> None:
