@@ -87,7 +87,7 @@ def test_mistakes_in_a_recipe_are_one_line(overrides, message):
     ("overrides", "message"),
     [
         (["model.plugin.args.sibling_str=1"], "model.plugin.args: got an unexpected keyword argument 'sibling_str'"),
-        (["model.plugin.args.attention=cosin"], "attention must be cosine or scaled, got 'cosin'"),
+        (["model.plugin.args.attention=cosin"], "attention must be one of cosine, scaled, got 'cosin'"),
         (["model.plugin.heads=3"], "width must be a multiple of heads"),
         (["task=language"], "the task language takes no model.plugin, got himapper; leave it out"),
         (["model.name=coat_tiny", "model.args={img_size: 32}"], "forward_features gives a .*expected one map"),
