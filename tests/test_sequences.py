@@ -108,9 +108,6 @@ SYSTEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
 
 WITHOUT = {
     "helm, tied points": {"offload"},  # accelerate brings tied weights back one by one
-    # What stands at two places of a model is offloaded under both names and saved under one; torch's functional_call
-    # takes it out twice and puts it back once.
-    "layers of points": {"offload", "functional"},
 }
 
 

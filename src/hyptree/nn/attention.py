@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hyptree.geometry import Lorentz
 from hyptree.geometry.core.numerics import Scalar, root, sqnorm
 from hyptree.nn.linear import LorentzLinear, lorentz_linear
-from hyptree.nn.point_layer import require_features, require_lorentz
+from hyptree.nn.point_layer import require_features, require_space
 from hyptree.nn.precision import gemm_dtype, like, store
 from hyptree.nn.residual import change_curvature
 from hyptree.ops.bare import is_bare
@@ -177,7 +177,7 @@ class LorentzAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        require_lorentz("LorentzAttention", manifold, head_manifold)
+        require_space("LorentzAttention", Lorentz, manifold, head_manifold)
         if num_heads < 1 or dim % num_heads:
             raise ValueError(
                 f"LorentzAttention: dim must be a multiple of num_heads, got dim={dim}, num_heads={num_heads}"

@@ -9,7 +9,7 @@ where the result lives (:class:`OnSpace` may change the curvature) and which axi
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz
-from hyptree.nn.point_layer import out_curvature, require_features, require_lorentz
+from hyptree.nn.point_layer import out_curvature, require_features, require_space
 from hyptree.nn.residual import change_curvature
 
 
@@ -29,7 +29,7 @@ class OnSpace(nn.Module):
 
     def __init__(self, module: nn.Module, manifold: Lorentz, manifold_out: Lorentz | None = None):
         super().__init__()
-        require_lorentz("OnSpace", manifold, manifold_out)
+        require_space("OnSpace", Lorentz, manifold, manifold_out)
         self.module = module
         self.manifold, self.manifold_out = manifold, manifold_out
 

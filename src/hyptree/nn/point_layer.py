@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hyptree.geometry import Lorentz, Manifold
+from hyptree.geometry import Manifold
 from hyptree.geometry.core.numerics import Scalar
 
 Space = TypeVar("Space", bound=Manifold)
@@ -22,12 +22,8 @@ def require_features(name: str, x: Tensor, features: int, argument: str = "x") -
         )
 
 
-def require_lorentz(name: str, *manifolds: Manifold | None) -> None:
-    """Raise unless every given manifold is a :class:`Lorentz`."""
-    _require(name, Lorentz, manifolds)
-
-
-def _require(name: str, kind: type[Manifold], manifolds: tuple[Any, ...]) -> None:
+def require_space(name: str, kind: type[Manifold], *manifolds: Manifold | None) -> None:
+    """Raise unless every given manifold is of this kind."""
     for manifold in manifolds:
         if manifold is not None and not isinstance(manifold, kind):
             got, expected = type(manifold).__name__, kind.__name__
@@ -70,7 +66,7 @@ class PointLayer(nn.Module, ABC, Generic[Space]):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        _require(type(self).__name__, self.space, (manifold, manifold_out))
+        require_space(type(self).__name__, self.space, manifold, manifold_out)
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
         self.manifold, self.manifold_out = manifold, manifold_out
         self.add_parameters(device=device, dtype=dtype)

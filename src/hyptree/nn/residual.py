@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, lorentz
 from hyptree.geometry.core.numerics import Scalar, root
-from hyptree.nn.point_layer import require_lorentz
+from hyptree.nn.point_layer import require_space
 from hyptree.nn.precision import like
 from hyptree.ops.rounding import wide
 
@@ -76,7 +76,7 @@ class LorentzResidual(nn.Module):
 
     def __init__(self, manifold: Lorentz, weight: float = 1.0, gain: float | None = None, learnable: bool = False):
         super().__init__()
-        require_lorentz("LorentzResidual", manifold)
+        require_space("LorentzResidual", Lorentz, manifold)
         for name, value in (("weight", weight), ("gain", gain)):
             if value is not None and not value > 0:
                 raise ValueError(

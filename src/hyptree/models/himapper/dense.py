@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from hyptree.models.decoders.pyramid import Checkpointed
 from hyptree.models.himapper.backbone import Features, map_tokens
-from hyptree.models.himapper.output import HiMapperOutput
 from hyptree.models.himapper.wrap import HiMapper
 
 
@@ -54,15 +53,9 @@ class HiMapperFeatures(Checkpointed, HiMapper):
 
     def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]
         """The maps; while training, losses and numbers are kept until :meth:`take_losses`."""
-        if not self.enabled:
-            return list(self.backbone(x))
-        output = self.read(x)
+        output = super().forward(x)
         self._pending = None if output.losses is None else (output.losses, output.stats)
-        return output.logits  # type: ignore[return-value]
-
-    def read(self, x: Tensor, return_maps: bool = False, compute_losses: bool | None = None) -> HiMapperOutput:
-        """Everything that was read; ``logits`` are the maps of the pyramid."""
-        return super().forward(x, return_maps, compute_losses)
+        return list(output.logits)
 
     def take_losses(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
         """Losses and numbers of the last forward pass in training, once: they hold its graph."""
@@ -73,10 +66,9 @@ class HiMapperFeatures(Checkpointed, HiMapper):
 def read_last_map(backbone: nn.Module, x: Tensor) -> Features:
     """The last map of a pyramid as tokens, its mean as the global feature; the answer are all maps."""
     maps = list(backbone(x))
-    last = maps[-1]
-    has_channels_last = str(getattr(backbone, "output_fmt", "NCHW")).endswith("NHWC")
-    channels = last.shape[-1 if has_channels_last else 1]
-    tokens, grid = map_tokens(backbone, last, channels, "NHWC" if has_channels_last else "NCHW")
+    last, fmt = maps[-1], str(getattr(backbone, "output_fmt", "NCHW"))
+    has_channels_last = fmt.endswith("NHWC")
+    tokens, grid = map_tokens(backbone, last, last.shape[-1 if has_channels_last else 1], fmt)
 
     def answer(_: Tensor, delta: Tensor) -> Any:
         spread = delta[:, None, None, :] if has_channels_last else delta[:, :, None, None]
