@@ -86,13 +86,13 @@ def _called(backbone: nn.Module, tower: str, x: Tensor) -> Any:
     """What the tower gives, inside a call of the backbone where anything stands around that."""
     if not tower or is_free(backbone):
         return (backbone.get_submodule(tower) if tower else backbone)(pixel_values=x)
-    given: list[Any] = []
-    handle = backbone.get_submodule(tower).register_forward_hook(lambda module, args, out: given.append(out))
+    outputs: list[Any] = []
+    handle = backbone.get_submodule(tower).register_forward_hook(lambda module, args, out: outputs.append(out))
     try:
         backbone(pixel_values=x)
     finally:
         handle.remove()
-    return given[0]
+    return outputs[0]
 
 
 def _classify(backbone: Any, enriched: Tensor, delta: Tensor) -> Tensor:
