@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 COMPILE = """
 import json
 import torch
-from benchmarks import kernel_resources
+from benchmarks.kernels import resources as kernel_resources
 from benchmarks.kernels.cases import Draw, Work, _patch_work
 from hyptree.ops import pairwise_lorentz
 from hyptree.ops.windows import Cut

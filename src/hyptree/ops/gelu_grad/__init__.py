@@ -51,8 +51,4 @@ def _run(x: Tensor, grad: Tensor, overwrite: bool = False) -> tuple[Tensor, Tens
     return triton.gelu_grad(x, grad, overwrite)
 
 
-def _run_apart(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _run(x, grad)
-
-
-_run_operator = operator("gelu_grad", _run_apart)
+_run_operator = operator("gelu_grad", _run)
