@@ -26,6 +26,7 @@ from hyptree.train.model import create_model
 from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.tasks.classify import Classify
 from hyptree.tree import Tree
+from tests.stderr import own
 
 pytest.importorskip("timm")
 
@@ -276,7 +277,7 @@ def test_mistakes_are_one_line_and_exit_2(run, tmp_path, monkeypatch, capsys, ar
     monkeypatch.chdir(tmp_path)
     arguments = [argument.replace("FILE", str(run / "metrics.jsonl")) for argument in arguments]
     assert main([str(run) if argument == "RUN" else argument for argument in arguments]) == 2
-    err = capsys.readouterr().err
+    err = own(capsys.readouterr().err)
     assert message in err and err.startswith("hyptree: error: ") and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

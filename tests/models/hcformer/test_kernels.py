@@ -54,6 +54,24 @@ def test_graphs_hold_each_level_as_one_call(seed: int, monkeypatch: pytest.Monke
     assert actual == {f"hyptree.{name}.default" for name in names}
 
 
+def test_compiled_kernels_take_maps_of_other_sizes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that the compiler has seen to change are no numbers to it; kernels are compiled for numbers."""
+    pytest.importorskip("triton")
+    if not backends.interpreted():
+        pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")
+    monkeypatch.setenv("HYPTREE_BACKEND", "triton")
+    mixer = ClusterMixer(6, 2, 8, (8, 8), 2, 2, 2)
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    for size in ((8, 8), (16, 8), (8, 12)):
+        x = torch.randn(1, *size, 6, requires_grad=True)
+        results = []
+        for run in (mixer, compiled):
+            out = run(x)
+            results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_the_whole_network_is_one_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPTREE_BACKEND", raising=False)
     torch.compiler.reset()

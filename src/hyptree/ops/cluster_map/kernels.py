@@ -68,7 +68,7 @@ def cluster_patch(both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut) ->
     if is_plain_call(both, alpha, bias) and not needs_operator(both):
         return _patch(both.contiguous(), alpha, None if bias is None else bias.contiguous(), False, cut)[:3]
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (both, alpha, bias))
-    out: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, cut, keep)
+    out: tuple[Tensor, Tensor, Tensor] = _ClusterPatch.apply(both, alpha, bias, tuple(cut), keep)
     return out
 
 
@@ -89,14 +89,14 @@ def cluster_window(
     """
     if is_plain_call(parts, alpha, bias) and not needs_operator(parts):
         return _window(parts.contiguous(), alpha, None if bias is None else bias.contiguous(), c, clip, cut)
-    out: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, cut, c, clip)
+    out: tuple[Tensor, Tensor] = _ClusterWindow.apply(parts, alpha, bias, tuple(cut), c, clip)
     return out
 
 
 class _ClusterPatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, both: Tensor, alpha: Tensor, bias: Tensor | None, cut: Cut, keep: bool
+        ctx: Any, both: Tensor, alpha: Tensor, bias: Tensor | None, cut: tuple[int, ...], keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         both, ctx.cut = both.contiguous(), cut
         held = None if bias is None else bias.contiguous()
@@ -120,7 +120,7 @@ class _ClusterPatch(torch.autograd.Function):
 class _ClusterWindow(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, parts: Tensor, alpha: Tensor | None, bias: Tensor | None, cut: Cut, c: float, clip: float
+        ctx: Any, parts: Tensor, alpha: Tensor | None, bias: Tensor | None, cut: tuple[int, ...], c: float, clip: float
     ) -> tuple[Tensor, Tensor]:
         parts, held = parts.contiguous(), None if bias is None else bias.contiguous()
         run = _window_operator if needs_operator(parts) else _window
@@ -145,7 +145,7 @@ def _patch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from hyptree.ops.cluster_map import patch_kernel
 
-    return patch_kernel.forward(both, alpha, bias, Cut(*cut), keep)
+    return patch_kernel.forward(both, alpha, bias, Cut(*map(int, cut)), keep)
 
 
 def _patch_grad(
@@ -154,7 +154,9 @@ def _patch_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from hyptree.ops.cluster_map import patch_kernel
 
-    return patch_kernel.backward(both, alpha, bias, grad, grad_parts, grad_moments, out, kept, sizes, Cut(*cut))
+    return patch_kernel.backward(
+        both, alpha, bias, grad, grad_parts, grad_moments, out, kept, sizes, Cut(*map(int, cut))
+    )
 
 
 def _window(
@@ -162,7 +164,7 @@ def _window(
 ) -> tuple[Tensor, Tensor]:
     from hyptree.ops.cluster_map import window_kernel
 
-    return window_kernel.forward(parts, alpha, bias, Cut(*cut), c, clip)
+    return window_kernel.forward(parts, alpha, bias, Cut(*map(int, cut)), c, clip)
 
 
 def _window_grad(
@@ -171,7 +173,7 @@ def _window_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from hyptree.ops.cluster_map import window_kernel
 
-    return window_kernel.backward(parts, alpha, bias, grad, grad_moments, Cut(*cut), c, clip)
+    return window_kernel.backward(parts, alpha, bias, grad, grad_moments, Cut(*map(int, cut)), c, clip)
 
 
 _patch_operator = operator("cluster_patch", _patch)
