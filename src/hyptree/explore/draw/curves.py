@@ -123,7 +123,7 @@ class Axes:
             y, text = self.py(tick), _short(tick, number)
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-        name = f'<text class="tick" x="{self.right}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>'
+        name = f'<text class="tick" x="{self.right}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>'
         return [*parts, name]
 
     def under(self, value: float, text: str | None = None) -> str:
