@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreter
+
 # Before torch is imported by a test module: two test processes on two cores must not start pools of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -72,6 +74,13 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
         torch.set_default_dtype(dtype)  # a test that changes it must not change its neighbours
     else:
         yield value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> None:
+    """Kernels that are interpreted are slow; what can be spared is."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpreter.stop_repeating()
 
 
 @pytest.fixture(scope="session")
