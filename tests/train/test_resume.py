@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, damage
 from hyptree.train.loop import Trainer, fit
+from tests.processes import forkserver
 from tests.train import tiny
 
 
@@ -210,13 +210,11 @@ def test_a_signal_writes_a_checkpoint_after_the_step(tmp_path, capfd, number):
 
 def _kill_at_random(tmp_path: Path, kills: int, overrides: tuple[str, ...]) -> int:
     """Train in processes that are killed at random moments; gives the number of processes it took."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     fit(tiny.recipe(*overrides), tmp_path / "whole", quiet=True)
     run = tmp_path / "run"
     started, expected = 0, kills
     while True:
-        process = context.Process(target=tiny.train, args=(str(run), overrides, True))
+        process = forkserver().Process(target=tiny.train, args=(str(run), overrides, True))
         process.start()
         started += 1
         if expected:
