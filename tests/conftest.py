@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -54,6 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, num_needed in gpu_items:
         if num_gpus < num_needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {num_needed} CUDA devices, found {num_gpus}"))
+
+
+def pytest_collection_finish() -> None:
+    """What imports left is not looked at again by the collections of garbage that benchmarks and tests ask for."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
