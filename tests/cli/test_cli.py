@@ -216,6 +216,14 @@ def test_mistakes_are_one_line_and_exit_code_2(zoo, capsys, args, message):
     assert not set("╭│─╰\x1b") & set(line)
 
 
+def test_a_verb_that_is_gone_says_what_to_type_instead(zoo, capsys, monkeypatch):
+    monkeypatch.setitem(cli.GONE, "zoo stroke", "hyptree zoo feed ANIMAL")
+    monkeypatch.setitem(cli.GONE, "zoo feed", "never looked up: the verb is there")
+    assert cli.main(["zoo", "stroke", "cow", "--tmes", "3"]) == 2
+    assert one_error_line(capsys) == "hyptree: error: hyptree zoo stroke is no more; type: hyptree zoo feed ANIMAL\n"
+    assert cli.main(["zoo", "feed", "cow"]) == 0
+
+
 @dataclasses.dataclass
 class _ManyWords:
     short: int | None = None

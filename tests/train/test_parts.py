@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -277,6 +279,41 @@ def test_a_folder_without_a_run_says_so(tmp_path):
     RunFolder(tmp_path).start(tiny.recipe(), {"classes": []})
     with pytest.raises(UserError, match="has no checkpoint yet; train it first"):
         best_weights(tmp_path)
+
+
+@dataclass
+class GardenSettings:
+    """The section of a task that has defaults of its own for common keys."""
+
+    plant: str = "oak"
+
+    def common_defaults(self) -> dict[str, Any]:
+        return {"optim.lr": 1e-7 if self.plant == "oak" else 1e-4, "optim.clip": None, "data.batch_size": 8}
+
+
+@dataclass
+class GardenRecipe(Recipe):
+    garden: GardenSettings = field(default_factory=GardenSettings)
+
+
+@pytest.mark.parametrize(
+    ("lines", "rate", "clip", "size"),
+    [
+        ([], 1e-7, None, 8),
+        (["garden.plant=rose"], 1e-4, None, 8),
+        (["garden=", "optim=", "data.batch_size=2"], 1e-7, None, 2),
+        (["optim.lr=0.1", "optim.clip=3"], 0.1, 3.0, 8),
+        (["task=classify", "garden.plant=rose"], 1e-3, 1.0, 128),
+    ],
+)
+def test_a_task_has_its_own_defaults_for_common_keys_that_are_not_given(tmp_path, lines, rate, clip, size):
+    recipe = load(GardenRecipe, None, ["task=garden", *lines])
+    assert (recipe.optim.lr, recipe.optim.clip, recipe.data.batch_size) == (rate, clip, size)
+    assert recipe.optim.eps == 1e-8
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    assert load(GardenRecipe, tmp_path / "recipe.yaml") == recipe
+    with pytest.raises(UserError, match="optim must be a section of keys, got 3"):
+        load(GardenRecipe, None, ["task=garden", "optim=3"])
 
 
 @pytest.mark.parametrize(

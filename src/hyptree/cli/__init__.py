@@ -64,6 +64,14 @@ VERBS: dict[str, str] = {
     "bench": "time and check the library against its rivals in one run",
 }
 
+GONE: dict[str, str] = {
+    "vlm train-radial": "hyptree train recipes/radial_world.yaml --model.name MODEL",
+    "vlm train-fewshot": "hyptree train recipes/fewshot_world.yaml --model.name MODEL",
+    "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
+    "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
+}
+"""What to type instead of a verb that is no more. A verb that is there is not looked up."""
+
 Command = Callable[[Any], "int | None"]
 
 _GLOBAL_OPTIONS = """\
@@ -162,6 +170,9 @@ def _choose(prog: str, args: list[str], names: dict[str, Any]) -> str | None:
         return None
     if args[0] in names:
         return args[0]
+    gone = f"{prog} {args[0]}".removeprefix("hyptree ")
+    if gone in GONE:
+        raise UserError(f"hyptree {gone} is no more; type: {GONE[gone]}")
     kind = "option" if args[0].startswith("-") else "verb"
     choices = ["--help", "--version"] if kind == "option" else list(names)
     hint = suggest(args[0], choices) or f"see {prog} --help"
