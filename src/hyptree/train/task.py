@@ -122,6 +122,12 @@ class Task(ABC):
         """The training batch after it reached the device: Mixup and CutMix live here, seeded by the step."""
         return batch
 
+    def before_training(self, model: nn.Module) -> None:  # noqa: B027  (most tasks have nothing to do)
+        """What the task wants to know of the model as the run began: fresh, on its device, in eval mode, no gradients.
+
+        Asked again when a run is resumed, before its weights are filled in.
+        """
+
     @abstractmethod
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""

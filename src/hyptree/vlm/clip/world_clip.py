@@ -188,7 +188,7 @@ def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> En
     recipe = folder.settings()
     if recipe.get("task") != "contrast":
         task = recipe.get("task")
-        raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
+        raise UserError(f"{run} is a run of the task {task}; an encoder is a run of contrast or radial")
     about = folder.dataset("vocab_size", "tokenizer")
     try:
         model, data, head = recipe["model"], recipe["data"], recipe["model"]["head"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hyptree.data.text.tokenizer import require_plain_templates
 from hyptree.errors import UserError, require
 from hyptree.files import check_weights, read_json, sign_weights, write_text
 from hyptree.progress import quiet_transformers
+from hyptree.runs import RunFolder
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 from hyptree.vlm.encoders.spec import hf_source
@@ -153,15 +155,17 @@ class SentenceEncoder(Encoder):
 
 
 def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
-    """The encoder of a folder on this machine (a run of the task contrast is one too), or of a name on the hub."""
+    """The encoder of a folder on this machine (a run of contrast or radial is one too), or of a name on the hub."""
     with readable_imports():
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", hf_source(rest)
-    if (Path(source) / "recipe.yaml").is_file():
-        from hyptree.vlm.clip.world_clip import load_run
-
-        return load_run(source, random_init=random_init, seed=seed)
+    run = RunFolder(source)
+    if run.holds_run:
+        task = run.settings().get("task")
+        home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
+        encoder: Encoder = home.load_run(source, random_init=random_init, seed=seed)
+        return encoder
     with readable_imports(), quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
