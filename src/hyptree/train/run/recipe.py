@@ -256,7 +256,7 @@ class Recipe:
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
     radial: RadialSettings = field(default_factory=RadialSettings)
-    """Which chains of captions train a text encoder and how, for the task radial; data.batch_size then counts chains."""
+    """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
     loss: LossSettings = field(default_factory=LossSettings)

@@ -105,7 +105,7 @@ class Radial(Task):
         self.encoder = load_encoder(self.recipe.model.name, random_init=settings.random_init, seed=run.seed)
         own = self.encoder.curvature
         if settings.curvature is not None and own is not None and settings.curvature != own:
-            raise UserError(f"radial.curvature {settings.curvature:g} is not that of the encoder, {own:g}; leave it out")
+            raise UserError(f"radial.curvature {settings.curvature:g} is not the encoder's own, {own:g}; leave it out")
         self.c = self.loss.c = settings.curvature or own or 1.0
         return TunedText(self.encoder, settings)
 
@@ -171,7 +171,8 @@ class Radial(Task):
         for batch in batches:
             root, texts = self._embed(model, batch)
             parts.append(texts)
-        points, options = self._points(gather(torch.cat(parts)).float()), {"geometry": self.settings.geometry, "c": self.c}
+        points = self._points(gather(torch.cat(parts)).float())
+        options: dict[str, Any] = {"geometry": self.settings.geometry, "c": self.c}
         if self.settings.geometry != "lorentz":
             points, root = (nn.functional.normalize(x.float(), dim=-1) for x in (points, root))
         positive, negative = points.chunk(2, 1)

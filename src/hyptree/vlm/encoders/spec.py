@@ -17,12 +17,12 @@ def is_encoder(model: str) -> bool:
 
 
 def check_spec(spec: str) -> tuple[str, str]:
-    """The kind and the rest of a spec.
+    """The kind and the rest of a spec; the folder of a run needs no ``hf:`` before it.
 
     Raises:
         UserError: an unknown kind, or a folder that is not there.
     """
-    kind, colon, rest = spec.partition(":")
+    kind, colon, rest = ("hf", ":", spec) if (Path(spec) / "recipe.yaml").is_file() else spec.partition(":")
     if not colon or not rest or kind not in KINDS:
         hint = suggest(kind, KINDS) if colon else ""
         raise UserError(

@@ -160,12 +160,8 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", hf_source(rest)
-    run = RunFolder(source)
-    if run.holds_run:
-        task = run.settings().get("task")
-        home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
-        encoder: Encoder = home.load_run(source, random_init=random_init, seed=seed)
-        return encoder
+    if RunFolder(source).holds_run:
+        return load_run(source, random_init=random_init, seed=seed)
     with readable_imports(), quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -184,6 +180,14 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         raise UserError(f"{spec} is a {config.model_type} model; expected CLIP, SigLIP, SigLIP2 or a text encoder")
     length = _settings(source, "sentence_bert_config.json").get("max_seq_length")
     return SentenceEncoder(model, spec, tokenizer, _pooling(spec, source), length)
+
+
+def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
+    """The encoder with the best weights of a run of the task contrast or radial."""
+    task = RunFolder(run).settings().get("task")
+    home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
+    encoder: Encoder = home.load_run(run, random_init=random_init, seed=seed)
+    return encoder
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:

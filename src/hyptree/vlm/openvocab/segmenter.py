@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyptree.errors import UserError, as_user_error, require_known
 from hyptree.vlm.encoders.patch_features import dense_tower
