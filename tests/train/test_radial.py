@@ -419,6 +419,14 @@ def test_a_loss_that_is_not_finite_is_one_line(clip, tmp_path):
         fit(recipe(clip, "optim.lr=1e30", "schedule.steps=6"), tmp_path, quiet=True)
 
 
+def test_verbs_that_are_gone_name_recipes_that_are_there(capsys):
+    folder = Path(__file__).resolve().parents[2] / "recipes"
+    for verb in ("train-radial", "train-scale"):
+        assert main(["vlm", verb, "--model", "hf:x"]) == 2
+        words = capsys.readouterr().err.split()
+        assert (folder / Path(words[words.index("train") + 1]).name).is_file()
+
+
 def test_the_recipes_are_whole():
     folder = Path(__file__).resolve().parents[2] / "recipes"
     for name in ("radial_world", "radial_hierarcaps"):

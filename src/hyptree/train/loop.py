@@ -152,8 +152,9 @@ class Trainer:
         self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
         if self.compiled.note is not None:
             self.notes.append(self.compiled.note)
-        with torch.no_grad():
-            self.task.before_training(model.eval())
+        if self.task.before_training is not None:
+            with torch.no_grad():
+                self.task.before_training(model.eval())
         return model
 
     # --------------------------------------------------------------------------------------------------- the story
@@ -233,7 +234,8 @@ class Trainer:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.task.after_step(self.model)
+        if self.task.after_step is not None:
+            self.task.after_step(self.model)
         if self.ema is not None:
             self.ema.update(self.model)
         for name, value in totals.items():  # tensors on the device: reading them here would wait for every step
@@ -397,7 +399,8 @@ class Trainer:
         names = list(self._losses)  # in the order of the first step, the same in every process
         table = self.processes.mean(torch.stack([torch.stack(self._losses[name]) for name in names]))
         self._losses = {}
-        self.progress.add(dict(zip(names, table.tolist(), strict=True)))
+        for name, values in zip(names, table.tolist(), strict=True):
+            self.progress.window.setdefault(name, []).extend(values)
         saved = self.folder.checkpoints / "last"
         try:
             if self.recipe.run.max_skipped_steps:

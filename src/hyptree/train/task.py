@@ -44,6 +44,11 @@ class Task(ABC):
     """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``hyptree.train.plugin``)."""
     pack: Callable[..., Any] | None = None
     """Optional method: the batch of pictures (B, 3, S, S) and labels (B,); pictures may then stay whole arrays."""
+    before_training: Callable[[nn.Module], None] | None = None
+    """Optional method: what the task wants to know of the model as a run begins, on its device, in eval mode, without
+    gradients. A resumed run asks again, before its weights are filled in."""
+    after_step: Callable[[nn.Module], None] | None = None
+    """Optional method: what the model does to itself after each optimiser step, beside its gradients; no wrapper."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -122,12 +127,6 @@ class Task(ABC):
         """The training batch after it reached the device: Mixup and CutMix live here, seeded by the step."""
         return batch
 
-    def before_training(self, model: nn.Module) -> None:  # noqa: B027  (most tasks have nothing to do)
-        """What the task wants to know of the model as the run began: fresh, on its device, in eval mode, no gradients.
-
-        Asked again when a run is resumed, before its weights are filled in.
-        """
-
     @abstractmethod
     def training_loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss over the batch, and numbers worth a curve (detached scalars, the same names for every batch)."""
@@ -139,9 +138,6 @@ class Task(ABC):
         means: ``training_loss`` then finds the number to divide its sum by under ``count`` in the batch.
         """
         return None
-
-    def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
-        """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
 
     def probe(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Numbers on the inside of the model for a line of metrics, e.g. norms; asked every ``run.log_steps`` steps.
