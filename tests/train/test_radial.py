@@ -219,8 +219,8 @@ def test_kill_9_in_the_middle_resume_eval_and_page(clip, tmp_path, capsys):
     assert main(["eval", str(run), "--json"]) == 0
     numbers = json.loads(capsys.readouterr().out)
     assert all(numbers[name] == last[name] for name in ("told_apart", "angle_next", "angle_wrong", "tau_d"))
-    assert main(["explain", str(run), "--out", str(tmp_path / "page.html"), "--pictures", "2"]) == 0
-    assert "hf:" in (tmp_path / "page.html").read_text()
+    assert main(["explain", str(run), "--pictures", "2"]) == 0
+    assert f"hf:{run}" in (run / "index.html").read_text()
 
 
 def _rank(rank: int, port: int, log: str, out: str, clip: str, overrides: tuple[str, ...]) -> None:

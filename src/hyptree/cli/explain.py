@@ -76,7 +76,7 @@ def run(config: ExplainConfig) -> None:
     if config.wordnet is not None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
     if _task_of(config.model) in ("contrast", "radial"):
-        config = replace(config, model=f"hf:{config.model}")
+        config = replace(config, model=f"hf:{config.model}", out=config.out or Path(config.model) / "index.html")
     if is_encoder(config.model):
         check_spec(config.model)
         _require_read(config, "encoders")

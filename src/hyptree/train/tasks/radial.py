@@ -32,7 +32,8 @@ from hyptree.vlm.radial.order import order_of_levels
 from hyptree.vlm.radial.tuned_text import TunedText
 
 Batch = dict[str, Any]
-WORLD_CHAINS = {"train": 2000, "val": 1000, "test": 1000}
+NUM_CHAINS = {"train": 2000, "val": 1000, "test": 1000}
+"""Of the built-in world where a recipe says nothing; of files, training takes all."""
 
 
 class Radial(Task):
@@ -67,9 +68,9 @@ class Radial(Task):
         if settings.chains == "world":
             from hyptree.vlm.radial.hierarchy_report import world_chains
 
-            return world_chains(split, limit or WORLD_CHAINS[split], data.seed)
+            return world_chains(split, limit or NUM_CHAINS[split], data.seed)
         train, val = self._read()
-        chains = train[:limit] if split == "train" else val[: limit or WORLD_CHAINS[split]]
+        chains = train[:limit] if split == "train" else val[: limit or NUM_CHAINS[split]]
         if not chains:
             raise UserError(f"{settings.chains} leaves no chains for {split}; give more of them, or another held_out")
         for i, chain in enumerate(chains):
