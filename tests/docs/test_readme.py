@@ -39,9 +39,7 @@ SHRUNK = {
         "hyptree vlm train-fewshot --model hf:runs/clip_world_tiny --data world --size 32 --shots 4": (
             "--num-train 400 --num-val 100 --epochs 2"
         ),
-        "hyptree vlm train-radial --model hf:runs/clip_world_tiny --lr 1e-4 --steps 50 --out runs/radial": (
-            "--num-chains 40"
-        ),
+        "hyptree train radial_world": "--data.num-train 40 --data.num-val 20",
         "hyptree train openvocab_world_tiny": FEW,
         "hyptree train helm_builtin": "--schedule.steps 2 --schedule.warmup 0",
         "hyptree lab sweep --preset smoke --out runs/lab": "--steps 20",

@@ -181,6 +181,16 @@ def test_when_all_checkpoints_are_damaged_both_are_named(tmp_path):
         fit(recipe, tmp_path, resume=True, quiet=True)
 
 
+def test_numbers_before_the_first_step_are_written_once_and_never_the_best(tmp_path):
+    recipe = tiny.recipe("run.eval_first=true", "run.eval_every=0", "optim.lr=1e-12", "schedule.warmup=0")
+    with dying_before_step(1):  # and before any checkpoint
+        fit(recipe, tmp_path, quiet=True)
+    result = fit(recipe, tmp_path, resume=True, quiet=True)
+    first, last = (line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "val")
+    assert (first["step"], last["step"], result.best_step) == (0, 12, 12)
+    assert first["top1"] == last["top1"] == result.best
+
+
 # ------------------------------------------------------------------------------------------------ signals and kill -9
 
 
