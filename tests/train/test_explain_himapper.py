@@ -64,7 +64,7 @@ def test_page_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_curves_are_those_of_the_log(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     figure = plot_tree_stats(run)
-    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    titles = [ax.get_title().partition("\n")[0] for ax in figure.axes]
     ratio = figure.axes[titles.index("Parent / same-level distance")].lines[0].get_xydata()
     expected = [(row["step"], row["distance_ratio"]) for row in rows if row["split"] == "train"]
     assert len(expected) == 2

@@ -30,6 +30,7 @@ def draw(
     names: bool | int = 24,
     title: str | None = None,
     size: float = 8.0,
+    flat: bool = False,
 ) -> Any:
     """Draws the tree on the Poincaré disk, edges as geodesics, and gives the matplotlib axes.
 
@@ -43,13 +44,14 @@ def draw(
         names: how many labels to write, the nodes with most leaves first; False for none, True for all.
         title: above the disk.
         size: of the new figure, in inches.
+        flat: the points to draw are of the ordinary plane: edges are straight and there is no rim.
     """
     require("matplotlib", "plot")
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle
 
-    points = _layout_points(tree, layout)
+    points = _layout_points(tree, layout, flat)
     own_figure = None
     if ax is None:
         if path is None:  # for a notebook or a window, which pyplot looks after
@@ -60,7 +62,8 @@ def draw(
         ax = own_figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
     ax.set_aspect("equal")
     ax.set_axis_off()
-    ax.add_patch(Circle((0, 0), 1, facecolor="#f7f8fb", edgecolor="#c3c8d4", linewidth=1.2, zorder=0))
+    if not flat:
+        ax.add_patch(Circle((0, 0), 1, facecolor="#f7f8fb", edgecolor="#c3c8d4", linewidth=1.2, zorder=0))
     if isinstance(layout, str) and layout == "radial":  # circles of equal depth
         for r in sorted(set(np.round(np.linalg.norm(points, axis=1), 9)))[1:13]:
             ax.add_patch(Circle((0, 0), r, facecolor="none", edgecolor="#e4e7ee", linewidth=0.7, zorder=0.5))
@@ -72,7 +75,8 @@ def draw(
     crowd = np.clip(40 / math.sqrt(tree.num_nodes), 0.25, 1.6)
     if len(child):
         child = child[np.argsort(share[child], kind="stable")]
-        arcs = geodesic(points[tree.parent[child]], points[child], 24 if len(child) < 20_000 else 8)
+        ends = points[tree.parent[child]], points[child]
+        arcs = np.stack(ends, 1) if flat else geodesic(*ends, 24 if len(child) < 20_000 else 8)
         width = crowd * (0.5 + 2.2 * share[child])
         ax.add_collection(
             LineCollection(list(arcs), colors=rgb[child], linewidths=width, alpha=0.85, capstyle="round", zorder=2)
@@ -90,7 +94,7 @@ def draw(
     return ax
 
 
-def _layout_points(tree: Tree, layout: str | np.ndarray) -> np.ndarray:
+def _layout_points(tree: Tree, layout: str | np.ndarray, flat: bool) -> np.ndarray:
     if isinstance(layout, str):
         if layout == "radial":
             return radial(tree)
@@ -101,13 +105,21 @@ def _layout_points(tree: Tree, layout: str | np.ndarray) -> np.ndarray:
         if tree.embedding is None:
             raise ValueError('layout="embedding" needs a tree that has an embedding; layout="radial" does not')
         layout = tree.embedding
-    points = as_array(layout).astype(np.float64)
-    if points.shape != (tree.num_nodes, 2):
-        raise ValueError(f"the points to draw have shape {points.shape}, expected ({tree.num_nodes}, 2)")
-    outside = np.flatnonzero(~(np.linalg.norm(points, axis=1) < 1))
-    if len(outside):
-        raise ValueError(f"node {outside[0]} is drawn at {points[outside[0]].tolist()}, outside the unit disk")
-    return points
+    return drawn_points(tree, layout, flat)
+
+
+def drawn_points(tree: Tree, points: Any, flat: bool) -> np.ndarray:
+    """(n, 2) float64 points inside the unit disk; those of the flat plane are scaled into it."""
+    checked = as_array(points).astype(np.float64)
+    if checked.shape != (tree.num_nodes, 2):
+        raise ValueError(f"points have shape {checked.shape}, expected ({tree.num_nodes}, 2), one row per node")
+    length = np.linalg.norm(checked, axis=1)
+    wrong = np.flatnonzero(~(length < (np.inf if flat else 1)))
+    if len(wrong):
+        where = checked[wrong[0]].tolist()
+        problem = "outside the unit disk; map points into it first" if np.isfinite(where).all() else "not finite"
+        raise ValueError(f"node {wrong[0]} lies at {where}, {problem}")
+    return checked * (0.94 / max(length.max(), 1e-300)) if flat else checked
 
 
 def _colors(tree: Tree, color: str | np.ndarray) -> np.ndarray:
@@ -170,7 +182,7 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
         distance = math.hypot(x, y)
         is_outward = bool(tree.is_leaf[node]) and distance > 0.25
         font = LEAF_FONT if is_outward else INNER_FONT
-        text = _shortened(tree.label[node], LONGEST_NAME * half * (1 if is_outward else 2) / (0.55 * font * pixels))
+        text = shortened(tree.label[node], LONGEST_NAME * half * (1 if is_outward else 2) / (0.55 * font * pixels))
         if is_outward:
             left = x < 0  # turned over there, so that nobody reads upside down
             place = {
@@ -206,7 +218,7 @@ def children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
     return (way[:, 1] > 0.5 * np.abs(way[:, 0])) & (tree.depth > 0)
 
 
-def _shortened(text: str, longest: float) -> str:
+def shortened(text: str, longest: float) -> str:
     """``text``, or its beginning and three dots in one if it has more letters than ``longest``."""
     longest = max(int(longest), 4)
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

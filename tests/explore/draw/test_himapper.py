@@ -227,11 +227,10 @@ def test_disk_has_nodes_edges_and_rim(seed: int) -> None:
     (ax,) = figure.axes
     points = torch.cat([level[1] for level in out.hyperbolic]).numpy()
     places, _ = flat_points(points, float(out.curvature))
-    lines, *dots = ax.collections
-    drawn = np.concatenate([np.asarray(one.get_offsets()) for one in dots])
-    np.testing.assert_allclose(drawn, places, atol=1e-9)
-    area = [float(one.get_sizes()[0]) for one in dots]  # type: ignore[attr-defined]
-    assert area == sorted(area) and len(set(area)) == 3
+    lines, dots = ax.collections
+    np.testing.assert_allclose(np.asarray(dots.get_offsets()), places, atol=1e-9)
+    area = dots.get_sizes().tolist()  # type: ignore[attr-defined]
+    assert area == sorted(area) and [area.count(one) for one in dict.fromkeys(area)] == [8, 4, 2]
     tree = forest((8, 4, 2))
     segments = lines.get_segments()  # type: ignore[attr-defined]
     assert len(segments) == 12
@@ -284,13 +283,13 @@ def rows(seed: int) -> list[dict[str, Any]]:
 
 def test_log_is_drawn_value_by_value(seed: int, tmp_path: Path) -> None:
     log = rows(seed)
-    charts = {title: lines for title, _, lines, _ in stat_curves(log)}
+    charts = {panel.title: panel.series for panel in stat_curves(log)}
     assert len(charts) == 6
     kl = "KL of the top level (1 value is not finite and left out)"
     assert charts[kl][0].y == [row["himapper/kl"] for row in log[:5]]
     assert [line.name for line in charts["Parent / same-level distance"]] == ["training", "validation"]
     figure = plot_tree_stats(log)
-    assert [ax.get_title(loc="left") for ax in figure.axes] == list(charts)
+    assert [ax.get_title().partition("\n")[0] for ax in figure.axes] == list(charts)
     drawn = figure.axes[2].lines
     np.testing.assert_array_equal(drawn[0].get_xydata(), [(row["step"], row["distance_ratio"]) for row in log[:5]])
     np.testing.assert_array_equal(drawn[1].get_xydata(), [(50, 0.25)])

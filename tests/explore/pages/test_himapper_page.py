@@ -102,7 +102,7 @@ def test_figures_are_there_for_light_and_for_dark(seed: int) -> None:
     actual = re.findall(r'<img class="(sheet[^"]*)" alt="([^"]*)" src="data:image/\w+;base64,([^"]*)"', html)
     assert [kind for kind, *_ in actual] == 2 * ["sheet", "sheet dark"]
     assert actual[0][1] == actual[1][1] and actual[2][1] == actual[3][1]
-    css = (Path(himapper_page.__file__).parent / "explorer.css").read_text(encoding="utf-8")
+    css = (Path(himapper_page.__file__).parent / "page.css").read_text(encoding="utf-8")
     surface = re.findall(r"--surface: #(\w{6})", css)[:2]  # of light, of dark
     for k, (_, _, data) in enumerate(actual):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), int)

@@ -14,8 +14,6 @@ from hyptree.explore.pages import encoder_parts as vlm_parts
 from hyptree.explore.pages import himapper_page, language
 from hyptree.explore.pages.page import STYLE, Section, page, table
 
-CSS = (Path(page.__code__.co_filename).parent / "explorer.css").read_text(encoding="utf-8")
-
 
 def test_a_page_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = page(tmp_path / "deep" / "index.html", "A < B", "first & only", [Section("x > y", "<p>as it is</p>")])
@@ -33,27 +31,18 @@ def test_a_page_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
-def test_the_plain_style_has_every_colour_in_light_and_in_dark() -> None:
-    light, dark = re.findall(r":root {([^}]*)}", STYLE)[:2]
-    names = set(re.findall(r"(--[a-z]+):", light))
-    assert names and names == set(re.findall(r"(--[a-z]+):", dark))
-    assert set(re.findall(r"var\((--[a-z]+)\)", STYLE)) <= names
-    rest = STYLE.replace(light, "").replace(dark, "")
-    assert set(re.findall(r"#[0-9a-f]{3,6}", rest)) == {"#fff"}, "a colour that does not turn with the others"
-
-
-def test_the_explorer_has_every_colour_in_light_and_in_dark() -> None:
-    light, by_scheme, by_button = re.findall(r":root[^{]*{([^}]*)}", CSS)
+def test_the_style_has_every_colour_in_light_and_in_dark() -> None:
+    light, by_scheme, by_button = re.findall(r":root[^{]*{([^}]*)}", STYLE)
     assert by_scheme.split() == by_button.split()
     names = set(re.findall(r"(--[a-z0-9]+):", light))
     assert names and names == set(re.findall(r"(--[a-z0-9]+):", by_button))
     own = {"--tone", "--p", "--dot"}  # set where they are used
-    for css in (CSS, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE):
+    for css in (STYLE, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE):
         assert set(re.findall(r"var\((--[a-z0-9]+)[,)]", css)) <= names | own
 
 
 @pytest.mark.parametrize(
-    "css", [CSS, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE, dendrogram.STYLE, reduced_pictures.STYLE]
+    "css", [STYLE, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE, dendrogram.STYLE, reduced_pictures.STYLE]
 )
 def test_no_ground_stays_light_in_the_dark(css: str) -> None:
     on_screen = re.sub(r"@media print {.*", "", re.sub(r":root[^{]*{[^}]*}", "", css))

@@ -18,7 +18,6 @@ from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import Sample
 from hyptree.data.settings import DataSettings
 from hyptree.explore.draw.curves import (
-    Line,
     _short,
     _spread,
     line_chart,
@@ -31,6 +30,7 @@ from hyptree.explore.explanation import block_tree
 from hyptree.explore.pages.run_page import Answers, PageRecord, run_page
 from hyptree.explore.pages.run_pictures import Subject, page_of_run
 from hyptree.geometry import Poincare
+from hyptree.lab.figures.panels import Panel, Series
 from hyptree.models.clusters import read_clusters
 from hyptree.tree import Tree
 from tests.explore.fake import tiny
@@ -234,7 +234,7 @@ def test_points_of_another_space_are_not_taken_for_lorentz_points(seed: int) -> 
 
 
 def test_curves_are_chosen_from_the_metrics() -> None:
-    charts = {title: lines for title, lines, _ in run_curves(metrics())}
+    charts = {panel.title: panel.series for panel in run_curves(metrics())}
     assert list(charts) == ["Loss", "Validation accuracy", "Learning rate"]
     assert [line.name for line in charts["Loss"]] == ["training", "validation"]
     assert [line.name for line in charts["Validation accuracy"]] == ["top-1"]  # a height is no share
@@ -248,9 +248,10 @@ def test_values_that_are_not_finite_are_counted_and_not_drawn() -> None:
     losses = [3.0, math.nan, 1.0, math.inf]
     rows = [{"step": k, "split": "train", "loss": loss, "lr": 0.1} for k, loss in enumerate(losses)]
     rows.append({"step": 4, "split": "val", "loss": math.nan, "top1": 0.5})
-    (title, lines, _), *rest = run_curves(rows)
-    assert title == "Loss (3 values are not finite and left out)" and [line.y for line in lines] == [[3.0, 1.0]]
-    assert [name for name, *_ in rest] == ["Validation accuracy", "Learning rate"]
+    first, *rest = run_curves(rows)
+    assert first.title == "Loss (3 values are not finite and left out)"
+    assert [line.y for line in first.series] == [[3.0, 1.0]]
+    assert [panel.title for panel in rest] == ["Validation accuracy", "Learning rate"]
 
 
 def test_numbers_that_do_not_fit_are_an_error() -> None:
@@ -259,7 +260,7 @@ def test_numbers_that_do_not_fit_are_an_error() -> None:
 
 
 def test_chart_draws_points_where_their_values_are() -> None:
-    svg = line_chart("t", [Line("a", [0, 1, 2], [0.0, 5.0, 10.0])])
+    svg = line_chart(Panel("t", "epoch", "", [Series("a", [0, 1, 2], [0.0, 5.0, 10.0])], number=".2f"))
     read(svg)
     points = re.search(r'points="([^"]*)"', svg)
     assert points
@@ -296,7 +297,9 @@ def test_names_of_lines_do_not_overlap(seed: int) -> None:
 
 @pytest.mark.parametrize("names", [["learning rate"], ["training", "validation"]])
 def test_values_at_the_end_of_lines_stay_off_the_numbers_below_the_axis(names: list[str]) -> None:
-    svg = line_chart("t", [Line(name, [0, 10, 20], [0.0, 1e-3, 1e-5]) for name in names], ".1e")
+    svg = line_chart(
+        Panel("t", "epoch", "", [Series(name, [0, 10, 20], [0.0, 1e-3, 1e-5]) for name in names], number=".1e")
+    )
     axis = float(re.findall(r'<line class="grid" [^>]*y2="([^"]*)"', svg)[0])
     numbers = float(re.findall(r'<text class="tick" [^>]*y="([^"]*)" text-anchor="middle">20<', svg)[0])
     lasts = [float(y) for y in re.findall(r'<tspan class="last" x="[^"]*" y="([^"]*)"', svg)]

@@ -1,19 +1,19 @@
-"""Curves of a run, a confusion matrix and bars as plain SVG: no plotting library, colours by the page's style."""
+"""Curves of a run and a confusion matrix as plain SVG: no plotting library, colours by the page's style."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from hyptree.lab.figures.panels import Panel, Series
 from hyptree.tree import Tree
 
-__all__ = ["Axes", "Line", "line_chart", "run_curves", "svg_confusion", "ticks"]
+__all__ = ["Axes", "line_chart", "run_curves", "svg_confusion", "ticks"]
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
@@ -23,17 +23,8 @@ MAX_POINTS = 240
 """A line is thinned to about this many points: more cannot be seen."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a chart."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line], str]]:
-    """Charts worth drawing from a run's metrics: title, lines and the format of the numbers.
+def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Charts worth drawing from a run's metrics.
 
     The loss of training and validation share a chart, and so do all shares of the validation (between 0 and 1).
     """
@@ -50,22 +41,22 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line],
         ("Validation accuracy", dict(list(shares.items())[:4]), ".0%"),
         ("Learning rate", {"learning rate": _series(rows, "train", "lr")}, ".1e"),
     ]
-    drawn = [(*lines_of(title, series), number) for title, series, number in charts]
-    return [(title, lines, number) for title, lines, number in drawn if lines]
+    drawn = [lines_of(title, series, "epoch", number) for title, series, number in charts]
+    return [panel for panel in drawn if panel.series]
 
 
-def lines_of(title: str, series: Mapping[str, np.ndarray]) -> tuple[str, list[Line]]:
+def lines_of(title: str, points_of: Mapping[str, np.ndarray], x_name: str, number: str, note: str = "") -> Panel:
     """Lines through points (n, 2); those that are not finite are left out, and the title says how many they are."""
     lines, lost = [], 0
-    for name, points in series.items():
+    for name, points in points_of.items():
         kept = points[np.isfinite(points).all(1)]
         lost += len(points) - len(kept)
         if len(kept) > MAX_POINTS:  # means of neighbours: keeps the level, loses only noise
             kept = np.array([group.mean(0) for group in np.array_split(kept, MAX_POINTS)])
         if len(kept):
-            lines.append(Line(name, kept[:, 0].tolist(), kept[:, 1].tolist()))
-    values = "value is" if lost == 1 else "values are"
-    return f"{title} ({lost} {values} not finite and left out)" if lost else title, lines
+            lines.append(Series(name, kept[:, 0].tolist(), kept[:, 1].tolist(), "line"))
+    lost_values = f" ({lost} {'value is' if lost == 1 else 'values are'} not finite and left out)" if lost else ""
+    return Panel(f"{title}{lost_values}", x_name, "", lines, number=number, note=note)
 
 
 def _format(key: str) -> str:
@@ -137,12 +128,13 @@ class Axes:
         return f'<polyline class="{kind}" points="{path}"/>'
 
 
-def line_chart(title: str, lines: Sequence[Line], number: str = ".2f", x_name: str = "epoch") -> str:
+def line_chart(panel: Panel) -> str:
     """An ``<svg>`` with labelled axes and the name and last value at the end of each line."""
+    lines, number = panel.series, panel.number
     every_x, every_y = ([value for line in lines for value in getattr(line, name)] for name in "xy")
     axes = Axes(every_x, [min(0.0, *every_y), max(every_y)], WIDTH - RIGHT)
     text = ", ".join(f"{line.name} ends at {line.y[-1]:{number}}" for line in lines)
-    parts = axes.frame(f"{title}: {text}", x_name, number)
+    parts = axes.frame(f"{panel.title}: {text}", panel.x_name, number)
     parts += [axes.under(tick) for tick in ticks(axes.x0, axes.x1) if axes.x0 <= tick <= axes.x1]
     # Beside the end of a line: its value, and of several lines the name above. Below the axis are the numbers of x.
     down, side = 14 if len(lines) > 1 else 0, axes.right + 9

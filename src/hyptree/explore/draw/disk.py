@@ -16,11 +16,12 @@ import numpy as np
 from hyptree.errors import require
 from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, read_beside
 from hyptree.tree import Tree
-from hyptree.tree.drawing import children_above
+from hyptree.tree.drawing import children_above, drawn_points
 
 __all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
 
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
+DISK_SCRIPT = read_beside(__file__, "disk.js")
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
 
 
@@ -31,21 +32,6 @@ def branch_colors(tree: Tree) -> list[str]:
         top = np.where(deep, tree.parent[top], top)
     branches = {int(node): PALETTE[k % len(PALETTE)] for k, node in enumerate(np.flatnonzero(tree.depth == 1))}
     return [branches.get(int(node), NEUTRAL) for node in top]
-
-
-def _checked(tree: Tree, points: Any, flat: bool) -> np.ndarray:
-    """(n, 2) float64 points inside the unit disk; those of the flat plane are scaled into it."""
-    checked = np.asarray(points, np.float64)
-    if checked.shape != (tree.num_nodes, 2):
-        raise ValueError(f"points have shape {checked.shape}, expected ({tree.num_nodes}, 2), one row per node")
-    if not np.isfinite(checked).all():
-        raise ValueError(f"the point of node {np.flatnonzero(~np.isfinite(checked).all(1))[0]} is not finite")
-    length = np.linalg.norm(checked, axis=1)
-    if flat:
-        return checked * (0.94 / max(length.max(), 1e-300))
-    if (length >= 1).any():
-        raise ValueError(f"node {np.flatnonzero(length >= 1)[0]} lies outside the unit disk; map points into it first")
-    return checked
 
 
 def _dot(tree: Tree, node: int) -> float:
@@ -125,7 +111,7 @@ def svg_disk(
         names: write the labels; without them the disk fills the picture.
         move: a click on a node brings it to the centre, by an isometry. Needs :func:`move_script` once in the page.
     """
-    points = _checked(tree, points, flat)
+    points = drawn_points(tree, points, flat)
     colors = branch_colors(tree) if colors is None else colors
     share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
     spare = 0 if names else SIZE // 2 - RADIUS - 10  # room for names
@@ -165,7 +151,7 @@ def svg_disk(
 
 def move_script() -> str:
     """The JavaScript that lets readers move the disks of a page."""
-    return read_beside(__file__, "move.js")
+    return DISK_SCRIPT + read_beside(__file__, "move.js")
 
 
 def _moving_data(tree: Tree, points: np.ndarray) -> str:
@@ -202,7 +188,6 @@ def draw_disk(
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
-    points = _checked(tree, points, flat=False)
     figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
     ax = figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
     rgb = np.array([to_rgb(color) for color in branch_colors(tree)])

@@ -18,9 +18,8 @@ from hyptree.data.pictures.single import read_picture
 from hyptree.errors import require
 from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.explore.draw.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
-from hyptree.explore.draw.style import INK, INSIDE, RIM, SOFT
+from hyptree.explore.draw.style import INK, SOFT
 from hyptree.explore.pages.himapper_log import plot_tree_stats
-from hyptree.tree.layout import geodesic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -275,42 +274,17 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
         b: which picture of the batch.
     """
     require("matplotlib", "plot")
-    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
 
     nodes = read_nodes(out, b)
-    tree, colours = forest(nodes.sizes), np.concatenate(node_colours(nodes.sizes))
+    colours = np.concatenate(node_colours(nodes.sizes))
     places, kept = flat_points(np.concatenate(nodes.points), nodes.c)
-    figure = Figure(figsize=(6.4, 7.3), facecolor="white")
-    ax = figure.add_axes((0.02, 0.14, 0.96, 0.84))
-    ax.set_axis_off()
-    child = np.flatnonzero(tree.parent >= 0)
-    if nodes.c is None:
-        reach = 1.08 * max(float(np.abs(places).max()), 1e-12)
-        lines = list(np.stack([places[tree.parent[child]], places[child]], 1))
-    else:
-        reach = 1.04
-        ax.add_patch(Circle((0, 0), 1, facecolor=INSIDE, edgecolor=RIM, linewidth=1.4))
-        lines = list(geodesic(places[tree.parent[child]], places[child], 32))
+    figure = Figure(figsize=(6.4, 7.1), facecolor="white")
+    ax = figure.add_axes((0.02, 0.12, 0.96, 0.865))
+    forest(nodes.sizes).draw(ax=ax, layout=places, color=colours, names=False, flat=nodes.c is None)
     ax.plot(0, 0, "+", color="#9aa2b5", markersize=9, zorder=1)
-    ax.add_collection(LineCollection(lines, colors=colours[child], linewidths=1.3, alpha=0.75, zorder=2))
-    for k in range(len(nodes.sizes)):  # leaves first, so that parents lie on top
-        own = slice(sum(nodes.sizes[:k]), sum(nodes.sizes[: k + 1]))
-        area = 26 * 2.1**k
-        label = f"level {k + 1}"
-        if len(nodes.sizes) > 1 and k in (0, len(nodes.sizes) - 1):
-            label += ", leaves" if k == 0 else ", top"
-        x, y = places[own].T
-        ax.scatter(x, y, s=area, c=colours[own], edgecolors="white", linewidths=0.9, zorder=3 + k, label=label)
-    legend = figure.legend(loc="lower center", bbox_to_anchor=(0.5, 0.09), ncols=len(nodes.sizes), fontsize=8.4,
-                           frameon=False, labelcolor=INK, handletextpad=0.3)  # fmt: skip
-    for handle in legend.legend_handles:
-        handle.set_color("#7c8496")  # type: ignore[union-attr]
-    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    figure.text(
-        0.03, 0.085, textwrap.fill(disk_caption(nodes, kept), 98), fontsize=8.4, color=SOFT, va="top", linespacing=1.35
-    )
+    text = textwrap.fill(f"{disk_caption(nodes, kept)} The larger, the higher in its tree.", 98)
+    figure.text(0.03, 0.1, text, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     return figure
 
 

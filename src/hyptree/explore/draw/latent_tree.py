@@ -13,8 +13,9 @@ import numpy as np
 from hyptree.data.pictures.single import data_url, fit
 from hyptree.explore.draw.disk import RADIUS, SIZE, svg_disk
 from hyptree.explore.draw.scenes import disk_points
-from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, PALETTE, RIM, SOFT, overlap, shortened
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, PALETTE, RIM, SOFT, overlap
 from hyptree.tree import Tree
+from hyptree.tree.drawing import shortened
 
 __all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from hyptree.explore.draw.radial import RadialPicture, axis_of
-from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, INSIDE, RIM, SOFT, hex_colour, overlap, shortened
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, INSIDE, RIM, SOFT, hex_colour, overlap
+from hyptree.tree.drawing import shortened
 
 __all__ = ["Label", "Layout", "layout_of", "level_colours", "svg_radial"]
 

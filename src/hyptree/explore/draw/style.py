@@ -27,11 +27,6 @@ def hex_colour(rgb: Iterable[float]) -> str:
     return "#" + "".join(f"{round(float(value)):02x}" for value in rgb)
 
 
-def shortened(text: str, longest: int) -> str:
-    """The text, cut where it is too long."""
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
-
-
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether two boxes (left, low, right, high) have points in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

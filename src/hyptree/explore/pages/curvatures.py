@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hyptree.explore.draw.curves import Line, line_chart
-from hyptree.explore.pages.page import chart, table
+from hyptree.explore.pages import page
+from hyptree.lab.figures.panels import Panel, Series
 
 __all__ = ["curvature_section"]
 
@@ -33,12 +33,12 @@ def curvature_section(curves: Mapping[str, Curve]) -> str:
         layers.setdefault(int(first), {})[int(second)] = curve
     layers = {layer: dict(sorted(experts.items())) for layer, experts in sorted(layers.items())}
     most = sorted(layers, key=lambda layer: -max(map(_moved, layers[layer].values())))[:MAX_LAYERS]
-    drawn = {"All experts": (_range(list(curves.values())), ".3f")}
+    panels = [Panel("All experts", "step", "K", _range(list(curves.values())), number=".3f")]
     for layer in sorted(most):
         experts = sorted(layers[layer].items(), key=lambda pair: -_moved(pair[1]))[:MAX_EXPERTS]
-        lines = [Line(f"expert {name}", curve["step"], _change(curve)) for name, curve in sorted(experts)]
-        drawn[f"Layer {layer}: change of K since the first line of the log, %"] = lines, "+.2f"
-    charts = "".join(chart(title, line_chart(title, *what, "step")) for title, what in drawn.items())
+        lines = [Series(f"expert {name}", curve["step"], _change(curve), "line") for name, curve in sorted(experts)]
+        title = f"Layer {layer}: change of K since the first line of the log, %"
+        panels.append(Panel(title, "step", "change of K, %", lines, number="+.2f"))
     rows = [
         [f"layer {layer}, expert {name}", f"{start:.4f}", f"{end:.4f}", f"{end / start - 1:+.2%}"]
         for layer, experts in layers.items()
@@ -51,8 +51,8 @@ def curvature_section(curves: Mapping[str, Curve]) -> str:
         "<p>Every routed expert works on a hyperboloid of its own, of curvature -K. K starts between the ends of the "
         "configured range and is learned at a tenth of the learning rate. It moves by percents: the charts of layers "
         f"show how far each has gone from where the log found it first.{note}</p>"
-        f'<div class="pairs">{charts}</div>'
-        f'<div class="card">{table(["", "K, first logged", "K, last", "change"], rows)}</div>'
+        f'<div class="pairs">{page.curves(panels)}</div>'
+        f'<div class="card">{page.table(["", "K, first logged", "K, last", "change"], rows)}</div>'
     )
 
 
@@ -65,10 +65,10 @@ def _moved(curve: Curve) -> float:
     return max(map(abs, _change(curve)))
 
 
-def _range(curves: Sequence[Curve]) -> list[Line]:
+def _range(curves: Sequence[Curve]) -> list[Series]:
     """Smallest, mean and largest K of all experts at each step that all of them have."""
     steps = sorted(set.intersection(*(set(curve["step"]) for curve in curves)))
     at = [dict(zip(curve["step"], curve["value"], strict=True)) for curve in curves]
     values = np.array([[one[step] for one in at] for step in steps])  # (steps, experts)
     named = {"largest K": values.max(1), "mean": values.mean(1), "smallest": values.min(1)}
-    return [Line(name, steps, line.tolist()) for name, line in named.items()]
+    return [Series(name, steps, line.tolist(), "line") for name, line in named.items()]

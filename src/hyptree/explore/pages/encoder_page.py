@@ -23,7 +23,7 @@ from hyptree.explore.draw.radial import radial_picture, same_levels
 from hyptree.explore.draw.radial_layout import svg_radial
 from hyptree.explore.pages import encoder_parts as parts
 from hyptree.explore.pages.encoder_parts import STYLE, EncodedPicture
-from hyptree.explore.pages.page import Section, explorer_page
+from hyptree.explore.pages.page import Section, page
 
 if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
@@ -114,7 +114,7 @@ def write(
         f"of the empty text, and specific ones straight behind them. {says}"
     )
     footer = f"hyptree {__version__}. Written by hyptree explain."
-    return explorer_page(out, "The hierarchy in an encoder", lead.strip(), sections, style=STYLE, footer=footer)
+    return page(out, "The hierarchy in an encoder", lead.strip(), sections, style=STYLE, footer=footer)
 
 
 def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[WordPair] = ()) -> dict[str, Any]:

@@ -12,7 +12,6 @@
     if (parent) parent.append(e);
     return e;
   };
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const canvas = $("picture"), context = canvas.getContext("2d"), disk = $("disk"), wood = $("tree"), said = $("said");
   const state = {image: 0, layer: data.start[0], head: data.start[1], detail: 9, overlay: 55, node: -1};
   let pinned = false, view = null;
@@ -203,16 +202,7 @@
   }
 
   // ---- the disk ----------------------------------------------------------------------------------------------------
-  const R = 470;
-  const px = ([x]) => (R * x).toFixed(2), py = ([, y]) => (-R * y).toFixed(2);
-  function arc([x1, y1], [x2, y2]) {
-    const start = `M${px([x1])} ${py([0, y1])}`, end = `${px([x2])} ${py([0, y2])}`, det = x1 * y2 - x2 * y1;
-    if (Math.abs(det) < 1e-6) return `${start}L${end}`;
-    const a = (1 + x1 * x1 + y1 * y1) / 2, b = (1 + x2 * x2 + y2 * y2) / 2;
-    const cx = (a * y2 - b * y1) / det, cy = (b * x1 - a * x2) / det;
-    const r = (Math.sqrt(Math.max(cx * cx + cy * cy - 1, 0)) * R).toFixed(2);
-    return `${start}A${r} ${r} 0 0 ${(x2 - x1) * (cy - y1) - (y2 - y1) * (cx - x1) < 0 ? 1 : 0} ${end}`;
-  }
+  const R = 470, {px, py, arc, travel, stop} = poincareDisk(R);
   let edges = [], dots = [];
   function drawDisk() {
     disk.replaceChildren();
@@ -234,30 +224,12 @@
     edges.forEach((e, i) => e.setAttribute("d", arc(z[parent[i + 1]], z[i + 1])));
     dots.forEach((e, k) => {
       const [x, y] = z[k], near = Math.sqrt(Math.max(0.12, 1 - x * x - y * y));
-      e.setAttribute("cx", px(z[k]));
-      e.setAttribute("cy", py(z[k]));
+      e.setAttribute("cx", px(x));
+      e.setAttribute("cy", py(y));
       e.setAttribute("r", ((depth[k] === 0 ? 11 : depth[k] < view.deepest || view.deepest === 1 ? 9 + 22 * Math.sqrt(area[k]) : 4 + 20 * Math.sqrt(area[k])) * near).toFixed(1));
     });
   }
-  // The isometry of the disk that takes a to the centre: (p - a) / (1 - conj(a) p).
-  const moved = (points, [ax, ay]) => points.map(([x, y]) => {
-    const nx = x - ax, ny = y - ay, dx = 1 - (ax * x + ay * y), dy = -(ax * y - ay * x), q = dx * dx + dy * dy;
-    return [(nx * dx + ny * dy) / q, (ny * dx - nx * dy) / q];
-  });
-  let journey = 0;
-  function travel([ax, ay]) {
-    const from = view.z, d = Math.hypot(ax, ay), mine = ++journey, begin = performance.now(), shown = view;
-    if (d < 1e-9) return;
-    const step = now => {
-      if (mine !== journey || shown !== view) return;
-      const t = still ? 1 : Math.min(1, (now - begin) / 600), ease = t * t * (3 - 2 * t), f = Math.tanh(ease * Math.atanh(d)) / d;
-      view.z = moved(from, [ax * f, ay * f]);
-      place();
-      if (t < 1) requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
-  }
-  disk.addEventListener("dblclick", () => { view.z = view.home; place(); });
+  disk.addEventListener("dblclick", () => { stop(); view.z = view.home; place(); });
 
   // ---- pointing, pinning, saying -----------------------------------------------------------------------------------
   const percent = share => share < 0.01 ? "<1 %" : `${Math.round(100 * share)} %`;
@@ -300,7 +272,10 @@
     picture.addEventListener("click", event => {
       const e = nodeOf(event);
       if (!e) { if (pinned) pin(state.node); return; }
-      if (picture === disk) travel(view.z[+e.dataset.node]);
+      if (picture === disk) {
+        const here = view;
+        travel(here.z, here.z[+e.dataset.node], z => { here.z = z; if (here === view) place(); });
+      }
       pin(+e.dataset.node);
     });
   }
@@ -388,10 +363,3 @@
   Promise.allSettled(pictures.map(picture => picture.decode())).then(start);
   addEventListener("hashchange", () => { recall(); show(); });
 })();
-
-// ---- light and dark ------------------------------------------------------------------------------------------------
-document.querySelectorAll("[data-theme-button]").forEach(button => button.addEventListener("click", () => {
-  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = root.dataset.theme || (dark ? "dark" : "light");
-  root.dataset.theme = now === "dark" ? "light" : "dark";
-}));

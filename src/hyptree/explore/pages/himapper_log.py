@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.errors import require
-from hyptree.explore.draw.curves import Line, lines_of
-from hyptree.explore.draw.style import INK, PALETTE, SOFT
+from hyptree.explore.draw.curves import lines_of
+from hyptree.explore.draw.style import PALETTE, RIM
 from hyptree.files import read_log
+from hyptree.lab.figures.panels import Panel
 from hyptree.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ STATS = (
 )
 
 
-def stat_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[Line], str]]:
-    """What the rows of a run's metrics say about its tree: title, note, lines, format of the numbers.
+def stat_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """What the rows of a run's metrics say about its tree, as charts.
 
     A name may stand alone or behind a prefix (``himapper/kl``); training and validation are two lines of one chart.
     """
@@ -44,10 +44,8 @@ def stat_curves(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[
                 if row.get("split", "train") == split and (value := _value(row, name)) is not None
             ]
             series[called] = np.array(points, np.float64).reshape(-1, 2)
-        title, lines = lines_of(title, series)
-        if lines:
-            charts.append((title, note, lines, number))
-    return charts
+        charts.append(lines_of(title, series, "step", number, note))
+    return [panel for panel in charts if panel.series]
 
 
 def _value(row: Mapping[str, Any], name: str) -> float | None:
@@ -67,8 +65,7 @@ def plot_tree_stats(log: Sequence[Mapping[str, Any]] | Path | str) -> Figure:
     Raises:
         ValueError: no row has any of the names.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
+    from hyptree.lab.figures.drawing import draw_panels
 
     if isinstance(log, (str, Path)):
         path = Path(log)
@@ -78,24 +75,7 @@ def plot_tree_stats(log: Sequence[Mapping[str, Any]] | Path | str) -> Figure:
         raise ValueError(
             f"no row of the log has any of {', '.join(name for name, *_ in STATS)}; is it the log of a Hi-Mapper?"
         )
-    columns = min(3, len(charts))
-    figure = Figure(figsize=(4.1 * columns, 2.9 * -(-len(charts) // columns)), layout="constrained", facecolor="white")
-    for at, (title, note, lines, _) in enumerate(charts):
-        ax = figure.add_subplot(-(-len(charts) // columns), columns, at + 1)
-        for line, colour in zip(lines, PALETTE, strict=False):
-            dots = "o-" if len(line.x) < 12 else "-"
-            ax.plot(line.x, line.y, dots, markersize=3, color=colour, linewidth=1.5, label=line.name)
-        ax.set_title(title, fontsize=10, color=INK, loc="left", fontweight="bold", pad=18)
-        ax.text(0, 1.02, note, transform=ax.transAxes, fontsize=7.6, color=SOFT, va="bottom")
-        ax.set_xlabel("step", fontsize=8.5, color=SOFT)
-        every = np.concatenate([line.y for line in lines])
-        low, high = min(0.0, float(every.min())), max(0.0, float(every.max()))
-        margin = 0.06 * (high - low or 1.0)
-        ax.set_ylim(low - margin * (low < 0), high + margin)
-        ax.tick_params(labelsize=8, colors=SOFT)
-        ax.grid(color="#eceff5", linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        if len(lines) > 1:
-            ax.legend(fontsize=8, frameon=False)
+    figure = draw_panels(charts, PALETTE)
+    for ax in figure.axes:
+        ax.axhline(0, color=RIM, linewidth=0.8, zorder=0)
     return figure

@@ -11,14 +11,13 @@ import numpy as np
 
 from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
-from hyptree.explore.draw.curves import line_chart
 from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.himapper import ALARM, disk_caption, plot_assignment, plot_tree_maps
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
 from hyptree.explore.draw.style import INK, SOFT, hex_colour, read_beside
 from hyptree.explore.pages.himapper_log import STATS, stat_curves
-from hyptree.explore.pages.page import Section, cards, chart, table
+from hyptree.explore.pages.page import Section, cards, curves, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +26,7 @@ __all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tr
 
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
-"""Colours of the figures' ground and text where the page is dark, as explorer.css has them."""
+"""Colours of the figures' ground and text where the page is dark, as page.css has them."""
 STYLE = read_beside(__file__, "himapper.css")
 LEAD = (
     "A tree of queries reads the last feature map of the backbone: leaves, their parents, the parents of those. Each "
@@ -99,10 +98,7 @@ def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping
         )
     )
     if charts := stat_curves(metrics):
-        drawn = "".join(
-            chart(title, line_chart(title, lines, number, "step"), note=note) for title, note, lines, number in charts
-        )
-        sections.append(Section("How its tree came about", f'<div class="charts">{drawn}</div>'))
+        sections.append(Section("How its tree came about", f'<div class="charts">{curves(charts)}</div>'))
     return sections
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hyptree import __version__
 from hyptree.explore.draw.style import read_beside
-from hyptree.explore.pages.page import STYLE, Html, Section, image, page, table
+from hyptree.explore.pages.page import Html, Section, image, page, table
 from hyptree.lab.fits import fit_runs
 from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.folder import read_config
@@ -63,7 +63,7 @@ FIGURES = {
 }
 """Of every figure of :data:`hyptree.lab.figures.sweep_figures.FIGURES`: its heading and what to see in it."""
 
-_STYLE = STYLE + read_beside(__file__, "lab.css")
+_STYLE = read_beside(__file__, "lab.css")
 
 _REGIMES = {
     "strong": "All features are represented (95 % or more, in every model of the fit); theory: max(1, 2(α - 1)).",

@@ -18,7 +18,7 @@ from hyptree import __version__
 from hyptree.explore.draw.style import read_beside
 from hyptree.explore.draw.text_charts import STYLE, dot_chart
 from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.page import EXPLORER_STYLE, Section, cards, chart, page, table
+from hyptree.explore.pages.page import Section, cards, chart, page, table
 from hyptree.files import full_disk_is_one_line, write_text
 
 __all__ = ["language_sections", "write_token_page"]
@@ -47,8 +47,8 @@ def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
     with full_disk_is_one_line(path.parent, "write the page again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path.with_suffix(".json"), json.dumps(models, allow_nan=False) + "\n")
-    style, footer = EXPLORER_STYLE + _STYLE, f"hyptree {__version__}. Numbers: {path.stem}.json."
-    return page(path, _title(models), _lead(models), language_sections(*models), style=style, footer=footer)
+    footer = f"hyptree {__version__}. Numbers: {path.stem}.json."
+    return page(path, _title(models), _lead(models), language_sections(*models), style=_STYLE, footer=footer)
 
 
 def language_sections(*models: Numbers) -> list[Section]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from hyptree.explore.draw.curves import line_chart
 from hyptree.explore.draw.style import read_beside
 from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.lab.figures.panels import Panel
 
-__all__ = ["Html", "Section", "cards", "chart", "explorer_page", "image", "page", "table"]
+__all__ = ["Html", "Section", "cards", "chart", "curves", "image", "page", "table"]
 
-STYLE = read_beside(__file__, "plain.css")
-EXPLORER_STYLE = read_beside(__file__, "explorer.css")
-"""Of pages that one can explore, in light and in dark."""
+STYLE = read_beside(__file__, "page.css")
+"""Of every page, in light and in dark."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ def page(
     sections: Iterable[Section],
     *,
     script: str = "",
-    style: str = STYLE,
-    top: str = "",
+    style: str = "",
     footer: str = "",
 ) -> Path:
     """Writes a self-contained page and gives its path.
@@ -43,8 +43,7 @@ def page(
         title: plain text. lead: a sentence or two below it, plain text.
         sections: what the page shows, in order.
         script: JavaScript put at the end of the page.
-        style: CSS, instead of the plain one.
-        top: HTML above the title, trusted as it is.
+        style: CSS of what only this page shows.
         footer: plain text.
     """
     body = "".join(
@@ -53,29 +52,17 @@ def page(
     html = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body><main>"
-        f'{top}<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}'
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body><main>"
+        '<button class="theme" type="button" data-theme-button>light / dark</button>'
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}'
         f"{f'<footer>{escape(footer)}</footer>' if footer else ''}</main>"
-        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
+        f"<script>{read_beside(__file__, 'page.js')}{script}</script></body></html>\n"
     )
     path = Path(path)
     with full_disk_is_one_line(path.parent, "write the page again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, html)
     return path
-
-
-def explorer_page(
-    path: Path | str, title: str, lead: str, sections: Iterable[Section], *, style: str = "", footer: str = ""
-) -> Path:
-    """A :func:`page` that one can explore; ``style`` is put behind its own."""
-    return page(
-        *(path, title, lead, sections),
-        script=read_beside(__file__, "explorer.js"),
-        style=EXPLORER_STYLE + style,
-        top='<button class="theme" type="button" data-theme-button>light / dark</button>',
-        footer=footer,
-    )
 
 
 class Html(str):
@@ -113,6 +100,11 @@ def chart(title: str, drawn: str, *, note: str = "", caption: str = "", kind: st
     above = f'<p class="note">{escape(note)}</p>' if note else ""
     below = f"<figcaption>{caption}</figcaption>" if caption else ""
     return f'<figure class="{kind}"><h3>{escape(title)}</h3>{above}{drawn}{below}</figure>'
+
+
+def curves(panels: Iterable[Panel]) -> str:
+    """A :func:`chart` of lines for each panel."""
+    return "".join(chart(panel.title, line_chart(panel), note=panel.note) for panel in panels)
 
 
 def image(path: Path | str, alt: str) -> str:

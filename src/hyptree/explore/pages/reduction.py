@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyptree import tables
-from hyptree.errors import require
 from hyptree.explore.draw import dendrogram, reduced_pictures
 from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
-from hyptree.explore.pages.page import STYLE, Section, image, page, table
+from hyptree.explore.draw.style import PALETTE
+from hyptree.explore.pages.page import Section, image, page, table
 from hyptree.files import write_text
+from hyptree.lab.figures.panels import Panel, Series
 from hyptree.tables import aligned
 
 if TYPE_CHECKING:
@@ -79,40 +80,26 @@ def write_plot(results: Results, path: Path) -> Path:
 
     Without accuracy: the speed-up against FLOPs.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
+    from hyptree.lab.figures.drawing import draw_panels
 
-    plain = [row for row in results.rows if row.method == "none"]
-    names = list(dict.fromkeys(row.name for row in results.rows if row.method != "none"))
-    groups = {name: sorted((r for r in results.rows if r.name == name), key=lambda r: r.keep) for name in names}
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(results.rows, key=lambda row: (row.method == "none", row.keep)):
+        groups.setdefault("all tokens" if row.method == "none" else row.name, []).append(row)
     best = pareto_front(results.rows)
-    panels = [("GFLOPs per picture", "times as fast")]
+    axes = [("GFLOPs per picture", "times as fast")]
     if best:
-        panels = [("images/s", "top-1"), ("GFLOPs per picture", "top-1")]
-    figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained", facecolor="white")
-    for at, (x_name, y_name) in enumerate(panels):
-        x_of, y_of = AXES[x_name], AXES[y_name]
-        axes = figure.add_subplot(1, len(panels), at + 1)
-        if at == 0 and len(best) > 1:
-            axes.plot([x_of(r) for r in best], [y_of(r) for r in best], color="#d5dae5", linewidth=9, zorder=1,
-                      solid_capstyle="round", solid_joinstyle="round", label="Pareto front")  # fmt: skip
+        axes = [("images/s", "top-1, %"), ("GFLOPs per picture", "top-1, %")]
+    panels = []
+    for x_name, y_name in axes:
+        panel = Panel(f"{y_name.partition(',')[0]} against {x_name}", x_name, y_name)
         for k, (name, rows) in enumerate(groups.items()):
-            colour = f"C{k % 10}"
-            axes.plot([x_of(r) for r in rows], [y_of(r) for r in rows], "o-", color=colour, markersize=4.5, label=name)
-        for row in plain:
-            axes.plot(x_of(row), y_of(row), "k*", markersize=13, label="all tokens", zorder=4)
-        for row in next(iter(groups.values()), []):
-            axes.annotate(
-                f"{row.keep:g}", (x_of(row), y_of(row)), textcoords="offset points", xytext=(5, 5), fontsize=8
-            )
-        axes.set(xlabel=x_name, ylabel=y_name)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#eceff5", linewidth=0.8)
-        axes.set_axisbelow(True)
-        if y_name == "top-1":
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    figure.axes[0].legend(fontsize=8, frameon=False)
+            points = [[AXES[axis](row) for row in rows] for axis in (x_name, y_name)]
+            panel.series.append(Series(name, *points, "line", labels=[] if k else [f"{row.keep:g}" for row in rows]))
+        panels.append(panel)
+    if len(best) > 1:
+        points = [[AXES[axis](row) for row in best] for axis in axes[0]]
+        panels[0].series.append(Series("Pareto front", *points, "dashed"))
+    figure = draw_panels(panels, PALETTE)
     figure.suptitle(f"{results.about['model']}, {results.about['device']}", fontsize=11)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
@@ -122,7 +109,7 @@ AXES: dict[str, Callable[[Row], float]] = {
     "images/s": lambda row: row.images_per_second,
     "times as fast": lambda row: row.speedup,
     "GFLOPs per picture": lambda row: row.gflops,
-    "top-1": lambda row: math.nan if row.top1 is None else row.top1,
+    "top-1, %": lambda row: math.nan if row.top1 is None else 100 * row.top1,
 }
 
 
@@ -167,7 +154,7 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
         lead,
         sections,
         script=dendrogram.SCRIPT if any(one.trees for one in shown) else "",
-        style=STYLE + reduced_pictures.STYLE + dendrogram.STYLE,
+        style=reduced_pictures.STYLE + dendrogram.STYLE,
         footer=" ".join(results.machine) + " Written by hyptree reduce.",
     )
 

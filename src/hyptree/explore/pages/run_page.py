@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
-from hyptree.explore.draw.curves import line_chart, run_curves, svg_confusion
+from hyptree.explore.draw.curves import run_curves, svg_confusion
+from hyptree.explore.draw.disk import DISK_SCRIPT
 from hyptree.explore.draw.scenes import Answer, Scene, explorer_html
-from hyptree.explore.pages.page import Html, Section, cards, chart, explorer_page, table
+from hyptree.explore.draw.style import read_beside
+from hyptree.explore.pages.page import Html, Section, cards, curves, page, table
 from hyptree.tree import Tree
 
 __all__ = ["Answers", "PageRecord", "run_page"]
@@ -88,13 +90,16 @@ def run_page(path: Path | str, record: PageRecord) -> Path:
     if record.clusters:
         sections.append(Section("Do clusters follow things?", _cluster_section(record.clusters)))
     if record.metrics:
-        charts = "".join(
-            chart(title, line_chart(title, lines, number)) for title, lines, number in run_curves(record.metrics)
-        )
-        sections.append(Section("How it learned", f'<div class="charts">{charts}</div>'))
+        charts = f'<div class="charts">{curves(run_curves(record.metrics))}</div>'
+        sections.append(Section("How it learned", charts))
     if record.answers is not None:
         sections.append(Section("Where it is right and wrong", _answers_section(record.answers)))
-    return explorer_page(path, record.title, record.lead, sections, style=record.style, footer=record.footer)
+    return page(
+        *(path, record.title, record.lead, sections),
+        script=DISK_SCRIPT + read_beside(__file__, "explorer.js"),
+        style=record.style,
+        footer=record.footer,
+    )
 
 
 def _cluster_section(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from hyptree.lab.sweeps.folder import read_part
 from hyptree.lab.sweeps.run_table import read_runs
 from hyptree.tables import to_csv
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _SIZE = (5.2, 4.0)
 _ENDINGS = (".png", ".svg", ".csv")
 _INSIDE = 4
@@ -31,6 +34,8 @@ _NAME = 32
 """Letters of a name that stand in one line of the legend; longer lines would take the room of the axes."""
 _TEXTS = 40
 """More texts beside points than this are not drawn, as they would hide them; the CSV has them."""
+_FEW = 40
+"""A line through more points than this has no dots at them."""
 _DASHES = ("--", ":", "-.")
 
 
@@ -108,28 +113,38 @@ def require_apart(files: Sequence[Path], others: Mapping[str, Path]) -> None:
                 raise UserError(f"this would write {path} over {what}; give another name")
 
 
+def draw_panels(panels: Sequence[Panel], palette: Sequence[str] = ()) -> Figure:
+    """The panels side by side, as a matplotlib figure.
+
+    Args:
+        palette: colours of the series, for those that have no order; by default from dark to light.
+    """
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    columns = 3 if len(panels) == 3 or len(panels) > 4 else min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for ax, panel in zip(axes, panels, strict=False):
+        (_draw_map if panel.is_map else partial(_draw_lines, palette=palette))(figure, ax, panel)
+        title = [panel.title, *panel.note.split("; ")] if panel.note else [panel.title]
+        ax.set_title("\n".join(title), fontsize=9 if panel.note else 10)
+        ax.set_xlabel(panel.x_name)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    return figure
+
+
 def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     """Draw panels into ``stem.png`` and ``stem.svg``, write their points into ``stem.csv``; gives the three files.
 
     Args:
         stem: as for :func:`figure_files`.
     """
-    require("matplotlib", "plot")
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
-    files = figure_files(stem)
-    columns = 3 if len(panels) == 3 or len(panels) > 4 else min(2, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * lines), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flatten()
-    for ax, panel in zip(axes, panels, strict=False):
-        (_draw_map if panel.is_map else _draw_lines)(figure, ax, panel)
-        title = [panel.title, *panel.note.split("; ")] if panel.note else [panel.title]
-        ax.set_title("\n".join(title), fontsize=9 if panel.note else 10)
-        ax.set_xlabel(panel.x_name)
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
+    files, figure = figure_files(stem), draw_panels(panels)
     # No date and no random names inside: the same sweep gives the same picture.
     with rc_context({"svg.hashsalt": "hyptree"}), full_disk_is_one_line(files[0].parent, "draw again"):
         files[0].parent.mkdir(parents=True, exist_ok=True)
@@ -141,11 +156,12 @@ def write_figure(stem: Path | str, panels: Sequence[Panel]) -> list[Path]:
     return files
 
 
-def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
+def _draw_lines(figure: Any, ax: Any, panel: Panel, palette: Sequence[str] = ()) -> None:
     from matplotlib import colormaps
 
     solid = [series for series in panel.series if series.style not in ("dashed", "hollow")]
     colours = [colormaps["viridis"](0.9 * i / max(1, len(solid) - 1)) for i in range(len(solid))]
+    colours = [palette[i % len(palette)] for i in range(len(solid))] if palette else colours
     dashes = 0
     for series in panel.series:
         label = fill(series.name, _NAME)
@@ -166,7 +182,7 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel) -> None:
         elif series.error is not None:
             _draw_errors(ax, series, label, color=colour, markersize=4)
         else:
-            mark = "o-" if series.style == "line" else "o"
+            mark = "o" if series.style == "points" else "o-" if len(series.x) <= _FEW else "-"
             ax.plot(series.x, series.y, mark, color=colour, label=label, markersize=4, linewidth=1.2)
     _scale(ax, panel)
     ax.autoscale_view()  # else places on linear axes are those of before anything was drawn

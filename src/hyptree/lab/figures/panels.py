@@ -45,6 +45,8 @@ class Panel:
     rows_name: str = ""
     note: str = ""
     """What is not drawn or was put together, below the title."""
+    number: str = ".4g"
+    """The format of numbers of y, on a page."""
 
 
 def to_rows(panels: Iterable[Panel]) -> list[dict[str, Any]]:
