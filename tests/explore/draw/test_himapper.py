@@ -203,13 +203,13 @@ def test_patches_have_the_colour_of_their_node(seed: int) -> None:
     assert (two[:, 50:52] == 255).all() and (two[:, 49] < 255).any() and (two[:, 52] < 255).any()
 
 
-def test_assignment_of_one_level_and_of_all(seed: int) -> None:
+def test_assignment_of_all_levels(seed: int) -> None:
     out = fake_output(seed)
-    every, one = plot_assignment(picture(seed), out), plot_assignment(picture(seed), out, level=2)
-    assert [len(figure.axes[0].images) for figure in (every, one)] == [4, 2]
+    figure = plot_assignment(picture(seed), out)
+    assert len(figure.axes[0].images) == 4
     winners = len(np.unique(out.maps[1][0].flatten(1).argmax(0)))
-    assert f"level 2: {winners} of 4 nodes win a patch" in texts(one)
-    painted = np.asarray(one.axes[0].images[1].get_array())
+    assert f"level 2: {winners} of 4 nodes win a patch" in texts(figure)
+    painted = np.asarray(figure.axes[0].images[2].get_array())
     expected = _painted(picture(seed), out.maps[1][0].argmax(0).numpy(), node_colours((8, 4, 2))[1])
     np.testing.assert_array_equal(painted, expected)
 
@@ -249,7 +249,7 @@ def test_nothing_is_cut_off(seed: int, num_leaves: int, depth: int) -> None:
     for make, arguments in (
         (plot_tree_maps, (picture(seed), out)),
         (plot_assignment, (picture(seed), out)),
-        (plot_assignment, (picture(seed, 60, 40), out, 1)),
+        (plot_assignment, (picture(seed, 60, 40), out)),
         (plot_poincare, (out,)),
     ):
         figure = quiet(make, *arguments)
@@ -303,8 +303,6 @@ def test_log_is_drawn_value_by_value(seed: int, tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda out: plot_tree_maps(picture(0), out, b=2), "b must be from 0 to 1, got 2"),
-        (lambda out: plot_assignment(picture(0), out, level=4), r"level must be from 1 \(the leaves\) to 3, got 4"),
-        (lambda out: plot_assignment(picture(0), out, level=0), "got 0"),
         (lambda out: plot_tree_stats([{"step": 1, "loss": 2.0}]), "is it the log of a Hi-Mapper"),
     ],
 )

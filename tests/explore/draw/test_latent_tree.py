@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,10 @@ from hyptree.explore.draw.latent_tree import (
     branches,
     dendrogram_caption,
     disk_of,
-    names_on,
     svg_dendrogram,
     svg_tree_disk,
 )
+from hyptree.explore.draw.style import overlap
 from hyptree.geometry import Poincare, lorentz, poincare
 from hyptree.tree import Tree
 from hyptree.vlm import LatentHierarchyHead
@@ -111,14 +113,20 @@ def test_distances_from_the_middle_of_the_disk_are_true(seed: int, lift_scale: f
 
 
 def test_names_on_the_disk_are_apart(seed: int) -> None:
-    tree, points, _ = disk_of(random_tree(seed, num_attributes=12)[1])
-    actual = names_on(tree, points)
+    latent = random_tree(seed, num_attributes=12)[1]
+    found = (
+        r'<text data-node="(\d+)" transform="translate\((\S+) (\S+)\) .*? dy="(\S+)" font-size="(\S+)".*?>(.*?)</text>'
+    )
+    actual = re.findall(found, svg_tree_disk(latent)[0])
+    tree = disk_of(latent)[0]
     assert actual and len({node for node, *_ in actual}) == len(actual)
-    assert all(tree.height[node] in (1, 2) for node, *_ in actual)
-    for i, (_, x, y, size) in enumerate(actual):
-        for _, other_x, other_y, other_size in actual[:i]:
-            same_line = abs(y - other_y) < min(size, other_size) / 395 * 0.99
-            assert not same_line or abs(x - other_x) > 0.05
+    assert all(tree.height[int(node)] in (1, 2) for node, *_ in actual)
+    boxes = []
+    for _, x, y, down, size, text in actual:
+        half, base = 0.25 * float(size) * len(text), float(y) + (0.73 * float(size) if down == "0.73em" else 0)
+        boxes.append((float(x) - half, base - 0.7 * float(size), float(x) + half, base))
+    for i, a in enumerate(boxes):
+        assert not any(overlap(a, b) for b in boxes[:i])
 
 
 def test_numbers_of_thumbnails_must_fit(seed: int) -> None:

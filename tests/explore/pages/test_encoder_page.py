@@ -197,13 +197,6 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
     )
 
 
-def test_a_curvature_that_would_do_nothing_is_refused(tmp_path: Path, seed: int) -> None:
-    for geometry, c in (("chord", 2.0), ("lorentz", 0.0), ("lorentz", -1.0)):
-        with pytest.raises(UserError, match="a curvature is for geometry lorentz and positive"):
-            vlm_page.write(rows_by_text(seed), tmp_path / "p.html", geometry=geometry, curvature=c)
-    assert not (tmp_path / "p.html").exists()
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

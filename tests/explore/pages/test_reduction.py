@@ -103,7 +103,7 @@ def shown(seed: int) -> Shown:
 
 def test_strip_has_a_row_for_each_reduction_and_a_column_for_each_layer(seed: int) -> None:
     one = shown(seed)
-    whole, part = strip(one), strip(one, one.drawings[:1])
+    whole, part = strip(one), strip(dataclasses.replace(one, drawings=one.drawings[:1]))
     assert whole.size == (3 * 336 + 2 * 8, 2 * (336 + 22) + 8) and part.size == (3 * 336 + 2 * 8, 336 + 22)
     assert np.array_equal(np.asarray(whole)[: part.height], np.asarray(part))
 

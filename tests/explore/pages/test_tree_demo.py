@@ -192,7 +192,7 @@ def test_png_is_a_picture_of_the_disk(tmp_path: Path) -> None:
 
     bare = Tree(small_tree().parent)
     draw_disk(bare, small_points(), tmp_path / "disk.png", dpi=50)
-    draw_disk(small_tree(), small_points(), tmp_path / "named.png", title="six nodes", dpi=50)
+    draw_disk(small_tree(), small_points(), tmp_path / "named.png", dpi=50)
     image, named = imread(tmp_path / "disk.png"), imread(tmp_path / "named.png")
     assert image.shape[:2] == named.shape[:2] == (400, 400) and np.abs(image - named).max() > 0.5
     for node, (x, y) in enumerate(small_points()):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hyptree.explore.draw.style import hint, tag
 from hyptree.lab.figures.panels import Panel, Series
 from hyptree.tree import Tree
 
@@ -112,20 +113,19 @@ class Axes:
         parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
         for tick in self.y_ticks:
             y, text = self.py(tick), _short(tick, number)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-        name = f'<text class="tick" x="{self.right}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>'
-        return [*parts, name]
+            parts.append(tag("line", class_="grid", x1=LEFT, x2=self.right, y1=y, y2=y))
+            parts.append(tag("text", text, class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end"))
+        return [*parts, tag("text", escape(x_name), class_="tick", x=self.right, y=HEIGHT - 4, text_anchor="end")]
 
     def under(self, value: float, text: str | None = None) -> str:
         """A number, or what stands for it, below its place."""
         text, y = f"{value:.4g}" if text is None else text, HEIGHT - BOTTOM + 18
-        return f'<text class="tick" x="{self.px(value):.1f}" y="{y}" text-anchor="middle">{text}</text>'
+        return tag("text", text, class_="tick", x=self.px(value), y=y, text_anchor="middle")
 
     def line(self, kind: str, x: Iterable[float], y: Iterable[float]) -> str:
         """A line through points."""
         path = " ".join(f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x, y, strict=True))
-        return f'<polyline class="{kind}" points="{path}"/>'
+        return tag("polyline", class_=kind, points=path)
 
 
 def line_chart(panel: Panel) -> str:
@@ -140,13 +140,14 @@ def line_chart(panel: Panel) -> str:
     down, side = 14 if len(lines) > 1 else 0, axes.right + 9
     ends = _spread([axes.py(line.y[-1]) + 4 - down / 2 for line in lines], 30.0, HEIGHT - BOTTOM + 4.0 - down)
     for k, (line, end) in enumerate(zip(lines, ends, strict=True)):
-        x, y, name = axes.px(line.x[-1]), axes.py(line.y[-1]), escape(line.name if len(lines) > 1 else "")
+        name = escape(line.name if len(lines) > 1 else "")
         last = _short(line.y[-1], number) if number.endswith("e") else f"{line.y[-1]:{number}}"
-        parts.append(
-            f'{axes.line(f"line series{k}", line.x, line.y)}<circle class="end series{k}" cx="{x:.1f}" cy="{y:.1f}" '
-            f'r="3.5"/><text class="name series{k}" x="{side}" y="{end:.1f}">{name}<tspan class="last" x="{side}" '
-            f'y="{end + down:.1f}">{last}</tspan></text>'
-        )
+        value = tag("tspan", last, class_="last", x=side, y=end + down)
+        parts += [
+            axes.line(f"line series{k}", line.x, line.y),
+            tag("circle", class_=f"end series{k}", cx=axes.px(line.x[-1]), cy=axes.py(line.y[-1]), r=3.5),
+            tag("text", name, value, class_=f"name series{k}", x=side, y=end),
+        ]
     return "".join(parts) + "</svg>"
 
 
@@ -206,31 +207,25 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
         f'aria-label="Confusion of {n} classes, {right:.0%} on the diagonal">'
     ]
     for row, true in enumerate(order):
-        y = margin + row * cell
-        parts.append(f'<text x="{margin - 6}" y="{y + cell * 0.7:.1f}" text-anchor="end">{escape(names[true])}</text>')
-        parts.append(
-            f'<text transform="translate({margin + row * cell + cell * 0.7:.1f} {margin - 6}) rotate(-60)">'
-            f"{escape(names[true])}</text>"
-        )
+        y, name = margin + row * cell, escape(names[true])
+        way = f"translate({y + cell * 0.7:.1f} {margin - 6}) rotate(-60)"
+        parts += [
+            tag("text", name, x=margin - 6, y=y + cell * 0.7, text_anchor="end"),
+            tag("text", name, transform=way),
+        ]
         for column, text in enumerate(order):
-            if counts[true, text]:
-                kind = "right" if true == text else "wrong"
-                parts.append(
-                    f'<rect class="{kind}" x="{margin + column * cell + 1}" y="{y + 1}" width="{cell - 2}" '
-                    f'height="{cell - 2}" rx="2" opacity="{0.12 + 0.88 * math.sqrt(share[true, text]):.2f}"><title>'
-                    f"{escape(names[true])} called {escape(names[text])}: {int(counts[true, text])} of "
-                    f"{int(counts[true].sum())}</title></rect>"
-                )
+            if count := int(counts[true, text]):
+                kind, strength = "right" if true == text else "wrong", 0.12 + 0.88 * math.sqrt(share[true, text])
+                place = {"x": margin + column * cell + 1, "y": y + 1, "width": cell - 2, "height": cell - 2, "rx": 2}
+                says = hint(f"{names[true]} called {names[text]}: {count} of {int(counts[true].sum())}")
+                parts.append(tag("rect", says, class_=kind, **place, opacity=strength))
     if tree is not None:
-        place = {node: k for k, node in enumerate(order)}
+        place_of = {node: k for k, node in enumerate(order)}
         for depth in range(1, int(tree.depth.max())):
             for group in np.flatnonzero((tree.depth == depth) & ~tree.is_leaf):
-                inside = [place[int(leaf)] for leaf in tree.leaves(int(group)) if int(leaf) in place]
+                inside = [place_of[int(leaf)] for leaf in tree.leaves(int(group)) if int(leaf) in place_of]
                 if len(inside) > 1:
-                    first, last = min(inside), max(inside) + 1
-                    parts.append(
-                        f'<rect class="family" x="{margin + first * cell}" y="{margin + first * cell}" '
-                        f'width="{(last - first) * cell}" height="{(last - first) * cell}" rx="3"/>'
-                    )
+                    at, side = margin + min(inside) * cell, (max(inside) + 1 - min(inside)) * cell
+                    parts.append(tag("rect", class_="family", x=at, y=at, width=side, height=side, rx=3))
     parts.append("</svg>")
     return "".join(parts)

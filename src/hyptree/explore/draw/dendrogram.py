@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
-from hyptree.explore.draw.style import hex_colour, read_beside
+from hyptree.explore.draw.style import hex_colour, hint, read_beside, tag
 from hyptree.tokens.draw import cluster_colours
 
 __all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
@@ -73,8 +73,8 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
     some = np.concatenate([np.arange(num), np.zeros(len(links), np.int64)])  # a leaf below each node
     alt = f"dendrogram of layer {tree.layer}"
     parts = [f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
-    for share in (0.0, 0.5, 1.0):
-        parts.append(f'<text x="{LEFT - 6}" y="{y_of(share * top) + 3:.1f}" text-anchor="end">{share * top:.2f}</text>')
+    for height in (0.0, 0.5 * top, top):
+        parts.append(tag("text", f"{height:.2f}", x=LEFT - 6, y=y_of(height) + 3, text_anchor="end"))
     for k, (a, b, height, _) in enumerate(links):
         left, right, node = int(a), int(b), num + k
         x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
@@ -82,18 +82,15 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         some[node] = some[left]
         stroke = hex_colour(colours[some[node]]) if k < num_merges else "#b9bfcc"
         way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
-        parts.append(
-            f'<g data-from="{first[node]}" data-to="{last[node]}"><path d="{way}" stroke="{stroke}"/>'
-            f'<path class="hit" d="{way}"/><title>{last[node] - first[node]} tokens, distance {height:.3f}</title></g>'
-        )
+        says = hint(f"{last[node] - first[node]} tokens, distance {height:.3f}")
+        paths = tag("path", d=way, stroke=stroke) + tag("path", class_="hit", d=way)
+        parts.append(tag("g", paths, says, data_from=first[node], data_to=last[node]))
     if 0 < num_merges < len(links):
         at = y_of(float(links[num_merges - 1, 2] + links[num_merges, 2]) / 2)
-        parts.append(f'<line class="cut" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(tag("line", class_="cut", x1=LEFT, x2=WIDTH, y1=at, y2=at))
     for leaf in range(num):
-        parts.append(
-            f'<rect x="{LEFT + place[leaf] * step:.1f}" y="{HEIGHT - BOTTOM + 4}" width="{step:.2f}" height="8" '
-            f'fill="{hex_colour(colours[leaf])}"/>'
-        )
+        place_of = {"x": LEFT + place[leaf] * step, "y": HEIGHT - BOTTOM + 4, "width": step, "height": 8}
+        parts.append(tag("rect", **place_of, fill=hex_colour(colours[leaf])))
     return "".join(parts) + "</svg>"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import require
-from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, read_beside
+from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, hint, overlap, read_beside, tag
 from hyptree.tree import Tree
 from hyptree.tree.drawing import children_above, drawn_points
 
@@ -41,31 +42,48 @@ def _dot(tree: Tree, node: int) -> float:
     return 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
 
 
-def _svg_names(tree: Tree, points: np.ndarray, flat: bool) -> str:
+def _svg_names(tree: Tree, points: np.ndarray, flat: bool, order: Sequence[int] | None) -> str:
     """Names of inner nodes above their dots, names of leaves outward along the radius, smaller towards the rim.
 
-    Where the children of a node go upwards its name goes below it: above, it would lie across theirs.
+    Where the children of a node go upwards its name goes below it: above, it would lie across theirs. In an order, a
+    name that finds no room beside those before it goes to the other side of its dot, or is left out.
     """
     below = children_above(tree, points)
     rows = []
-    for node, text in enumerate(tree.label or ()):
+    taken: list[tuple[float, float, float, float]] = []
+    for node in range(len(tree.label or ())) if order is None else order:
+        text = (tree.label or [])[node]
         x, y = points[node]
         distance = math.hypot(x, y)
         shrink = 1.0 if flat else min(1.0, (1 - distance * distance) / 0.05)
         size = (14.0 if tree.is_leaf[node] else (19.0, 17.0, 14.5)[min(tree.depth[node], 2)]) * shrink
         gap, turn, anchor = (_dot(tree, node) + 5) / RADIUS, 0.0, "middle"
-        if tree.is_leaf[node] and distance > 0.2:
+        if order is not None:
+            wide, high = 0.29 * size * len(text) / RADIUS, size / RADIUS
+            boxes = {side: (x - wide, at, x + wide, at + high) for side, at in ((0, y + gap), (1, y - gap - high))}
+            sides = [side for side in (0, 1) if not any(overlap(boxes[side], box) for box in taken)]
+            if not sides:
+                continue
+            below[node] = sides[0]
+            taken.append(boxes[sides[0]])
+        if order is None and tree.is_leaf[node] and distance > 0.2:
             turn, anchor = math.degrees(math.atan2(y, x)), "start"
             x, y, down = x * (1 + gap / distance), y * (1 + gap / distance), "0.34em"
             if x < 0:
                 turn, anchor = turn + 180, "end"
         else:
             y, down = (y - gap, "0.73em") if below[node] else (y + gap, "0")
-        weight = ' font-weight="600"' if tree.depth[node] <= 1 else ""
-        hidden = ' display="none"' if size < SMALLEST else ""
         rows.append(
-            f'<text data-node="{node}" transform="translate({_px(x)} {_py(y)}) rotate({-turn:.1f})" '
-            f'text-anchor="{anchor}" dy="{down}" font-size="{size:.1f}"{weight}{hidden}>{escape(text)}</text>'
+            tag(
+                *("text", escape(text)),
+                data_node=node,
+                transform=f"translate({_px(x)} {_py(y)}) rotate({-turn:.1f})",
+                text_anchor=anchor,
+                dy=down,
+                font_size=size,
+                font_weight=600 if tree.depth[node] <= 1 else None,
+                display="none" if size < SMALLEST else None,
+            )
         )
     return f'<g class="names" fill="{INK}" {HALO} pointer-events="none">{"".join(rows)}</g>'
 
@@ -99,7 +117,7 @@ def svg_disk(
     *,
     colors: list[str] | None = None,
     flat: bool = False,
-    names: bool = True,
+    names: bool | Sequence[int] = True,
     move: bool = False,
 ) -> str:
     """The picture as one ``<svg>`` element; pointing at a node names it and the way to it from its root.
@@ -108,13 +126,14 @@ def svg_disk(
         points: (n, 2) points of the unit disk (curvature -1).
         colors: one per node, as CSS writes them; by branch if None.
         flat: the points are of the ordinary plane instead: edges are straight and there is no rim.
-        names: write the labels; without them the disk fills the picture.
+        names: write the labels, or those of some nodes, the most important first, as far as they find room; without any
+            the disk fills the picture.
         move: a click on a node brings it to the centre, by an isometry. Needs :func:`move_script` once in the page.
     """
     points = drawn_points(tree, points, flat)
     colors = branch_colors(tree) if colors is None else colors
     share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
-    spare = 0 if names else SIZE // 2 - RADIUS - 10  # room for names
+    spare = 0 if names is True else SIZE // 2 - RADIUS - 10  # room for names
     side = SIZE - 2 * spare
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
@@ -123,28 +142,22 @@ def svg_disk(
     ]
     if not flat:
         middle = SIZE / 2
-        parts.append(
-            f'<circle class="rim" cx="{middle}" cy="{middle}" r="{RADIUS}" fill="{INSIDE}" '
-            f'stroke="{RIM}" stroke-width="1.5"/>'
-        )
+        look = {"fill": INSIDE, "stroke": RIM, "stroke_width": 1.5}
+        parts.append(tag("circle", class_="rim", cx=middle, cy=middle, r=RADIUS, **look))
     parts.append('<g fill="none" stroke-linecap="round">')
     for node in np.flatnonzero(tree.parent >= 0).tolist():
-        parts.append(
-            f'<path class="edge" data-node="{node}" d="{_arc(points[tree.parent[node]], points[node], flat)}" '
-            f'stroke="{colors[node]}" stroke-width="{1.4 + 4.2 * share[node]:.2f}"/>'
-        )
+        way, width = _arc(points[tree.parent[node]], points[node], flat), float(1.4 + 4.2 * share[node])
+        parts.append(tag("path", class_="edge", data_node=node, d=way, stroke=colors[node], stroke_width=width))
     parts.append("</g><g>")
     for node in range(tree.num_nodes):
-        way = [*tree.ancestors(node)[::-1].tolist(), node]
-        title = " › ".join(tree.label[step] if tree.label else str(step) for step in way)
-        parts.append(
-            f'<circle class="node" data-node="{node}" cx="{_px(points[node, 0])}" cy="{_py(points[node, 1])}" '
-            f'r="{_dot(tree, node):.1f}" fill="{colors[node]}" stroke="white" stroke-width="1.2">'
-            f"<title>{escape(title)}</title></circle>"
-        )
+        above = [*tree.ancestors(node)[::-1].tolist(), node]
+        says = hint(" › ".join(tree.label[step] if tree.label else str(step) for step in above))
+        place = {"cx": _px(points[node, 0]), "cy": _py(points[node, 1]), "r": _dot(tree, node)}
+        look = {"fill": colors[node], "stroke": "white", "stroke_width": 1.2}
+        parts.append(tag("circle", says, class_="node", data_node=node, **place, **look))
     parts.append("</g>")
-    if names:
-        parts.append(_svg_names(tree, points, flat))
+    if names is not False:
+        parts.append(_svg_names(tree, points, flat, None if names is True else names))
     parts.append("</svg>")
     return "".join(parts)
 
@@ -174,14 +187,12 @@ def draw_disk(
     points: Any,
     path: Path | str,
     *,
-    title: str | None = None,
     dpi: int = 140,
 ) -> None:
     """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
 
     Args:
         points: (n, 2) points of the unit disk (curvature -1).
-        title: above the disk.
         dpi: dots per inch of a square of 8 inches.
     """
     require("matplotlib", "plot")
@@ -189,7 +200,7 @@ def draw_disk(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
-    ax = figure.add_axes((0.02, 0.02, 0.96, 0.92 if title else 0.96))
+    ax = figure.add_axes((0.02, 0.02, 0.96, 0.96))
     rgb = np.array([to_rgb(color) for color in branch_colors(tree)])
-    tree.draw(ax=ax, layout=points, color=rgb, names=True, title=title)
+    tree.draw(ax=ax, layout=points, color=rgb, names=True)
     figure.savefig(path, metadata={"Software": None} if str(path).endswith(".png") else None)

@@ -193,15 +193,14 @@ def _frame(ax: Axes, x: float, y: float, width: float, height: float, colour: An
 # ---- which node wins a patch -----------------------------------------------------------------------------------------
 
 
-def plot_assignment(image: Any, out: Any, level: int | None = None, b: int = 0) -> Figure:
-    """The picture with every patch in the colour of the node that looks at it most, of one level or of all.
+def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
+    """The picture with every patch in the colour of the node that looks at it most, level by level.
 
     A tree of the forest has a hue, its nodes have shades of it: siblings look alike, and the levels can be compared.
 
     Args:
         image: the picture as the model saw it, before it was normalised.
         out: ``HiMapperOutput`` with maps.
-        level: from 1, the leaves; None shows every level beside the picture.
         b: which picture of the batch.
     """
     require("matplotlib", "plot")
@@ -210,23 +209,16 @@ def plot_assignment(image: Any, out: Any, level: int | None = None, b: int = 0) 
     picture = read_picture(image)
     nodes = read_nodes(out, b)
     maps, numbers, colours = nodes.need_maps(), nodes.level_maps(), node_colours(nodes.sizes)
-    if level is not None and not 1 <= level <= len(maps):
-        raise ValueError(f"level must be from 1 (the leaves) to {len(maps)}, got {level}")
-    shown = list(reversed(range(len(maps)))) if level is None else [level - 1]
     aspect = picture.shape[0] / picture.shape[1]
-    side = 2.5 if level is None else 3.6
-    width = (side + 0.15) * (len(shown) + 1) + 0.15
+    side = 2.5
+    width = (side + 0.15) * (len(maps) + 1) + 0.15
     figure = Figure(facecolor="white")
     ax = _page_axes(figure)
     panels = [("the picture", picture)]
-    for k in shown:
+    for k in reversed(range(len(maps))):
         winner = maps[k].argmax(0)
-        panels.append(
-            (
-                f"level {k + 1}: {numbers[k].num_winners} of {numbers[k].num_nodes} nodes win a patch",
-                _painted(picture, winner, colours[k]),
-            )
-        )
+        title = f"level {k + 1}: {numbers[k].num_winners} of {numbers[k].num_nodes} nodes win a patch"
+        panels.append((title, _painted(picture, winner, colours[k])))
     for at, (title, panel) in enumerate(panels):
         x = 0.15 + at * (side + 0.15)
         ax.imshow(panel, extent=(x, x + side, 0.38 + side * aspect, 0.38), interpolation="bilinear")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url, fit
-from hyptree.explore.draw.disk import RADIUS, SIZE, svg_disk
+from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.scenes import disk_points
-from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, PALETTE, RIM, SOFT, overlap
+from hyptree.explore.draw.style import FLOOR, FONT, INK, PALETTE, RIM, SOFT, hint, tag
 from hyptree.tree import Tree
 from hyptree.tree.drawing import shortened
 
@@ -138,40 +138,14 @@ def disk_of(latent: LatentTree) -> tuple[Tree, np.ndarray, float]:
 def svg_tree_disk(latent: LatentTree) -> tuple[str, str]:
     """The disk as an ``<svg>``, and what is true in it in words."""
     tree, points, zoom = disk_of(latent)
-    parts = [f'<g class="names" fill="{INK}" text-anchor="middle" {HALO} pointer-events="none">']
-    for node, x, y, size in names_on(tree, points):
-        bold = ' font-weight="600"' if tree.height[node] == 2 else ""
-        place = f'x="{SIZE / 2 + RADIUS * x:.1f}" y="{SIZE / 2 - RADIUS * y:.1f}"'
-        parts.append(f'<text {place} font-size="{size:.1f}"{bold}>{escape((tree.label or [])[node])}</text>')
-    names = "".join(parts) + "</g>"
+    named = [node for kind in (2, 1) for node in np.flatnonzero(tree.height == kind).tolist()]
     longer = f", {zoom:.1f} times as long as they are" if zoom > 1.05 else ""
     caption = (
         "The larger, the higher: classes, attributes, pictures; one colour per class. Points are moved by an isometry "
         f"until the mean of the classes is in the middle. Distances from there are true{longer}; the angle is that of "
         "the two main axes of all directions. Point at a node for its name."
     )
-    return svg_disk(tree, points, names=False).replace("</svg>", f"{names}</svg>"), caption
-
-
-def names_on(tree: Tree, points: np.ndarray) -> list[tuple[int, float, float, float]]:
-    """Names that find room, classes first: node, the middle of its baseline on the disk, and size in pixels.
-
-    Pictures have no names on the disk: they are told when one points at them.
-    """
-    taken: list[tuple[float, float, float, float]] = []
-    placed = []
-    order = [node for kind in (2, 1) for node in np.flatnonzero(tree.height == kind).tolist()]
-    for node in order:
-        size = 19.0 if tree.height[node] == 2 else 14.0
-        width, high = 0.58 * size * len((tree.label or [])[node]) / RADIUS, size / RADIUS
-        x, y = float(points[node, 0]), float(points[node, 1]) + 12 / RADIUS
-        for base in (y, y - high - 24 / RADIUS):  # above the dot, else below
-            box = (x - width / 2, base, x + width / 2, base + high)
-            if not any(overlap(box, other) for other in taken):
-                taken.append(box)
-                placed.append((node, x, base, size))
-                break
-    return placed
+    return svg_disk(tree, points, names=named), caption
 
 
 # ---- as a dendrogram -------------------------------------------------------------------------------------------------
@@ -196,36 +170,29 @@ def svg_dendrogram(latent: LatentTree) -> str:
     for (node, own), colour in zip(rows.items(), itertools.cycle(PALETTE), strict=False):
         places = [top + height / 2 for _, top, height in own]
         middle = (places[0] + places[-1]) / 2
-        parts.append(
-            f'<text class="tone" x="{CLASS_END - 8}" y="{middle:.1f}" dy=".34em" text-anchor="end" font-weight="600" '
-            f'fill="{colour}">{escape(shortened(names[node], 20))}</text>'
-        )
+        name, look = escape(shortened(names[node], 20)), {"text_anchor": "end", "font_weight": 600, "fill": colour}
+        parts.append(tag("text", name, class_="tone", x=CLASS_END - 8, y=middle, dy=".34em", **look))
         for (branch, _, _), y in zip(own, places, strict=True):
             end = ATTRIBUTE_END - 105 if branch.attribute is not None else ATTRIBUTE_END
             way = f"M{CLASS_END} {middle:.1f}H{CLASS_END + 20}V{y:.1f}H{end}"
-            parts.append(f'<path class="tone" d="{way}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            parts.append(tag("path", class_="tone", d=way, fill="none", stroke=colour, stroke_width=1.8))
             if branch.attribute is not None:
-                parts.append(
-                    f'<text class="ink" x="{end + 6}" y="{y:.1f}" dy=".34em" fill="{INK}">'
-                    f"{escape(shortened(names[branch.attribute], 15))}</text>"
-                )
+                name = escape(shortened(names[branch.attribute], 15))
+                parts.append(tag("text", name, class_="ink", x=end + 6, y=y, dy=".34em", fill=INK))
     for branch, top, height in itertools.chain(*rows.values()):
         if not branch.pictures:
-            parts.append(
-                f'<text class="soft" x="{ATTRIBUTE_END + 10}" y="{top + height / 2:.1f}" dy=".34em" '
-                f'fill="{SOFT}">no picture</text>'
-            )
+            x, y = ATTRIBUTE_END + 10, top + height / 2
+            parts.append(tag("text", "no picture", class_="soft", x=x, y=y, dy=".34em", fill=SOFT))
         for k, picture in enumerate(branch.pictures):
             line, column = divmod(k, per_line)
             x, y = ATTRIBUTE_END + 10 + column * (THUMB + GAP), top + GAP / 2 + line * (THUMB + GAP)
-            place = f'x="{x}" y="{y:.1f}" width="{THUMB}" height="{THUMB}"'
-            inside = f'<rect class="blank" {place} fill="{FLOOR}"/>'
+            place = {"x": x, "y": y, "width": THUMB, "height": THUMB}
+            inside = tag("rect", class_="blank", **place, fill=FLOOR)
             if len(latent.thumbnails):
-                inside = f'<image {place} href="{data_url(fit(latent.thumbnails[picture], 2 * THUMB), 82)}"/>'
-            parts.append(
-                f'<g>{inside}<rect {place} fill="none" stroke="{GOOD if latent.is_right(picture) else RIM}" '
-                f'stroke-width="2.5" rx="3"/><title>{escape(names[latent.pictures[picture]])}</title></g>'
-            )
+                inside = tag("image", **place, href=data_url(fit(latent.thumbnails[picture], 2 * THUMB), 82))
+            stroke = GOOD if latent.is_right(picture) else RIM
+            frame = tag("rect", **place, fill="none", stroke=stroke, stroke_width=2.5, rx=3)
+            parts.append(tag("g", inside, frame, hint(names[latent.pictures[picture]])))
     return "".join(parts) + "</svg>"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.style import PALETTE, main_axes
+from hyptree.explore.draw.style import PALETTE, main_axes, on_disk
 from hyptree.tree import Tree
 
 __all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]
@@ -150,35 +150,24 @@ def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]
     v = np.asarray(points, np.float64)
     if c is not None:
         v = lorentz.logmap0(torch.from_numpy(v), c).numpy() * c**0.5  # lengths are now those of curvature -1
-    if v.shape[1] == 1:
-        v = np.concatenate([v, np.zeros_like(v)], 1)
-    kept = 1.0
-    direction = v
+    direction, kept = np.pad(v, ((0, 0), (0, max(0, 2 - v.shape[1])))), 1.0
     if v.shape[1] > 2:
         direction = v @ main_axes(v).T
         kept = float((direction**2).sum() / max((v**2).sum(), 1e-300))
-        if c is None:
-            return direction, kept
-    length = np.linalg.norm(v, axis=1, keepdims=True)
-    unit = direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300)
-    return (v if c is None else unit * np.tanh(length / 2)), kept
+    return (direction if c is None else on_disk(direction, np.linalg.norm(v, axis=1, keepdims=True))), kept
 
 
 def mean_maps(pictures: Sequence[Sequence[LevelMaps]]) -> list[LevelMaps]:
     """The numbers of several pictures as their means, level by level."""
-    maps = []
-    for same in zip(*pictures, strict=True):
-        maps.append(
-            LevelMaps(
-                level=same[0].level,
-                num_nodes=same[0].num_nodes,
-                entropy=np.mean([one.entropy for one in same], axis=0),
-                from_even=float(np.mean([one.from_even for one in same])),
-                apart=float(np.mean([one.apart for one in same])),
-                num_winners=float(np.mean([one.num_winners for one in same])),
-            )
+    return [
+        LevelMaps(
+            same[0].level,
+            same[0].num_nodes,
+            np.mean([one.entropy for one in same], axis=0),
+            *(float(np.mean([getattr(one, name) for one in same])) for name in ("from_even", "apart", "num_winners")),
         )
-    return maps
+        for same in zip(*pictures, strict=True)
+    ]
 
 
 def even_warning(levels: Sequence[LevelMaps]) -> str | None:

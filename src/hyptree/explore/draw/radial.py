@@ -84,25 +84,21 @@ class RadialPicture:
         )
 
 
-def radial_picture(texts: Texts, chains: Sequence[Sequence[str]], shown: int | None = None) -> RadialPicture:
+def radial_picture(texts: Texts, chains: Sequence[Sequence[str]]) -> RadialPicture:
     """Where the captions of chains lie around the root.
 
     Args:
         texts: the encoder's texts, see ``hyptree.vlm.radial.suites.Texts``.
-        chains: captions from general to specific, all with as many levels.
-        shown: chains to draw, the first ones that differ; by default as many as have about 90 captions together. tau
-            is that of all.
+        chains: captions from general to specific, all with as many levels. The first ones that differ are drawn, as
+            many as have about 90 captions together; tau is that of all.
     """
     from hyptree.vlm.radial.order import length_baselines, order_of_levels
 
     num_levels = same_levels(chains)
-    if shown is not None and shown < 1:
-        raise UserError(f"shown must be 1 or more, got {shown}")
     every = texts.distance([caption for chain in chains for caption in chain]).double().view(-1, num_levels)
-    drawn = list(dict.fromkeys(tuple(chain) for chain in chains))[: shown or len(chains)]
-    if shown is None:
-        seen = [len(set().union(*drawn[: k + 1])) for k in range(min(len(drawn), MAX_CAPTIONS))]
-        drawn = drawn[: max(1, sum(count <= MAX_CAPTIONS for count in seen))]
+    drawn = list(dict.fromkeys(tuple(chain) for chain in chains))
+    seen = [len(set().union(*drawn[: k + 1])) for k in range(min(len(drawn), MAX_CAPTIONS))]
+    drawn = drawn[: max(1, sum(count <= MAX_CAPTIONS for count in seen))]
     captions = tuple(dict.fromkeys(caption for level in zip(*drawn, strict=True) for caption in level))  # general first
     place = {caption: i for i, caption in enumerate(captions)}
     first = {caption: k for k in reversed(range(num_levels)) for caption in (chain[k] for chain in drawn)}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hyptree.explore.draw.radial import RadialPicture, axis_of
-from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, INSIDE, RIM, SOFT, hex_colour, overlap
+from hyptree.explore.draw.style import FLOOR, FONT, HALO, INK, INSIDE, RIM, SOFT, hex_colour, hint, overlap, tag
 from hyptree.tree.drawing import shortened
 
 __all__ = ["Label", "Layout", "layout_of", "level_colours", "svg_radial"]
@@ -134,44 +134,32 @@ def svg_radial(picture: RadialPicture) -> str:
     # Colours are for a white page; a page with a scheme of its own gives the classes others.
     disks = [("rim", REACH, INSIDE), ("hole", layout.hole, FLOOR), *(("round", r, "none") for r, *_ in layout.rings)]
     parts += [
-        f'<circle class="{kind}" cx="{X}" cy="{Y}" r="{away:.1f}" fill="{fill}" stroke="{RIM}"/>'
-        for kind, away, fill in disks
-        if away
+        tag("circle", class_=kind, cx=X, cy=Y, r=away, fill=fill, stroke=RIM) for kind, away, fill in disks if away
     ]
-    parts.append(f'<circle class="root" cx="{X}" cy="{Y}" r="5" fill="{INK}"><title>the root: ""</title></circle>')
+    parts.append(tag("circle", hint('the root: ""'), class_="root", cx=X, cy=Y, r=5, fill=INK))
     parts.append('<g class="marks">')
     for general, specific in picture.lines.tolist():
-        (x1, y1), (x2, y2) = layout.points[general], layout.points[specific]
-        parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="{line_colour(picture, general, specific, colours)}" stroke-width="1.4" opacity=".55"/>'
-        )
+        (x1, y1), (x2, y2) = layout.points[general].tolist(), layout.points[specific].tolist()
+        colour = line_colour(picture, general, specific, colours)
+        parts.append(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=1.4, opacity=0.55))
     for i in reversed(range(len(picture.captions))):  # general ones on top
-        x, y = layout.points[i]
-        line = f"{picture.captions[i]} (level {picture.level[i] + 1}, distance {picture.radius[i]:.3f})"
-        parts.append(
-            f'<circle class="caption" cx="{x:.1f}" cy="{y:.1f}" r="{layout.dots[i]:.1f}" '
-            f'fill="{colours[picture.level[i]]}" stroke="white" stroke-width="1.3">'
-            f"<title>{escape(line)}</title></circle>"
-        )
+        x, y = layout.points[i].tolist()
+        says = hint(f"{picture.captions[i]} (level {picture.level[i] + 1}, distance {picture.radius[i]:.3f})")
+        look = {"fill": colours[picture.level[i]], "stroke": "white", "stroke_width": 1.3}
+        parts.append(tag("circle", says, class_="caption", cx=x, cy=y, r=float(layout.dots[i]), **look))
     parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {HALO}>')
-    parts += [f'<text x="{x:.1f}" y="{y + 5:.1f}">{text}</text>' for _, text, (x, y) in layout.rings]
-    parts.append(
-        f'<text x="{X}" y="{Y + 22}">root</text></g><g class="names" fill="{INK}" {HALO} pointer-events="none">'
-    )
+    parts += [tag("text", text, x=x, y=y + 5) for _, text, (x, y) in layout.rings]
+    parts.append(tag("text", "root", x=X, y=Y + 22))
+    parts.append(f'</g><g class="names" fill="{INK}" {HALO} pointer-events="none">')
     for label in layout.labels:
-        bold = ' font-weight="600"' if picture.level[label.caption] == 0 else ""
-        parts.append(
-            f'<text x="{label.x:.1f}" y="{label.y:.1f}" dy=".34em" text-anchor="{label.anchor}"{bold} '
-            f'font-size="{label.size}">{escape(label.text)}</text>'
-        )
+        look = {"font_size": label.size, "font_weight": 600 if picture.level[label.caption] == 0 else None}
+        place = {"x": float(label.x), "y": float(label.y), "dy": ".34em", "text_anchor": label.anchor}
+        parts.append(tag("text", escape(label.text), **place, **look))
     parts.append("</g>")
     for k, colour in enumerate(colours):
-        y = 26 + 24 * k
-        parts.append(f'<g class="marks"><circle cx="20" cy="{y}" r="7" fill="{colour}"/></g>')
-        parts.append(
-            f'<text class="soft" x="36" y="{y}" dy=".34em" font-size="15" fill="{SOFT}">{level_name(k, picture)}</text>'
-        )
+        y, look = 26 + 24 * k, {"dy": ".34em", "font_size": 15, "fill": SOFT}
+        parts.append(tag("g", tag("circle", cx=20, cy=y, r=7, fill=colour), class_="marks"))
+        parts.append(tag("text", level_name(k, picture), class_="soft", x=36, y=y, **look))
     return "".join(parts) + "</svg>"
 
 

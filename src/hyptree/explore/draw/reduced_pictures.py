@@ -53,24 +53,19 @@ class Shown:
     """The drawing that the trees belong to."""
 
 
-def strip(shown: Shown, drawings: Sequence[Drawing] | None = None) -> Image:
-    """The picture and its merged patches after every layer, a row for each reduction.
-
-    Args:
-        drawings: rows to draw; by default all.
-    """
+def strip(shown: Shown) -> Image:
+    """The picture and its merged patches after every layer, a row for each reduction."""
     from PIL import Image, ImageDraw, ImageFont
 
-    drawings = shown.drawings if drawings is None else drawings
     font: Any = ImageFont.load_default(13)
-    rows = [[("picture", _enlarged(shown.picture)), *_drawn(shown, drawing)] for drawing in drawings]
+    rows = [[("picture", _enlarged(shown.picture)), *_drawn(shown, drawing)] for drawing in shown.drawings]
     width, height = rows[0][0][1].size
     gap = 8
     canvas = Image.new(
         "RGB", (len(rows[0]) * (width + gap) - gap, len(rows) * (height + CAPTION_HEIGHT + gap) - gap), (255, 255, 255)
     )
     pen = ImageDraw.Draw(canvas)
-    for i, (drawing, row) in enumerate(zip(drawings, rows, strict=True)):
+    for i, (drawing, row) in enumerate(zip(shown.drawings, rows, strict=True)):
         for j, (caption, cell) in enumerate(row):
             x, y = j * (width + gap), i * (height + CAPTION_HEIGHT + gap)
             text = f"{drawing.name}, keep {drawing.keep:g}" if j == 0 else caption

@@ -13,7 +13,7 @@ import numpy as np
 
 from hyptree.data.pictures.single import data_url
 from hyptree.evaluate.pictures.superpixels import enlarge
-from hyptree.explore.draw.style import main_axes
+from hyptree.explore.draw.style import main_axes, on_disk
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
 from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
@@ -92,8 +92,7 @@ def disk_points(tree: Tree) -> tuple[np.ndarray, float]:
     v[tree.depth == 0] = 0
     length = np.linalg.norm(v, axis=1, keepdims=True)
     zoom = max(1.0, FARTHEST / max(float(length.max()), 1e-6))
-    direction = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
-    return direction * np.tanh(zoom * length / 2), zoom
+    return on_disk(flat, zoom * length), zoom
 
 
 # ---- packing ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,26 @@ def read_beside(module: str, name: str) -> str:
     return Path(module).with_name(name).read_text(encoding="utf-8")
 
 
+def tag(kind: str, *inside: str, **attributes: object) -> str:
+    """An SVG element; what stands inside is trusted as it is, attributes are escaped.
+
+    Args:
+        attributes: ``stroke_width=2.0`` is written as ``stroke-width="2"``, ``class_`` as ``class``; None is left out.
+    """
+    shown = "".join(f' {k.rstrip("_").replace("_", "-")}="{_value(v)}"' for k, v in attributes.items() if v is not None)
+    return f"<{kind}{shown}>{''.join(inside)}</{kind}>" if inside else f"<{kind}{shown}/>"
+
+
+def _value(value: object) -> str:
+    """A text as it is, a number with two digits at most."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else escape(str(value), quote=True)
+
+
+def hint(text: str) -> str:
+    """What an SVG element says when one points at it."""
+    return f"<title>{escape(text)}</title>"
+
+
 def hex_colour(rgb: Iterable[float]) -> str:
     """Red, green and blue up to 255, as CSS writes them."""
     return "#" + "".join(f"{round(float(value)):02x}" for value in rgb)
@@ -30,6 +51,11 @@ def hex_colour(rgb: Iterable[float]) -> str:
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether two boxes (left, low, right, high) have points in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def on_disk(direction: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """(n, 2) places on the Poincaré disk in these directions, at hyperbolic distances (n, 1) from its centre."""
+    return direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300) * np.tanh(length / 2)
 
 
 def main_axes(v: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyptree.explore.draw.curves import BOTTOM, HEIGHT, LEFT, TOP, Axes, ticks
 from hyptree.explore.draw.radial_layout import level_colours
-from hyptree.explore.draw.style import read_beside
+from hyptree.explore.draw.style import hint, read_beside, tag
 
 __all__ = ["STYLE", "dot_chart", "level_chart", "tau_chart"]
 
@@ -36,15 +36,15 @@ def level_chart(distance: Any, words: Sequence[float]) -> str:
     for k, colour in enumerate(level_colours(num_levels)):
         low, first, middle, third, high = np.quantile(distance[:, k], (0.05, 0.25, 0.5, 0.75, 0.95))
         x = axes.px(k + 1)
-        top, bottom = axes.py(third), axes.py(first)
-        parts.append(
-            f'<g class="level" stroke="{colour}" fill="{colour}"><line class="whisker" x1="{x:.1f}" x2="{x:.1f}" '
-            f'y1="{axes.py(high):.1f}" y2="{axes.py(low):.1f}"/><rect class="box" x="{x - half:.1f}" y="{top:.1f}" '
-            f'width="{2 * half:.1f}" height="{max(bottom - top, 0.5):.1f}" rx="3"/><line class="mid" '
-            f'x1="{x - half:.1f}" x2="{x + half:.1f}" y1="{axes.py(middle):.1f}" y2="{axes.py(middle):.1f}"/>'
-            f'<circle cx="{x:.1f}" cy="{axes.py(means[k]):.1f}" r="4"/><title>level {k + 1}: mean {means[k]:.3f}, '
-            f"quartiles {first:.3f} {middle:.3f} {third:.3f}</title></g>"
+        top, bottom, middle_y = axes.py(third), axes.py(first), axes.py(middle)
+        says = f"level {k + 1}: mean {means[k]:.3f}, quartiles {first:.3f} {middle:.3f} {third:.3f}"
+        marks = (
+            tag("line", class_="whisker", x1=x, x2=x, y1=axes.py(high), y2=axes.py(low)),
+            tag("rect", class_="box", x=x - half, y=top, width=2 * half, height=max(bottom - top, 0.5), rx=3),
+            tag("line", class_="mid", x1=x - half, x2=x + half, y1=middle_y, y2=middle_y),
+            tag("circle", cx=x, cy=axes.py(means[k]), r=4),
         )
+        parts.append(tag("g", *marks, hint(says), class_="level", stroke=colour, fill=colour))
         parts.append(axes.under(k + 1, f"{k + 1} ({words[k]:.1f})"))
     return "".join(parts) + "</svg>"
 
@@ -72,17 +72,12 @@ def tau_chart(tau: Any, baseline: Any) -> str:
     for k, (share, count) in enumerate(zip(shares, counts, strict=True)):
         for centre, part, number in zip(centres, share, count, strict=True):
             x, y = axes.px(float(centre)) + (k - 1) * (width + 1), axes.py(float(part))
-            name = "word count" if k else "distance"
-            parts.append(
-                f'<rect class="bar{k}" x="{x:.1f}" y="{y:.1f}" width="{width}" height="{HEIGHT - BOTTOM - y:.1f}">'
-                f"<title>{name}: {int(number)} chains with tau {centre:.2f}</title></rect>"
-            )
+            says = hint(f"{'word count' if k else 'distance'}: {int(number)} chains with tau {centre:.2f}")
+            parts.append(tag("rect", says, class_=f"bar{k}", x=x, y=y, width=width, height=HEIGHT - BOTTOM - y))
     parts += [axes.under(tick, f"{tick:g}") for tick in (-1, -0.5, 0, 0.5, 1)]
-    parts.append(
-        f'<rect class="bar0" x="{LEFT + 10}" y="{TOP + 2}" width="10" height="10"/><text class="tick" x="{LEFT + 25}" '
-        f'y="{TOP + 11}">distance from the root</text><rect class="bar1" x="{LEFT + 10}" y="{TOP + 20}" width="10" '
-        f'height="10"/><text class="tick" x="{LEFT + 25}" y="{TOP + 29}">word count alone</text>'
-    )
+    for k, name in enumerate(("distance from the root", "word count alone")):
+        parts.append(tag("rect", class_=f"bar{k}", x=LEFT + 10, y=TOP + 2 + 18 * k, width=10, height=10))
+        parts.append(tag("text", name, class_="tick", x=LEFT + 25, y=TOP + 11 + 18 * k))
     return "".join(parts) + "</svg>"
 
 
@@ -105,6 +100,6 @@ def dot_chart(title: str, x: Any, y: Any, x_name: str, bins: int | None = None) 
     axes = Axes([*shown_x, *x_ticks], y)
     parts = axes.frame(f"{title}: {len(x)} dots against {x_name}", x_name)
     parts += [axes.under(tick) for tick in x_ticks]
-    for a, b in zip(shown_x, y[::step], strict=True):
-        parts.append(f'<circle class="dot" cx="{axes.px(a):.1f}" cy="{axes.py(b):.1f}" r="2"/>')
+    dots = zip(shown_x, y[::step], strict=True)
+    parts += [tag("circle", class_="dot", cx=axes.px(a), cy=axes.py(b), r=2) for a, b in dots]
     return "".join(parts) + axes.line("middle", *([np.median(v[g]) for g in groups] for v in (x, y))) + "</svg>"

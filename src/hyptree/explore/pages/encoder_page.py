@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyptree import __version__
 from hyptree.data.hierarchies.hierarcaps import Chain
-from hyptree.errors import UserError, as_user_error
+from hyptree.errors import as_user_error
 from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import radial_picture, same_levels
 from hyptree.explore.draw.radial_layout import svg_radial
@@ -44,8 +44,6 @@ def write(
     latent: LatentTree | None = None,
     report: Mapping[str, Any] | None = None,
     geometry: str | None = None,
-    curvature: float | None = None,
-    shown: int | None = None,
     says: str = "",
     random_init: bool = False,
 ) -> Path:
@@ -59,8 +57,6 @@ def write(
         latent: the tree of a ``LatentHierarchyHead``.
         report: of ``hierarchy_report``; by default the same measures of what the page shows.
         geometry: chord, geodesic or lorentz; by default lorentz for an encoder with a curvature, chord for the others.
-        curvature: of lorentz; by default the encoder's own, else 1.
-        shown: chains in the radial picture; by default as many as can be read.
         says: a sentence more below the title.
         random_init: the weights are random: the page says so in red.
     """
@@ -74,16 +70,14 @@ def write(
         chains = [Chain(captions, wrong) for captions, wrong in words]
     own = getattr(encoder, "curvature", None)
     geometry = geometry or ("chord" if own is None else "lorentz")
-    c = next((float(value) for value in (curvature, own) if value is not None), 1.0)
-    if curvature is not None and (geometry != "lorentz" or not c > 0):
-        raise UserError(f"a curvature is for geometry lorentz and positive, got {curvature:g} for {geometry}")
+    c = 1.0 if own is None else float(own)
     with as_user_error():
         texts = Texts(getattr(encoder, "encode_text", encoder), geometry, c, own_c=own)
         texts.distance([""])  # an unknown geometry is told before the work
     name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
     report = measured(texts, name, chains, pairs) if report is None else report
     captions = [chain.captions for chain in chains]
-    radial = radial_picture(texts, captions, shown)
+    radial = radial_picture(texts, captions)
     distance = texts.distance([caption for chain in captions for caption in chain]).double().numpy()
     distance = distance.reshape(len(chains), -1)
     alarm = '<p class="warned"><b>Random weights.</b> Nothing here was learned; read it as a control.</p>'
