@@ -231,8 +231,7 @@ def vlm() -> None:
     """Captions around the root of the run of recipes/clip_world_tiny.yaml, which is trained if need be."""
     from hyptree.config import load
     from hyptree.data.world import World
-    from hyptree.explore.draw.radial import radial_picture
-    from hyptree.explore.draw.radial_layout import svg_radial
+    from hyptree.explore.draw.radial import radial_picture, svg_radial
     from hyptree.train import Recipe, fit
     from hyptree.vlm.clip.world_text import captions_of
     from hyptree.vlm.encoders.encoder import load_encoder

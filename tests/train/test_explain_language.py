@@ -26,9 +26,8 @@ from hyptree.evaluate.text.token_radii import (
     space_of,
     stream_radii,
 )
-from hyptree.explore.draw.text_charts import dot_chart
-from hyptree.explore.pages.curvatures import curvature_section
-from hyptree.explore.pages.language import _dots, language_sections
+from hyptree.explore.draw.charts import dot_chart
+from hyptree.explore.pages.language import _dots, curvature_section, language_sections
 from hyptree.train.explain import page_of_tokens
 from hyptree.train.language import measure_run
 from tests.explore.html import read

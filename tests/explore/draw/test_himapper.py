@@ -27,9 +27,9 @@ from hyptree.explore.draw.himapper import (
     plot_poincare,
     plot_tree_maps,
     plot_tree_stats,
+    stat_curves,
 )
 from hyptree.explore.draw.nodes import even_warning, flat_points, forest, node_colours, read_nodes
-from hyptree.explore.pages.himapper_log import stat_curves
 from hyptree.geometry import lorentz
 from tests.explore.fake_nodes import fake_output
 

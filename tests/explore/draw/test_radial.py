@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import UserError
-from hyptree.explore.draw import text_charts as vlm_charts
-from hyptree.explore.draw.radial import radial_picture
-from hyptree.explore.draw.radial_layout import HEIGHT, REACH, WIDTH, X, Y, layout_of, level_colours, svg_radial
+from hyptree.explore.draw import charts
+from hyptree.explore.draw.radial import HEIGHT, REACH, WIDTH, X, Y, layout_of, radial_picture, svg_radial
+from hyptree.explore.draw.style import level_colours
 from hyptree.vlm.radial.order import order_of_levels
 from hyptree.vlm.radial.suites import Texts
 from tests.explore.html import read
@@ -107,7 +107,7 @@ def test_svg_shows_every_caption_where_it_is(seed: int) -> None:
 
 
 def test_colours_of_a_white_page_can_be_changed_by_a_dark_one(seed: int) -> None:
-    from hyptree.explore.pages.encoder_parts import STYLE
+    from hyptree.explore.pages.encoder_page import STYLE
 
     places, chains = three_chains(seed)
     svg = svg_radial(radial_picture(Texts(on_sphere(places), "geodesic"), chains))
@@ -176,16 +176,16 @@ def test_a_colour_for_each_level() -> None:
 def test_charts_hold_the_numbers(seed: int) -> None:
     rng = np.random.default_rng(seed)
     distance = rng.uniform(0.5, 1.5, (40, 3)) + np.arange(3)
-    svg = vlm_charts.level_chart(distance, [1.0, 2.5, 7.0])
+    svg = charts.level_chart(distance, [1.0, 2.5, 7.0])
     read(svg)
     for k in range(3):
         assert f"level {k + 1}: mean {distance[:, k].mean():.3f}" in svg
     assert "3 (7.0)" in svg
     tau = np.array([1.0, 1.0, 1 / 3, -1.0, np.nan])
-    svg = vlm_charts.tau_chart(tau, np.ones(5))
+    svg = charts.tau_chart(tau, np.ones(5))
     read(svg)
     assert "distance: 2 chains with tau 1.00" in svg and "distance: 1 chains with tau -1.00" in svg
     assert "word count: 5 chains with tau 1.00" in svg
-    svg = vlm_charts.dot_chart("dots", rng.normal(size=3000), rng.normal(size=3000), "x", bins=12)
+    svg = charts.dot_chart("dots", rng.normal(size=3000), rng.normal(size=3000), "x", bins=12)
     read(svg)
     assert svg.count('class="dot"') == 1500  # every second: more than 1500 cannot be seen

@@ -10,8 +10,7 @@ import pytest
 from hyptree import files
 from hyptree.errors import UserError
 from hyptree.explore.draw import dendrogram, reduced_pictures
-from hyptree.explore.pages import encoder_parts as vlm_parts
-from hyptree.explore.pages import himapper_page, language
+from hyptree.explore.pages import encoder_page, himapper_page, language
 from hyptree.explore.pages.page import STYLE, Section, page, table
 
 
@@ -37,12 +36,12 @@ def test_the_style_has_every_colour_in_light_and_in_dark() -> None:
     names = set(re.findall(r"(--[a-z0-9]+):", light))
     assert names and names == set(re.findall(r"(--[a-z0-9]+):", by_button))
     own = {"--tone", "--p", "--dot"}  # set where they are used
-    for css in (STYLE, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE):
+    for css in (STYLE, encoder_page.STYLE, himapper_page.STYLE, language._STYLE):
         assert set(re.findall(r"var\((--[a-z0-9]+)[,)]", css)) <= names | own
 
 
 @pytest.mark.parametrize(
-    "css", [STYLE, vlm_parts.STYLE, himapper_page.STYLE, language._STYLE, dendrogram.STYLE, reduced_pictures.STYLE]
+    "css", [STYLE, encoder_page.STYLE, himapper_page.STYLE, language._STYLE, dendrogram.STYLE, reduced_pictures.STYLE]
 )
 def test_no_ground_stays_light_in_the_dark(css: str) -> None:
     on_screen = re.sub(r"@media print {.*", "", re.sub(r":root[^{]*{[^}]*}", "", css))

@@ -17,7 +17,7 @@ from hyptree.data.pictures.single import fit, model_input
 from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import Sample
 from hyptree.data.settings import DataSettings
-from hyptree.explore.draw.curves import (
+from hyptree.explore.draw.charts import (
     _short,
     _spread,
     line_chart,

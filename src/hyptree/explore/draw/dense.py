@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import read_picture
+from hyptree.data.pictures.single import fit, read_picture
 from hyptree.data.sample import IGNORE
+from hyptree.tree.arrays import as_array
 
 _GOLDEN_TURN = (math.sqrt(5) - 1) / 2
 _INK, _PAPER = (20, 20, 24), (250, 250, 250)
@@ -57,7 +58,7 @@ def draw_segmentation(
     Returns:
         (h, w, 3) uint8, the legend below the picture.
     """
-    picture, labels = read_picture(image), _array(semantic).astype(np.int64)
+    picture, labels = read_picture(image), as_array(semantic).astype(np.int64)
     if labels.shape != picture.shape[:2]:
         raise ValueError(f"semantic must be (H, W) like the picture, {picture.shape[:2]}, got {labels.shape}")
     if len(classes) > IGNORE:
@@ -66,7 +67,7 @@ def draw_segmentation(
     if len(present) and not 0 <= present.min() <= present.max() < len(classes):
         raise ValueError(f"semantic has class {present.max()}, but there are names for {len(classes)}")
     zoom = _zoom(picture, side)
-    canvas = _enlarge(picture, zoom).astype(np.float32)
+    canvas = fit(picture, (picture.shape[0] * zoom, picture.shape[1] * zoom)).astype(np.float32)
     labels = labels.repeat(zoom, 0).repeat(zoom, 1)
 
     palette = np.full((256, 3), 128, np.uint8)
@@ -110,9 +111,9 @@ def draw_detections(
     from PIL import Image, ImageDraw
 
     picture = read_picture(image)
-    box, label = _array(boxes).reshape(-1, 4).astype(np.float64), _array(labels).astype(np.int64)
-    score = None if scores is None else _array(scores).astype(np.float64)
-    on = None if masks is None else _array(masks)
+    box, label = as_array(boxes).reshape(-1, 4).astype(np.float64), as_array(labels).astype(np.int64)
+    score = None if scores is None else as_array(scores).astype(np.float64)
+    on = None if masks is None else as_array(masks)
     if len(label) != len(box) or (score is not None and len(score) != len(box)):
         raise ValueError(f"boxes, labels and scores must be equally many, got {len(box)} boxes, {len(label)} labels")
     if on is not None:
@@ -124,7 +125,7 @@ def draw_detections(
     order = range(len(box)) if score is None else [i for i in np.argsort(score, kind="stable") if score[i] >= min_score]
     zoom = _zoom(picture, side)
     colours = class_colours(int(label.max(initial=0)) + 1)
-    canvas = _enlarge(picture, zoom).astype(np.float32)
+    canvas = fit(picture, (picture.shape[0] * zoom, picture.shape[1] * zoom)).astype(np.float32)
     for i in order if on is not None else ():
         assert on is not None
         inside = on[i].repeat(zoom, 0).repeat(zoom, 1)
@@ -152,22 +153,9 @@ def draw_detections(
 # ------------------------------------------------------------------------------------------------------------- helpers
 
 
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-
-
 def _zoom(picture: np.ndarray, side: int) -> int:
     """Whole steps, so that label maps stay exact."""
     return max(1, math.ceil(side / max(picture.shape[:2])))
-
-
-def _enlarge(picture: np.ndarray, zoom: int) -> np.ndarray:
-    from PIL import Image
-
-    if zoom == 1:
-        return picture
-    size = picture.shape[1] * zoom, picture.shape[0] * zoom
-    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC))
 
 
 def _borders(labels: np.ndarray) -> np.ndarray:

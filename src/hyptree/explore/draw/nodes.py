@@ -12,6 +12,7 @@ import numpy as np
 
 from hyptree.explore.draw.style import PALETTE, main_axes, on_disk
 from hyptree.tree import Tree
+from hyptree.tree.arrays import as_array
 
 __all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]
 
@@ -90,12 +91,12 @@ def read_nodes(out: Any, b: int = 0) -> Nodes:
     batch = len(levels[0])
     if not 0 <= b < batch:
         raise ValueError(f"b must be from 0 to {batch - 1}, got {b}; the output holds {batch} pictures")
-    points = [_array(level[b]) for level in levels]
+    points = [as_array(level[b]) for level in levels]
     sizes = [len(level) for level in points]
     if any(below != 2 * above for below, above in itertools.pairwise(sizes)):
         raise ValueError(f"levels have {sizes} nodes, expected each to have half as many as the one before")
     c = None if out.curvature is None else float(out.curvature)
-    maps = None if out.maps is None else [_array(level[b]) for level in out.maps]
+    maps = None if out.maps is None else [as_array(level[b]) for level in out.maps]
     return Nodes(points, c or None, maps)
 
 
@@ -181,7 +182,3 @@ def even_warning(levels: Sequence[LevelMaps]) -> str | None:
         f"the maps of level {which} are close to uniform (distance {least:.2f} of 1): their queries look at all "
         "patches alike, so the pictures of these nodes say next to nothing"
     )
-
-
-def _array(tensor: Any) -> np.ndarray:
-    return np.asarray(tensor.detach().float().cpu() if hasattr(tensor, "detach") else tensor)

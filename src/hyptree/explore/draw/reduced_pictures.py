@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import data_url
+from hyptree.data.pictures.single import data_url, fit
 from hyptree.explore.draw.dendrogram import LayerTree, merge_figure
 from hyptree.explore.draw.style import read_beside
 from hyptree.tokens.draw import draw
@@ -113,7 +113,7 @@ def _enlarged(picture: np.ndarray) -> Image:
 
     height, width = picture.shape[:2]
     zoom = max(1.0, SIDE / max(height, width))
-    return Image.fromarray(picture).resize((round(width * zoom), round(height * zoom)), Image.Resampling.BICUBIC)
+    return Image.fromarray(fit(picture, (round(height * zoom), round(width * zoom))))
 
 
 def _cell(picture: np.ndarray, caption: str, alt: str) -> str:

@@ -13,6 +13,9 @@ PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2
 NEUTRAL = "#4a5160"
 INK, SOFT, RIM, INSIDE, FLOOR = "#1c2030", "#5a6172", "#c3c8d4", "#f7f8fb", "#e7eaf1"
 
+_ENDS = ((49, 87, 201), (24, 121, 78), (194, 130, 12), (160, 50, 120))
+"""Colours of four levels, general first; other numbers of levels are mixed from them."""
+
 FONT = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
 HALO = 'stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"'
 """White around letters, so that lines below do not cross them."""
@@ -56,6 +59,13 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
 def on_disk(direction: np.ndarray, length: np.ndarray) -> np.ndarray:
     """(n, 2) places on the Poincaré disk in these directions, at hyperbolic distances (n, 1) from its centre."""
     return direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300) * np.tanh(length / 2)
+
+
+def level_colours(num_levels: int) -> list[str]:
+    """A colour for each level, general first."""
+    at = np.linspace(0, len(_ENDS) - 1, num_levels) if num_levels > 1 else np.zeros(1)
+    mixed = [[np.interp(x, range(len(_ENDS)), [end[k] for end in _ENDS]) for k in range(3)] for x in at]
+    return [hex_colour(colour) for colour in mixed]
 
 
 def main_axes(v: np.ndarray) -> np.ndarray:

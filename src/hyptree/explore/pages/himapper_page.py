@@ -12,12 +12,11 @@ import numpy as np
 from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
 from hyptree.explore.draw.disk import svg_disk
-from hyptree.explore.draw.himapper import ALARM, disk_caption, plot_assignment, plot_tree_maps
+from hyptree.explore.draw.himapper import ALARM, STATS, disk_caption, plot_assignment, plot_tree_maps, stat_curves
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
 from hyptree.explore.draw.style import INK, SOFT, hex_colour, read_beside
-from hyptree.explore.pages.himapper_log import STATS, stat_curves
-from hyptree.explore.pages.page import Section, cards, curves, table
+from hyptree.explore.pages.page import Section, cards, line_charts, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +97,7 @@ def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping
         )
     )
     if charts := stat_curves(metrics):
-        sections.append(Section("How its tree came about", f'<div class="charts">{curves(charts)}</div>'))
+        sections.append(Section("How its tree came about", f'<div class="charts">{line_charts(charts)}</div>'))
     return sections
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hyptree.explore.draw.curves import line_chart
+from hyptree.explore.draw.charts import line_chart
 from hyptree.explore.draw.style import read_beside
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.figures.panels import Panel
 
-__all__ = ["Html", "Section", "cards", "chart", "curves", "image", "page", "table"]
+__all__ = ["Html", "Section", "cards", "chart", "image", "line_charts", "page", "table"]
 
 STYLE = read_beside(__file__, "page.css")
 """Of every page, in light and in dark."""
@@ -102,7 +102,7 @@ def chart(title: str, drawn: str, *, note: str = "", caption: str = "", kind: st
     return f'<figure class="{kind}"><h3>{escape(title)}</h3>{above}{drawn}{below}</figure>'
 
 
-def curves(panels: Iterable[Panel]) -> str:
+def line_charts(panels: Iterable[Panel]) -> str:
     """A :func:`chart` of lines for each panel."""
     return "".join(chart(panel.title, line_chart(panel), note=panel.note) for panel in panels)
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from hyptree.data.pictures.single import data_url
-from hyptree.explore.draw.curves import run_curves, svg_confusion
+from hyptree.explore.draw.charts import run_curves, svg_confusion
 from hyptree.explore.draw.disk import DISK_SCRIPT
 from hyptree.explore.draw.scenes import Answer, Scene, explorer_html
 from hyptree.explore.draw.style import read_beside
-from hyptree.explore.pages.page import Html, Section, cards, curves, page, table
+from hyptree.explore.pages.page import Html, Section, cards, line_charts, page, table
 from hyptree.tree import Tree
 
 __all__ = ["Answers", "PageRecord", "run_page"]
@@ -90,7 +90,7 @@ def run_page(path: Path | str, record: PageRecord) -> Path:
     if record.clusters:
         sections.append(Section("Do clusters follow things?", _cluster_section(record.clusters)))
     if record.metrics:
-        charts = f'<div class="charts">{curves(run_curves(record.metrics))}</div>'
+        charts = f'<div class="charts">{line_charts(run_curves(record.metrics))}</div>'
         sections.append(Section("How it learned", charts))
     if record.answers is not None:
         sections.append(Section("Where it is right and wrong", _answers_section(record.answers)))
