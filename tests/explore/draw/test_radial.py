@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.explore.draw import charts
-from hyptree.explore.draw.radial import HEIGHT, REACH, WIDTH, X, Y, layout_of, radial_picture, svg_radial
+from hyptree.explore.draw.radial import HEIGHT, REACH, WIDTH, X, Y, axis_of, radial_picture, scale_of, svg_radial
 from hyptree.explore.draw.style import level_colours
 from hyptree.vlm.radial.order import order_of_levels
 from hyptree.vlm.radial.suites import Texts
@@ -94,10 +94,7 @@ def test_svg_shows_every_caption_where_it_is(seed: int) -> None:
     dots = re.findall(r'<circle class="caption" cx="([\d.]+)" cy="([\d.]+)".*?<title>(.*?) \(', svg)
     assert len(dots) == 9
     far = max(arc for arc, _ in places.values())
-    start, hole = (picture.radius.min(), 0)
-    layout = layout_of(picture)
-    start = float(layout.rings[0][1]) if layout.hole else 0.0
-    hole = layout.hole
+    start, hole = axis_of(picture)[0], scale_of(picture)[0]
     for x, y, caption in dots:
         away = math.hypot(float(x) - X, float(y) - Y)
         expected = hole + (places[caption][0] - start) / (far - start) * (REACH - hole)
@@ -126,14 +123,17 @@ def test_names_stay_inside_and_apart(seed: int) -> None:
     }
     names = list(places)
     picture = radial_picture(Texts(on_sphere(places)), [[names[i], names[i + 1]] for i in range(0, 80, 2)])
-    labels = layout_of(picture).labels
+    names_of = svg_radial(picture).partition('<g class="names"')[2].partition("</g>")[0]
+    labels = re.findall(
+        r'<text x="(.*?)" y="(.*?)" dy=".34em" text-anchor="(.*?)" font-size="(.*?)".*?>(.*?)<', names_of
+    )
     assert len(labels) > 8
     boxes = []
-    for label in labels:
-        wide = 0.5 * label.size * len(label.text)
-        left = label.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * wide
-        boxes.append((left, label.y - label.size / 2, left + wide, label.y + label.size / 2))
-        assert left > 0 and left + wide < WIDTH and 0 < label.y < HEIGHT
+    for x, line, anchor, letters, text in labels:
+        size, y, wide = float(letters), float(line), 0.5 * float(letters) * len(text)
+        left = float(x) - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * wide
+        boxes.append((left, y - size / 2, left + wide, y + size / 2))
+        assert left > 0 and left + wide < WIDTH and 0 < y < HEIGHT
     for i, a in enumerate(boxes):
         for b in boxes[:i]:
             assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -30,6 +31,7 @@ WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
 """Room around the axes: numbers on the left and below, names of the lines on the right."""
 
+SPLITS = {"training": "train", "validation": "val"}
 MAX_POINTS = 240
 """A line is thinned to about this many points: more cannot be seen."""
 
@@ -39,18 +41,19 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
     The loss of training and validation share a chart, and so do all shares of the validation (between 0 and 1).
     """
-    losses = {name: _series(rows, split, "loss") for split, name in (("train", "training"), ("val", "validation"))}
+    of = partial(points_of, rows, x_names=("epoch", "step"))
+    losses = {name: of(split, "loss") for name, split in SPLITS.items()}
     shares = {
         _format(key): points
         for key in _numeric_keys(rows, "val")
         if not key.startswith("loss")
-        and len(kept := (points := _series(rows, "val", key))[np.isfinite(points[:, 1]), 1])
+        and len(kept := (points := of("val", key))[np.isfinite(points[:, 1]), 1])
         and 0 <= kept.min() <= kept.max() <= 1
     }
     charts = [
         ("Loss", losses, ".2f"),
         ("Validation accuracy", dict(list(shares.items())[:4]), ".0%"),
-        ("Learning rate", {"learning rate": _series(rows, "train", "lr")}, ".1e"),
+        ("Learning rate", {"learning rate": of("train", "lr")}, ".1e"),
     ]
     drawn = [lines_of(title, series, "epoch", number) for title, series, number in charts]
     return [panel for panel in drawn if panel.series]
@@ -78,23 +81,16 @@ def _format(key: str) -> str:
 
 def _numeric_keys(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
     known = ("step", "epoch", "time", "lr", "split")
-    keys: dict[str, None] = {}
-    for row in rows:
-        if row.get("split") == split:
-            keys |= {
-                key: None
-                for key, value in row.items()
-                if key not in known and isinstance(value, (int, float)) and not isinstance(value, bool)
-            }
-    return list(keys)
+    cells = [cell for row in rows if row.get("split") == split for cell in row.items() if cell[0] not in known]
+    return list(dict.fromkeys(key for key, value in cells if isinstance(value, float) or type(value) is int))
 
 
-def _series(rows: Sequence[Mapping[str, Any]], split: str, key: str) -> np.ndarray:
-    """(n, 2) epochs (steps, where the log has no epochs) and values."""
+def points_of(rows: Sequence[Mapping[str, Any]], split: str, key: str, x_names: Sequence[str]) -> np.ndarray:
+    """(n, 2) numbers of a log under a name, beside the first of ``x_names`` that their row has."""
     points = [
-        (row.get("epoch", row.get("step", 0)), row[key])
-        for row in rows
-        if row.get("split") == split and isinstance(row.get(key), (int, float))
+        (next((row[name] for name in x_names if name in row), at), row[key])
+        for at, row in enumerate(rows)
+        if row.get("split", "train") == split and isinstance(row.get(key), (int, float))
     ]
     return np.array(points, np.float64).reshape(-1, 2)
 

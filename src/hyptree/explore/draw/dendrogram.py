@@ -7,8 +7,7 @@ from html import escape
 
 import numpy as np
 
-from hyptree.data.pictures.single import data_url
-from hyptree.explore.draw.style import hex_colour, hint, read_beside, tag
+from hyptree.explore.draw.style import hex_colour, hint, img, read_beside, tag
 from hyptree.tokens.draw import cluster_colours
 
 __all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
@@ -111,7 +110,7 @@ def merge_figure(picture: np.ndarray, grid: tuple[int, int], tree: LayerTree, so
     )
     return (
         f'<figure class="merge"><div class="seen" data-columns="{grid[1]}" data-leaf="{",".join(map(str, place))}">'
-        f'<img alt="the picture" src="{data_url(picture)}"><svg viewBox="0 0 {grid[1]} {grid[0]}" '
+        f'{img(picture, "the picture")}<svg viewBox="0 0 {grid[1]} {grid[0]}" '
         f'preserveAspectRatio="none"></svg></div>{svg_dendrogram(tree, colours) if num > 1 else ""}'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )

@@ -7,6 +7,7 @@ no more: nothing in the method makes it an object or a part, or a parent's map t
 
 from __future__ import annotations
 
+import re
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from hyptree.data.pictures.single import read_picture
 from hyptree.errors import require
 from hyptree.evaluate.pictures.superpixels import enlarge
-from hyptree.explore.draw.charts import lines_of
+from hyptree.explore.draw.charts import SPLITS, lines_of, points_of
 from hyptree.explore.draw.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
 from hyptree.explore.draw.style import INK, PALETTE, RIM, SOFT
 from hyptree.files import read_log
@@ -64,6 +65,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     picture = read_picture(image)
     nodes = read_nodes(out, b)
@@ -114,7 +116,10 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
                 ax.plot([px, px, x, x], [bottom, bend, bend, y], color=colours[-1][i * 2**k // per_root], linewidth=1.1)
             seen = _under_map(picture, maps[k][i] / tallest[k], side)
             ax.imshow(seen, extent=(x - side / 2, x + side / 2, y + side * aspect, y), interpolation="bilinear")
-            _frame(ax, x - side / 2, y, side, side * aspect, colours[k][i])
+            frame = Rectangle(
+                (x - side / 2, y), side, side * aspect, fill=False, edgecolor=colours[k][i], linewidth=1.8
+            )
+            ax.add_patch(frame)
             text = f"H {numbers[k].entropy[i]:.2f}"
             ax.text(x, y + side * aspect + 0.045, text, ha="center", va="top", fontsize=7.2, color=INK)
     _scales(ax, 0.25, height - foot + 0.14, width - 0.4, [top / even for top in tallest], numbers)
@@ -184,12 +189,6 @@ def _heading(ax: Axes, picture: np.ndarray, width: float, title: str, text: str,
         ax.text(x, end + 0.05, line, fontsize=8.4, color=ALARM, fontweight="bold", va="top", linespacing=1.35)
         end += 0.05 + LINE * (line.count("\n") + 1)
     return max(0.15 + side, end) + 0.25
-
-
-def _frame(ax: Axes, x: float, y: float, width: float, height: float, colour: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=1.8))
 
 
 # ---- which node wins a patch -----------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ STATS = (
     ("distance_ratio", "Parent / same-level distance", "below 1: nearer to its parent than to its like", ".2f"),
     ("image_dependence", "Image dependence", "variance over images / over nodes; near 0 the picture is ignored", ".2f"),
     ("curvature", "Curvature c", "the space has curvature -c", ".2f"),
-    ("parent_retrieval", "Nearest upper node is the parent", "high from the start: parents begin as means", ".2f"),
+    ("parent_retrieval", "Nearest upper node is the parent", "high from the start: parents begin as means", ".0%"),
 )
 
 
@@ -316,26 +315,12 @@ def stat_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
     A name may stand alone or behind a prefix (``himapper/kl``); training and validation are two lines of one chart.
     """
+    plain = [{re.sub(".*[/.]", "", key): value for key, value in row.items()} for row in rows]
     charts = []
     for name, title, note, number in STATS:
-        series = {}
-        for split, called in (("train", "training"), ("val", "validation")):
-            points = [
-                (row.get("step", at), value)
-                for at, row in enumerate(rows)
-                if row.get("split", "train") == split and (value := _value(row, name)) is not None
-            ]
-            series[called] = np.array(points, np.float64).reshape(-1, 2)
-        charts.append(lines_of(title, series, "step", number, note))
+        of = {called: points_of(plain, split, name, ["step"]) for called, split in SPLITS.items()}
+        charts.append(lines_of(title, of, "step", number, note))
     return [panel for panel in charts if panel.series]
-
-
-def _value(row: Mapping[str, Any], name: str) -> float | None:
-    """The number a row has under a name, with or without a prefix."""
-    for key, value in row.items():
-        if (key == name or key.endswith((f"/{name}", f".{name}"))) and isinstance(value, (int, float)):
-            return float(value)
-    return None
 
 
 def plot_tree_stats(log: Sequence[Mapping[str, Any]] | Path | str) -> Figure:

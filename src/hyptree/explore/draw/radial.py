@@ -9,7 +9,7 @@ The radius is the true distance. The angle is a projection, and the picture says
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -37,9 +37,14 @@ from hyptree.tree.drawing import shortened
 if TYPE_CHECKING:
     from hyptree.vlm.radial.suites import Texts
 
-__all__ = ["Label", "Layout", "RadialPicture", "axis_of", "layout_of", "radial_picture", "same_levels", "svg_radial"]
-
 MAX_CAPTIONS = 90
+WIDTH, HEIGHT, REACH = 1000, 880, 400
+"""Of the SVG, and of the disk inside it, on whose rim the farthest caption lies; names on the rim need the rest."""
+X, Y = WIDTH / 2, HEIGHT / 2
+"""Where the root is."""
+HOLE = 70
+"""Radius of the disk in the middle that stands for distances nearer to the root than any caption."""
+INWARD = "#d1242f"
 
 
 @dataclass(frozen=True)
@@ -184,65 +189,14 @@ def _format(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
-WIDTH, HEIGHT, REACH = 1000, 880, 400
-"""Of the SVG, and of the disk inside it, on whose rim the farthest caption lies; names on the rim need the rest."""
-X, Y = WIDTH / 2, HEIGHT / 2
-"""Where the root is."""
-HOLE = 70
-"""Radius of the disk in the middle that stands for distances nearer to the root than any caption."""
-INWARD = "#d1242f"
-
-# ---- what goes where -------------------------------------------------------------------------------------------------
+# ---- as SVG ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Label:
-    """A name in the picture, in pixels."""
-
-    caption: int
-    text: str
-    x: float
-    y: float
-    anchor: str
-    size: float
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What goes where, in pixels of a picture of ``WIDTH`` by ``HEIGHT``.
-
-    Attributes:
-        points: (n, 2) captions. dots: (n,) radii of their dots.
-        rings: pixels from the middle, the distance written there, and where it is written.
-        hole: radius of the disk in the middle that the scale leaves out.
-    """
-
-    points: np.ndarray
-    dots: np.ndarray
-    rings: list[tuple[float, str, tuple[float, float]]]
-    hole: float
-    labels: list[Label]
-
-
-def layout_of(picture: RadialPicture) -> Layout:
-    """Places of everything in the picture."""
-    ticks, end = axis_of(picture), float(picture.radius.max())
-    start = ticks[0]
+def scale_of(picture: RadialPicture) -> tuple[int, Callable[[Any], Any]]:
+    """Radius of the hole in the middle that the scale leaves out, and what turns distances into pixels."""
+    start, end = axis_of(picture)[0], float(picture.radius.max())
     hole = HOLE if start > 0 else 0
-
-    def pixels(distance: Any) -> Any:
-        return hole + (distance - start) / ((end - start) or 1) * (REACH - hole)
-
-    away = pixels(picture.radius)
-    points = np.stack([X + away * np.cos(picture.angle), Y - away * np.sin(picture.angle)], 1)
-    dots = np.interp(picture.level, [0, max(1, picture.num_levels - 1)], [9.0, 4.0])
-    free = _widest_gap(picture.angle)
-    rings = [
-        (away, f"{tick:.4g}", (X + away * math.cos(free), Y - away * math.sin(free)))
-        for tick in ticks
-        if (away := float(pixels(tick))) > 0
-    ]
-    return Layout(points, dots, rings, hole, _labels(picture, points, dots))
+    return hole, lambda distance: hole + (distance - start) / ((end - start) or 1) * (REACH - hole)
 
 
 def _widest_gap(angle: np.ndarray) -> float:
@@ -252,13 +206,13 @@ def _widest_gap(angle: np.ndarray) -> float:
     return float(turned[gaps.argmax()] + gaps.max() / 2)
 
 
-def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> list[Label]:
+def _names(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> list[str]:
     """Names of general captions first; a name that would cover another, or leave the picture, is left out."""
     reach = dots[:, None]
     own = np.concatenate([points - reach, points + reach], 1)  # (n, 4) boxes of the dots
     taken = [(i, box) for i, box in enumerate(own.tolist()) if picture.level[i] <= 1]
     taken.append((-1, [X - 20, Y - 8, X + 20, Y + 28]))  # the root and its name
-    labels = []
+    names = []
     for i in np.lexsort((-picture.radius, picture.level)).tolist():
         size = (19.0, 15.5, 13.0)[min(int(picture.level[i]), 2)]
         text = shortened(picture.captions[i], 34)
@@ -273,61 +227,51 @@ def _labels(picture: RadialPicture, points: np.ndarray, dots: np.ndarray) -> lis
             crowd = taken if attempt < 4 else [one for one in taken if one[0] < 0]  # most general: rather over a dot
             if inside and not any(overlap(box, other) for k, other in crowd if k != i):
                 taken.append((-1, box))
-                labels.append(Label(i, text, at, line, anchor, size))
+                look = {"font_size": size, "font_weight": None if picture.level[i] else 600}
+                place = {"x": float(at), "y": float(line), "dy": ".34em", "text_anchor": anchor}
+                names.append(tag("text", escape(text), **place, **look))
                 break
-    return labels
-
-
-# ---- as SVG ---------------------------------------------------------------------------------------------------------
+    return names
 
 
 def svg_radial(picture: RadialPicture) -> str:
     """The picture as an ``<svg>``; pointing at a dot tells its caption, level and distance."""
-    layout, colours = layout_of(picture), level_colours(picture.num_levels)
+    colours = level_colours(picture.num_levels)
+    hole, pixels = scale_of(picture)
+    away, free = pixels(picture.radius), _widest_gap(picture.angle)
+    points = np.stack([X + away * np.cos(picture.angle), Y - away * np.sin(picture.angle)], 1)
+    dots = np.interp(picture.level, [0, max(1, picture.num_levels - 1)], [9.0, 4.0])
+    rings = [(float(pixels(tick)), f"{tick:.4g}") for tick in axis_of(picture) if pixels(tick) > 0]
     parts = [
         f'<svg class="radial" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="'
         f'{len(picture.captions)} captions around the root, {escape(picture.title)}" '
         f"{FONT}>"
     ]
     # Colours are for a white page; a page with a scheme of its own gives the classes others.
-    disks = [("rim", REACH, INSIDE), ("hole", layout.hole, FLOOR), *(("round", r, "none") for r, *_ in layout.rings)]
-    parts += [
-        tag("circle", class_=kind, cx=X, cy=Y, r=away, fill=fill, stroke=RIM) for kind, away, fill in disks if away
-    ]
+    disks = [("rim", REACH, INSIDE), ("hole", hole, FLOOR), *(("round", ring, "none") for ring, _ in rings)]
+    parts += [tag("circle", class_=kind, cx=X, cy=Y, r=r, fill=fill, stroke=RIM) for kind, r, fill in disks if r]
     parts.append(tag("circle", hint('the root: ""'), class_="root", cx=X, cy=Y, r=5, fill=INK))
     parts.append('<g class="marks">')
     for general, specific in picture.lines.tolist():
-        (x1, y1), (x2, y2) = layout.points[general].tolist(), layout.points[specific].tolist()
-        colour = line_colour(picture, general, specific, colours)
+        (x1, y1), (x2, y2) = points[general].tolist(), points[specific].tolist()
+        inward = picture.radius[specific] < picture.radius[general]
+        colour = INWARD if inward else colours[picture.level[specific]]
         parts.append(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=1.4, opacity=0.55))
     for i in reversed(range(len(picture.captions))):  # general ones on top
-        x, y = layout.points[i].tolist()
+        x, y = points[i].tolist()
         says = hint(f"{picture.captions[i]} (level {picture.level[i] + 1}, distance {picture.radius[i]:.3f})")
         look = {"fill": colours[picture.level[i]], "stroke": "white", "stroke_width": 1.3}
-        parts.append(tag("circle", says, class_="caption", cx=x, cy=y, r=float(layout.dots[i]), **look))
+        parts.append(tag("circle", says, class_="caption", cx=x, cy=y, r=float(dots[i]), **look))
     parts.append(f'</g><g class="soft halo" fill="{SOFT}" font-size="14" text-anchor="middle" {HALO}>')
-    parts += [tag("text", text, x=x, y=y + 5) for _, text, (x, y) in layout.rings]
+    for ring, text in rings:
+        parts.append(tag("text", text, x=X + ring * math.cos(free), y=Y - ring * math.sin(free) + 5))
     parts.append(tag("text", "root", x=X, y=Y + 22))
     parts.append(f'</g><g class="names" fill="{INK}" {HALO} pointer-events="none">')
-    for label in layout.labels:
-        look = {"font_size": label.size, "font_weight": 600 if picture.level[label.caption] == 0 else None}
-        place = {"x": float(label.x), "y": float(label.y), "dy": ".34em", "text_anchor": label.anchor}
-        parts.append(tag("text", escape(label.text), **place, **look))
+    parts += _names(picture, points, dots)
     parts.append("</g>")
     for k, colour in enumerate(colours):
         y, look = 26 + 24 * k, {"dy": ".34em", "font_size": 15, "fill": SOFT}
         parts.append(tag("g", tag("circle", cx=20, cy=y, r=7, fill=colour), class_="marks"))
-        parts.append(tag("text", level_name(k, picture), class_="soft", x=36, y=y, **look))
+        end = ", general" if k == 0 else ", specific" if k == picture.num_levels - 1 else ""
+        parts.append(tag("text", f"level {k + 1}{end}", class_="soft", x=36, y=y, **look))
     return "".join(parts) + "</svg>"
-
-
-def line_colour(picture: RadialPicture, general: int, specific: int, colours: Sequence[str]) -> str:
-    """That of the specific caption's level, red where the line leads inwards."""
-    inward = picture.radius[specific] < picture.radius[general]
-    return INWARD if inward else colours[picture.level[specific]]
-
-
-def level_name(k: int, picture: RadialPicture) -> str:
-    """What the legend says of level ``k``."""
-    end = ", general" if k == 0 else ", specific" if k == picture.num_levels - 1 else ""
-    return f"level {k + 1}{end}"

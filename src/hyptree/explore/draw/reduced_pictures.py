@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import data_url, fit
+from hyptree.data.pictures.single import fit
 from hyptree.explore.draw.dendrogram import LayerTree, merge_figure
-from hyptree.explore.draw.style import read_beside
+from hyptree.explore.draw.style import img, read_beside
 from hyptree.tokens.draw import draw
 
 if TYPE_CHECKING:
@@ -117,7 +117,4 @@ def _enlarged(picture: np.ndarray) -> Image:
 
 
 def _cell(picture: np.ndarray, caption: str, alt: str) -> str:
-    return (
-        f'<figure><img alt="{escape(alt, quote=True)}" src="{data_url(picture)}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    return f"<figure>{img(picture, alt)}<figcaption>{escape(caption)}</figcaption></figure>"

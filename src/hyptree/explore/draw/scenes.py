@@ -13,7 +13,7 @@ import numpy as np
 
 from hyptree.data.pictures.single import data_url
 from hyptree.evaluate.pictures.superpixels import enlarge
-from hyptree.explore.draw.style import main_axes, on_disk
+from hyptree.explore.draw.style import img, main_axes, on_disk
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
 from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
@@ -126,7 +126,7 @@ def explorer_html(scenes: Sequence[Scene], region_names: Sequence[str] = ()) -> 
     thumbnails = "".join(
         f'<button type="button" data-image="{k}" aria-pressed="{"true" if k == 0 else "false"}" '
         f'class="{_mark(scene)}" title="{escape(scene.name, quote=True)}">'
-        f'<img alt="{escape(scene.name, quote=True)}" src="{data_url(scene.picture, 80)}"></button>'
+        f"{img(scene.picture, scene.name, 80)}</button>"
         for k, scene in enumerate(scenes)
     )
     sliders = "".join(

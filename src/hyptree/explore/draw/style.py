@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hyptree.data.pictures.single import data_url
+
 # Distinct hues of similar weight on white, also for most readers who see red and green alike.
 PALETTE = ("#3b6fb6", "#d9772b", "#2f9171", "#b0467f", "#7a5fc0", "#a8872a", "#2c97b3", "#c24b42")
 NEUTRAL = "#4a5160"
@@ -44,6 +46,11 @@ def _value(value: object) -> str:
 def hint(text: str) -> str:
     """What an SVG element says when one points at it."""
     return f"<title>{escape(text)}</title>"
+
+
+def img(picture: np.ndarray, alt: str, quality: int = 90, **attributes: str) -> str:
+    """An ``<img>`` with the picture inside it."""
+    return tag("img", **attributes, alt=alt, src=data_url(picture, quality))
 
 
 def hex_colour(rgb: Iterable[float]) -> str:

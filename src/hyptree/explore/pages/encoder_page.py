@@ -20,12 +20,12 @@ import numpy as np
 
 from hyptree import __version__
 from hyptree.data.hierarchies.hierarcaps import Chain
-from hyptree.data.pictures.single import data_url, fit
+from hyptree.data.pictures.single import fit
 from hyptree.errors import UserError, as_user_error
 from hyptree.explore.draw import charts
 from hyptree.explore.draw.latent_tree import LatentTree, dendrogram_caption, svg_dendrogram, svg_tree_disk
 from hyptree.explore.draw.radial import radial_picture, same_levels, svg_radial
-from hyptree.explore.draw.style import level_colours, read_beside
+from hyptree.explore.draw.style import img, level_colours, read_beside
 from hyptree.explore.pages.page import Html, Section, cards, chart, page, table
 
 if TYPE_CHECKING:
@@ -250,9 +250,8 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Enc
     for one, chain in zip(pictures, retrieved, strict=True):
         values = [float(away[place[caption]]) for caption in chain]
         parts.append(
-            f'<figure class="card looked"><div><img alt="{escape(one.name, quote=True)}" '
-            f'src="{data_url(fit(one.picture, 240), 88)}"><figcaption>{escape(one.name)}</figcaption></div>'
-            f"{_chain(chain, values, float(away.max()), one.true)}</figure>"
+            f'<figure class="card looked"><div>{img(fit(one.picture, 240), one.name, 88)}'
+            f"<figcaption>{escape(one.name)}</figcaption></div>{_chain(chain, values, float(away.max()), one.true)}</figure>"
         )
     known = [(chain, one.true) for one, chain in zip(pictures, retrieved, strict=True) if one.true]
     text = ""

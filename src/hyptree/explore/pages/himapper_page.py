@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import data_url
 from hyptree.errors import require
 from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.himapper import ALARM, STATS, disk_caption, plot_assignment, plot_tree_maps, stat_curves
 from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
-from hyptree.explore.draw.style import INK, SOFT, hex_colour, read_beside
+from hyptree.explore.draw.style import INK, SOFT, hex_colour, img, read_beside
 from hyptree.explore.pages.page import Section, cards, line_charts, table
 
 if TYPE_CHECKING:
@@ -108,13 +107,7 @@ def without_tree(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _stats_html(stats: Mapping[str, Any]) -> str:
-    known = (
-        ("image_dependence", "image dependence", ".2f"),
-        ("distance_ratio", "parent / same-level distance", ".2f"),
-        ("parent_retrieval", "nearest upper node is the parent", ".0%"),
-        ("curvature", "curvature c", ".2f"),
-    )
-    shown = cards({title: f"{float(stats[name]):{number}}" for name, title, number in known if name in stats})
+    shown = cards({title: f"{float(stats[name]):{number}}" for name, title, _, number in STATS if name in stats})
     return f'{shown}<p class="note">{STATS_SAY}</p>' if shown else ""
 
 
@@ -133,7 +126,7 @@ def _picture_html(scene: Scene, out: Any, b: int, is_open: bool) -> str:
     answer = f"<h3>What the picture is called</h3>{answer_html(scene.answer)}" if scene.answer else ""
     return (
         f'<details class="mapped"{" open" if is_open else ""}><summary>'
-        f'<img alt="{escape(scene.name, quote=True)}" src="{data_url(scene.picture, 80)}"><span>{name}</span></summary>'
+        f"{img(scene.picture, scene.name, 80)}<span>{name}</span></summary>"
         f'<div class="sheets">{_sheet(maps, f"maps of the nodes on {scene.name}")}</div>'
         f'<div class="sheets">{_sheet(patches, f"patches of {scene.name} by node")}</div>'
         f'<figure class="card lies">{disk}<figcaption><h3>Where the nodes lie</h3>'
@@ -157,5 +150,5 @@ def _sheet(figure: Figure, alt: str) -> str:
                 text.set_color(DARK.get(str(text.get_color()), text.get_color()))
         canvas.draw()
         pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
-        parts.append(f'<img class="{kind}" alt="{escape(alt, quote=True)}" src="{data_url(pixels, 88)}">')
+        parts.append(img(pixels, alt, 88, class_=kind))
     return "".join(parts)

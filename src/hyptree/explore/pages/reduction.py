@@ -93,12 +93,12 @@ def write_plot(results: Results, path: Path) -> Path:
     for x_name, y_name in axes:
         panel = Panel(f"{y_name.partition(',')[0]} against {x_name}", x_name, y_name)
         for k, (name, rows) in enumerate(groups.items()):
-            points = [[AXES[axis](row) for row in rows] for axis in (x_name, y_name)]
-            panel.series.append(Series(name, *points, "line", labels=[] if k else [f"{row.keep:g}" for row in rows]))
+            x, y = ([AXES[axis](row) for row in rows] for axis in (x_name, y_name))
+            panel.series.append(Series(name, x, y, "line", labels=[] if k else [f"{row.keep:g}" for row in rows]))
         panels.append(panel)
     if len(best) > 1:
-        points = [[AXES[axis](row) for row in best] for axis in axes[0]]
-        panels[0].series.append(Series("Pareto front", *points, "dashed"))
+        x, y = ([AXES[axis](row) for row in best] for axis in axes[0])
+        panels[0].series.append(Series("Pareto front", x, y, "dashed"))
     figure = draw_panels(panels, PALETTE)
     figure.suptitle(f"{results.about['model']}, {results.about['device']}", fontsize=11)
     figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.data.pictures.single import data_url
 from hyptree.explore.draw.charts import run_curves, svg_confusion
 from hyptree.explore.draw.disk import DISK_SCRIPT
 from hyptree.explore.draw.scenes import Answer, Scene, explorer_html
-from hyptree.explore.draw.style import read_beside
+from hyptree.explore.draw.style import img, read_beside
 from hyptree.explore.pages.page import Html, Section, cards, line_charts, page, table
 from hyptree.tree import Tree
 
@@ -168,5 +167,4 @@ def _shot(shot: tuple[np.ndarray, Answer]) -> str:
     else:
         text += f"<span>{escape(' › '.join(line[:-1]))}</span>"
     kind = "wrong" if answer.is_right is False else "right"
-    alt = f"{truth[-1]}, called {line[-1]}"
-    return f'<div class="shot {kind}"><img alt="{escape(alt, quote=True)}" src="{data_url(picture, 85)}">{text}</div>'
+    return f'<div class="shot {kind}">{img(picture, f"{truth[-1]}, called {line[-1]}", 85)}{text}</div>'

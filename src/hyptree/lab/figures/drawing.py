@@ -160,8 +160,9 @@ def _draw_lines(figure: Any, ax: Any, panel: Panel, palette: Sequence[str] = ())
     from matplotlib import colormaps
 
     solid = [series for series in panel.series if series.style not in ("dashed", "hollow")]
-    colours = [colormaps["viridis"](0.9 * i / max(1, len(solid) - 1)) for i in range(len(solid))]
-    colours = [palette[i % len(palette)] for i in range(len(solid))] if palette else colours
+    shade = colormaps["viridis"]
+    count = len(solid)
+    colours = [palette[i % len(palette)] if palette else shade(0.9 * i / max(1, count - 1)) for i in range(count)]
     dashes = 0
     for series in panel.series:
         label = fill(series.name, _NAME)
