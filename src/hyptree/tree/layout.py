@@ -101,3 +101,40 @@ def geodesic(p: np.ndarray, q: np.ndarray, num_points: int) -> np.ndarray:
     z = np.where(size > 0, step / np.where(size > 0, size, 1), 0)[:, None] * part
     z = (z + a[:, None]) / (1 + a.conj()[:, None] * z)
     return np.stack([z.real, z.imag], -1)
+
+
+def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]:
+    """(n, 2) places on the Poincaré disk (on the plane where ``c`` is None), and the share of squared length they keep.
+
+    Two dimensions are shown as they are, exactly. More are flattened: the direction from the origin is that of the
+    first two principal axes of the tangent vectors at the origin, the distance from the origin is kept. So radii are
+    true and angles are a projection.
+
+    Args:
+        points: (n, d) space components of Lorentz points of curvature ``-c``, or points of flat space.
+    """
+    import torch
+
+    from hyptree.geometry import lorentz
+
+    v = np.asarray(points, np.float64)
+    if c is not None:
+        v = lorentz.logmap0(torch.from_numpy(v), c).numpy() * c**0.5  # lengths are now those of curvature -1
+    direction, kept = np.pad(v, ((0, 0), (0, max(0, 2 - v.shape[1])))), 1.0
+    if v.shape[1] > 2:
+        direction = v @ main_axes(v).T
+        kept = float((direction**2).sum() / max((v**2).sum(), 1e-300))
+    return (direction if c is None else on_disk(direction, np.linalg.norm(v, axis=1, keepdims=True))), kept
+
+
+def on_disk(direction: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """(n, 2) places on the Poincaré disk in these directions, at hyperbolic distances (n, 1) from its centre."""
+    return direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300) * np.tanh(length / 2)
+
+
+def main_axes(v: np.ndarray) -> np.ndarray:
+    """(2, d) the principal axes of vectors (n, d), the second one zero where there is only one."""
+    axes = np.linalg.svd(v, full_matrices=False)[2][:2]
+    for axis in axes:  # the sign of an axis is free: make it the same each time
+        axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
+    return axes if len(axes) > 1 else np.vstack([axes, np.zeros_like(axes)])

@@ -31,7 +31,7 @@ def test_colours_differ_and_stay_with_their_class() -> None:
 def test_classes_are_blended_and_the_background_is_not() -> None:
     labels = np.zeros((40, 60), np.uint8)
     labels[10:30, 10:30], labels[10:30, 40:55] = 1, IGNORE
-    drawn = draw_segmentation(grey(40, 60), torch.from_numpy(labels), CLASSES, opacity=0.5, side=60)
+    drawn = draw_segmentation(grey(40, 60), torch.from_numpy(labels), CLASSES, side=60)
     assert drawn.dtype == np.uint8 and drawn.shape[1:] == (60, 3)
     assert drawn.shape[0] > 40  # the legend
     assert (drawn[5, 5] == 100).all()
@@ -60,7 +60,7 @@ def test_boxes_masks_and_names_are_drawn_where_they_belong() -> None:
     masks[0, 0, 60:100, 20:60] = 0.9
     drawn = draw_detections(
         grey(200, 200), boxes, torch.tensor([1, 2]), masks,
-        scores=torch.tensor([0.8, 0.3]), classes=("cat", "dog"), opacity=0.5, side=200,
+        scores=torch.tensor([0.8, 0.3]), classes=("cat", "dog"), side=200,
     )  # fmt: skip
     colour = class_colours(3)[1].astype(int)
     assert (drawn[60, 40] == colour).all() and (drawn[99, 40] == colour).all()  # upper and lower edge

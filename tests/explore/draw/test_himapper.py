@@ -29,8 +29,9 @@ from hyptree.explore.draw.himapper import (
     plot_tree_stats,
     stat_curves,
 )
-from hyptree.explore.draw.nodes import even_warning, flat_points, forest, node_colours, read_nodes
+from hyptree.explore.draw.nodes import even_warning, forest, node_colours, read_nodes
 from hyptree.geometry import lorentz
+from hyptree.tree.layout import flat_points
 from tests.explore.fake_nodes import fake_output
 
 SHAPES = [(32, 4), (8, 3), (16, 2), (4, 1), (24, 2)]

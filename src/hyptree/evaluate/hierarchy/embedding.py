@@ -15,6 +15,7 @@ from hyptree.errors import UserError, as_called
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
 from hyptree.files import load_tensors, open_packed
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
+from hyptree.tree.layout import flat_points
 from hyptree.vlm.radial.order import spearman
 
 POINTS, CLOSURE, NAMES = "embedding.safetensors", "closure.safetensors", "names.txt"
@@ -145,21 +146,14 @@ def disk_points(embedding: Embedding) -> np.ndarray:
     points, manifold = embedding.points.detach().double().cpu(), embedding.manifold
     if points.shape[1] == 2 and isinstance(manifold, Poincare):
         return (points * manifold.c**0.5).numpy()
-    tangent = manifold.logmap0(points)
-    if isinstance(manifold, Poincare):
-        tangent = 2 * tangent  # the metric at the origin of the ball is four times the flat one
-    radius = tangent.norm(dim=1, keepdim=True)
-    if points.shape[1] > 2:
-        _, _, axes = torch.linalg.svd(tangent - tangent.mean(0), full_matrices=False)
-        flat = tangent @ axes[:2].T
-    else:
-        flat = torch.nn.functional.pad(tangent, (0, 2 - points.shape[1]))
-    direction = torch.nn.functional.normalize(flat, dim=1)
+    c = 1.0
     if isinstance(manifold, Euclidean):  # a picture only: the farthest point goes to radius 3
-        radius, s = radius * (3 / radius.max().clamp_min(1e-12)), 1.0
+        points = lorentz.expmap0(points * (3 / points.norm(dim=1).max().clamp_min(1e-12)))
     else:
-        s = float(manifold.c) ** 0.5
-    return poincare.from_lorentz(lorentz.expmap0(direction * radius * s)).numpy()
+        c = float(manifold.c)
+    if isinstance(manifold, Poincare):
+        points = poincare.to_lorentz(points, c)
+    return flat_points(points.numpy(), c)[0]
 
 
 def draw_disk(embedding: Embedding, path: Path | str, *, names: bool | int = 24, max_nodes: int = 3000) -> None:

@@ -14,6 +14,7 @@ from hyptree.tree.arrays import as_array
 
 _GOLDEN_TURN = (math.sqrt(5) - 1) / 2
 _INK, _PAPER = (20, 20, 24), (250, 250, 250)
+_OPACITY = 0.5
 
 
 def class_colours(num_classes: int) -> np.ndarray:
@@ -41,9 +42,7 @@ def class_colours(num_classes: int) -> np.ndarray:
     return (255 * encoded).round().astype(np.uint8)
 
 
-def draw_segmentation(
-    image: Any, semantic: Any, classes: Sequence[str], *, opacity: float = 0.55, side: int = 384
-) -> np.ndarray:
+def draw_segmentation(image: Any, semantic: Any, classes: Sequence[str], *, side: int = 384) -> np.ndarray:
     """The picture with its classes in colour, their borders, and a legend of those that cover most of it.
 
     A class named ``background`` keeps the picture's own colours; pixels that count nowhere are grey.
@@ -52,7 +51,6 @@ def draw_segmentation(
         image: path, PIL image, or (H, W, 3) / (3, H, W) uint8.
         semantic: (H, W) class of every pixel, ``IGNORE`` where it does not count.
         classes: names.
-        opacity: of the colours.
         side: the longer side is enlarged to at least this many pixels, so that names can be read.
 
     Returns:
@@ -72,7 +70,7 @@ def draw_segmentation(
 
     palette = np.full((256, 3), 128, np.uint8)
     palette[: len(classes)] = class_colours(len(classes))
-    strength = np.full(256, opacity, np.float32)
+    strength = np.full(256, _OPACITY, np.float32)
     strength[[k for k, name in enumerate(classes) if name == "background"]] = 0
     weight = strength[labels][..., None]
     canvas = (1 - weight) * canvas + weight * palette[labels]
@@ -91,7 +89,6 @@ def draw_detections(
     scores: Any = None,
     classes: Sequence[str] = (),
     min_score: float = 0.5,
-    opacity: float = 0.45,
     side: int = 384,
 ) -> np.ndarray:
     """The picture with boxes, masks and names of objects, the surest on top.
@@ -102,7 +99,6 @@ def draw_detections(
         masks: (N, H, W) or (N, 1, H, W), bool or in [0, 1]; None draws boxes alone.
         scores: (N,); objects below ``min_score`` are left out. None draws all.
         classes: names of labels 1, 2, ...; without them the number is shown.
-        opacity: of the masks.
         side: the longer side is enlarged to at least this many pixels, so that names can be read.
 
     Returns:
@@ -129,7 +125,7 @@ def draw_detections(
     for i in order if on is not None else ():
         assert on is not None
         inside = on[i].repeat(zoom, 0).repeat(zoom, 1)
-        canvas[inside] = (1 - opacity) * canvas[inside] + opacity * colours[label[i]]
+        canvas[inside] = (1 - _OPACITY) * canvas[inside] + _OPACITY * colours[label[i]]
         canvas[inside & _borders(inside)] = colours[label[i]]
     drawn = Image.fromarray(canvas.round().astype(np.uint8))
     pen, font = ImageDraw.Draw(drawn), _font()

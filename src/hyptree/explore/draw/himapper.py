@@ -20,11 +20,12 @@ from hyptree.data.pictures.single import read_picture
 from hyptree.errors import require
 from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.explore.draw.charts import SPLITS, lines_of, points_of
-from hyptree.explore.draw.nodes import Nodes, even_warning, flat_points, forest, node_colours, read_nodes
+from hyptree.explore.draw.nodes import Nodes, even_warning, forest, node_colours, read_nodes
 from hyptree.explore.draw.style import INK, PALETTE, RIM, SOFT
 from hyptree.files import read_log
 from hyptree.lab.figures.panels import Panel
 from hyptree.runs import RunFolder
+from hyptree.tree.layout import flat_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

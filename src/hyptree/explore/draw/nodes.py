@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.style import PALETTE, main_axes, on_disk
+from hyptree.explore.draw.style import PALETTE
 from hyptree.tree import Tree
 from hyptree.tree.arrays import as_array
 
-__all__ = ["LevelMaps", "Nodes", "even_warning", "flat_points", "forest", "mean_maps", "node_colours", "read_nodes"]
+__all__ = ["LevelMaps", "Nodes", "even_warning", "forest", "mean_maps", "node_colours", "read_nodes"]
 
 NEARLY_EVEN = 0.1
 """Maps closer to the even one than this (total variation, 0 to 1) say next to nothing about the picture."""
@@ -132,30 +132,6 @@ def node_colours(sizes: Sequence[int]) -> list[np.ndarray]:
         for_root = [np.where(mean < 0, root * (1 + mean), root + (1 - root) * mean) for root in base]
         colours.append(np.concatenate(for_root))
     return colours
-
-
-def flat_points(points: np.ndarray, c: float | None) -> tuple[np.ndarray, float]:
-    """(n, 2) places on the Poincaré disk (on the plane where ``c`` is None), and the share of squared length they keep.
-
-    Two dimensions are shown as they are, exactly. More are flattened: the direction from the origin is that of the
-    first two principal axes of the tangent vectors at the origin, the distance from the origin is kept. So radii are
-    true and angles are a projection.
-
-    Args:
-        points: (n, d) space components of Lorentz points of curvature ``-c``, or points of flat space.
-    """
-    import torch
-
-    from hyptree.geometry import lorentz
-
-    v = np.asarray(points, np.float64)
-    if c is not None:
-        v = lorentz.logmap0(torch.from_numpy(v), c).numpy() * c**0.5  # lengths are now those of curvature -1
-    direction, kept = np.pad(v, ((0, 0), (0, max(0, 2 - v.shape[1])))), 1.0
-    if v.shape[1] > 2:
-        direction = v @ main_axes(v).T
-        kept = float((direction**2).sum() / max((v**2).sum(), 1e-300))
-    return (direction if c is None else on_disk(direction, np.linalg.norm(v, axis=1, keepdims=True))), kept
 
 
 def mean_maps(pictures: Sequence[Sequence[LevelMaps]]) -> list[LevelMaps]:

@@ -28,11 +28,11 @@ from hyptree.explore.draw.style import (
     SOFT,
     hint,
     level_colours,
-    main_axes,
     overlap,
     tag,
 )
 from hyptree.tree.drawing import shortened
+from hyptree.tree.layout import main_axes
 
 if TYPE_CHECKING:
     from hyptree.vlm.radial.suites import Texts

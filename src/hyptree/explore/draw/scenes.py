@@ -13,10 +13,11 @@ import numpy as np
 
 from hyptree.data.pictures.single import data_url
 from hyptree.evaluate.pictures.superpixels import enlarge
-from hyptree.explore.draw.style import img, main_axes, on_disk
+from hyptree.explore.draw.style import img
 from hyptree.explore.explanation import block_tree, choose_block, choose_head, stages_tree
 from hyptree.models.clusters import BlockClusters
 from hyptree.tree import Tree
+from hyptree.tree.layout import main_axes, on_disk
 
 __all__ = ["Answer", "Scene", "class_path", "disk_points", "explorer_html"]
 

@@ -63,21 +63,8 @@ def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def on_disk(direction: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """(n, 2) places on the Poincaré disk in these directions, at hyperbolic distances (n, 1) from its centre."""
-    return direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-300) * np.tanh(length / 2)
-
-
 def level_colours(num_levels: int) -> list[str]:
     """A colour for each level, general first."""
     at = np.linspace(0, len(_ENDS) - 1, num_levels) if num_levels > 1 else np.zeros(1)
     mixed = [[np.interp(x, range(len(_ENDS)), [end[k] for end in _ENDS]) for k in range(3)] for x in at]
     return [hex_colour(colour) for colour in mixed]
-
-
-def main_axes(v: np.ndarray) -> np.ndarray:
-    """(2, d) the principal axes of vectors (n, d), the second one zero where there is only one."""
-    axes = np.linalg.svd(v, full_matrices=False)[2][:2]
-    for axis in axes:  # the sign of an axis is free: make it the same each time
-        axis *= np.sign(axis[np.abs(axis).argmax()]) or 1.0
-    return axes if len(axes) > 1 else np.vstack([axes, np.zeros_like(axes)])

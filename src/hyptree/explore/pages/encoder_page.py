@@ -251,7 +251,8 @@ def retrieval_html(texts: Texts, chains: Sequence[Chain], pictures: Sequence[Enc
         values = [float(away[place[caption]]) for caption in chain]
         parts.append(
             f'<figure class="card looked"><div>{img(fit(one.picture, 240), one.name, 88)}'
-            f"<figcaption>{escape(one.name)}</figcaption></div>{_chain(chain, values, float(away.max()), one.true)}</figure>"
+            f"<figcaption>{escape(one.name)}</figcaption></div>"
+            f"{_chain(chain, values, float(away.max()), one.true)}</figure>"
         )
     known = [(chain, one.true) for one, chain in zip(pictures, retrieved, strict=True) if one.true]
     text = ""

@@ -12,10 +12,11 @@ import numpy as np
 from hyptree.errors import require
 from hyptree.explore.draw.disk import svg_disk
 from hyptree.explore.draw.himapper import ALARM, STATS, disk_caption, plot_assignment, plot_tree_maps, stat_curves
-from hyptree.explore.draw.nodes import LevelMaps, even_warning, flat_points, forest, mean_maps, node_colours, read_nodes
+from hyptree.explore.draw.nodes import LevelMaps, even_warning, forest, mean_maps, node_colours, read_nodes
 from hyptree.explore.draw.scenes import Scene, answer_html
 from hyptree.explore.draw.style import INK, SOFT, hex_colour, img, read_beside
 from hyptree.explore.pages.page import Section, cards, line_charts, table
+from hyptree.tree.layout import flat_points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -80,6 +80,16 @@ def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]
     return keys, [float(np.mean(groups[key])) for key in keys]
 
 
+def fitted(name: str, fits: Sequence[Row], x: str, y: str, error: str, style: Style = "points") -> Series:
+    """A column of fits against another one, with its errors."""
+    return Series(name, [fit[x] for fit in fits], [fit[y] for fit in fits], style, [fit[error] for fit in fits])
+
+
+def lines_by(rows: Iterable[Row], column: str, name: str, x: str, y: str) -> list[Series]:
+    """A line of :func:`means` for every value of a column; ``name`` is a format for the value."""
+    return [Series(name.format(value), *means(some, x, y), "line") for (value,), some in group_by(rows, column).items()]
+
+
 def group_by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that share the values of some columns, in the order of these values (NaN counts as one value)."""
     groups: dict[tuple[Any, ...], list[Row]] = {}

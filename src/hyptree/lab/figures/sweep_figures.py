@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
-from hyptree.lab.figures.curved_figures import curvature
 from hyptree.lab.figures.panels import (
     Panel,
     Row,
     Series,
     data_name,
     density_name,
+    fitted,
     group_by,
     joined,
+    lines_by,
     means,
     part_of,
     pooled,
 )
-from hyptree.lab.figures.published_figures import published, published_series
-from hyptree.lab.theory import strong_exponent, weak_exponent, welch_bound
+from hyptree.lab.fits import best_curvatures
+from hyptree.lab.frequencies import frequencies
+from hyptree.lab.published import by_seeds, with_published
+from hyptree.lab.theory import curved_floor, matched_curvature, strong_exponent, weak_exponent, welch_bound
+
+_MOST = 3
+"""Settings of a part whose losses are drawn."""
 
 
 def _sides(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -126,9 +133,8 @@ def _exponent_panel(
         return []
     panel = Panel(title, "α", "exponent")
     for (_, gamma, _), some in group_by(chosen, "part", "gamma", "density").items():
-        x, y, error = ([fit[name] for fit in some] for name in ("alpha", "exponent", "error"))
         name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}", density_name(some[0]))
-        panel.series.append(Series(name, x, y, "points", error))
+        panel.series.append(fitted(name, some, "alpha", "exponent", "error"))
     panel.series += published_series(chosen)
     if regime == "weak":
         for (n,), some in group_by(chosen, "n").items():
@@ -205,22 +211,134 @@ def density(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list
     exponent = Panel("exponent by density", "E", "exponent")
     for _, some in group_by(sound, "part", "dist", "alpha", "gamma", "regime").items():
         name = data_name(some[0], part_of(some[0], sound), f"γ = {some[0]['gamma']:.3g}", some[0]["regime"])
-        x, y, error = ([fit[column] for fit in some] for column in ("density", "exponent", "error"))
-        exponent.series.append(Series(name, x, y, "points", error))
+        exponent.series.append(fitted(name, some, "density", "exponent", "error"))
     for title, chosen in _sides(rows):
         note = pooled(group_by(chosen, "m", "density").values())
         against = Panel(f"loss by density, {title}", "E", "loss", log="y", note=note)
-        against.series = [
-            Series(f"m = {m}", *means(some, "density", "loss_eval"), "line")
-            for (m,), some in group_by(chosen, "m").items()
-        ]
+        against.series = lines_by(chosen, "m", "m = {}", "density", "loss_eval")
         width = Panel(f"loss against width, {title}", "m", "loss", log="xy", note=note)
-        width.series = [
-            Series(f"E = {E:.3g}", *means(some, "m", "loss_eval"), "line")
-            for (E,), some in group_by(chosen, "density").items()
-        ]
+        width.series = lines_by(chosen, "density", "E = {:.3g}", "m", "loss_eval")
         panels += [against, width]
     return [*panels, exponent]
+
+
+# ---- beside the published exponents ----------------------------------------------------------------------------------
+
+
+def published_series(fits: Sequence[Row]) -> list[Series]:
+    """What the paper has for the settings of a panel against alpha; nothing where it has none of them."""
+    # Once per setting, also where several parts have it.
+    chosen = list({(fit["alpha"], fit["gamma"]): fit for fit in with_published(fits)}.values())
+    return [fitted("published", chosen, "alpha", "published", "published_error", "hollow")] if chosen else []
+
+
+def published(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
+    """Our exponents against those of the paper, setting by setting."""
+    chosen = with_published(fits)
+    if not chosen:
+        return []
+    panel = Panel("exponent, ours against published", "published exponent (one start)", "our exponent")
+    for (_, gamma), some in group_by(chosen, "part", "gamma").items():
+        name = joined(part_of(some[0], chosen, ("gamma",)), f"γ = {gamma:.3g}")
+        panel.series.append(
+            Series(
+                name,
+                [fit["published"] for fit in some],
+                [fit["exponent"] for fit in some],
+                error=[fit["seed_sd"] if by_seeds(fit) else fit["error"] for fit in some],
+                labels=[f"α = {fit['alpha']:g}" for fit in some],
+                x_error=[fit["published_error"] for fit in some],
+            )
+        )
+    every = [fit[name] for fit in chosen for name in ("published", "exponent")]
+    panel.series.append(Series("equal", [min(every), max(every)], [min(every), max(every)], "dashed"))
+    kinds = {by_seeds(fit) for fit in chosen}
+    ours = [text for is_by, text in ((False, "standard error"), (True, "deviation of one start")) if is_by in kinds]
+    panel.note = f"bars across: standard error, where published; bars upwards: {' or '.join(ours)}"
+    return [panel]
+
+
+# ---- features in hyperbolic space ------------------------------------------------------------------------------------
+
+
+def curvature(rows: Sequence[Row], fits: Sequence[Row], norms: np.ndarray) -> list[Panel]:
+    """Features in hyperbolic space: loss by curvature, what it changes from the same models flat, and why."""
+    if len({row["curvature"] for row in rows}) < 2:
+        return []
+    setting = ("part", "dist", "alpha", "density", "gamma")
+    panels = []
+    for (part,), of_part in group_by(rows, "part").items():
+        groups = list(group_by(of_part, *setting).items())
+        chosen = groups if len(groups) <= _MOST else [groups[0], groups[len(groups) // 2], groups[-1]]
+        note = f"{len(chosen)} of the {len(groups)} settings of {part} are drawn" if len(chosen) < len(groups) else ""
+        for key, some in chosen:
+            title = f"{part}: {data_name(some[0], f'γ = {key[-1]:.3g}', density_name(some[0]))}"
+            panel = Panel(title, "m", "loss", log="xy", note=note)
+            panel.series = lines_by(some, "curvature", "c = {:g}", "m", "loss_eval")
+            panel.series += _floors(some[0], panel.series)
+            panels.append(panel)
+    change = Panel("exponent less that of the same models flat", "c", "change of the exponent")
+    ratio = Panel("loss as a multiple of the same models flat", "c", "loss / flat", log="y")
+    for _, lines in group_by([fit for fit in fits if math.isfinite(fit["change"])], *setting).items():
+        name = _name(lines[0], rows)
+        change.series.append(fitted(name, lines, "curvature", "change", "change_error"))
+        x, y = ([fit[column] for fit in lines] for column in ("curvature", "loss_ratio"))
+        ratio.series.append(Series(name, x, y, "line"))
+    if change.series:
+        widest = max(row["curvature"] for row in rows)
+        change.series.append(Series("no change", [0, widest], [0, 0], "dashed"))
+    return [*panels, change, ratio, _best(rows), _positive(rows)]
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """Data and part of a setting, with its decay and density where the part has several of them."""
+    of_part = [other for other in rows if other["part"] == row["part"]]
+    shown = {"γ": "gamma", "E": "density"}
+    several = [sign for sign, column in shown.items() if len({other[column] for other in of_part}) > 1]
+    return data_name(row, str(row["part"]), *(f"{sign} = {row[shown[sign]]:.3g}" for sign in several))
+
+
+def _floors(row: Row, drawn: Sequence[Series]) -> list[Series]:
+    """The loss that no width takes away at a curvature, where it lies among the drawn losses."""
+    lowest, highest = (f(y for series in drawn for y in series.y) for f in (min, max))
+    widths = sorted({x for series in drawn for x in series.x})
+    floors = []
+    for series in drawn:
+        c = float(series.name.removeprefix("c = "))
+        floor = _floor(row["n"], row["alpha"], row["density"], row["dist"], c) if c else 0.0
+        if lowest < floor < highest:
+            floors.append(Series(f"floor, c = {c:g}", [widths[0], widths[-1]], [floor, floor], "dashed"))
+    return floors
+
+
+@cache  # a search of a second
+def _floor(n: int, alpha: float, density: float, dist: str, c: float) -> float:
+    return curved_floor(frequencies(n, alpha, density, dist), c)[0]
+
+
+def _best(rows: Sequence[Row]) -> Panel:
+    """Which of the curvatures does best at each width, beside the one whose threshold is the usual overlap."""
+    panel = Panel("best curvature of those tried", "m", "c", log="x")
+    for line in best_curvatures(rows):
+        widths = line["curvatures"]
+        panel.series.append(Series(_name(line, rows), list(widths), list(widths.values()), "line"))
+    m = sorted({row["m"] for row in rows if row["m"] > 1})
+    if panel.series:
+        panel.series.append(Series("threshold = 1/√m", m, [matched_curvature(k) for k in m], "dashed"))
+    return panel
+
+
+def _positive(rows: Sequence[Row]) -> Panel:
+    """Overlaps that the relu lets pass, which curvature takes away; for the strongest growth."""
+    strongest = min(row["gamma"] for row in rows)
+    growing = [row for row in rows if row["gamma"] == strongest]
+    first, *others = group_by(growing, "part", "dist", "alpha", "density").values()
+    scaled = [{**row, "positive": row["mso_positive"] * row["m"]} for row in first]
+    title = f"overlaps that pass: {_name(first[0], rows)}"
+    note = f"1 of the {1 + len(others)} settings with γ = {strongest:.3g} is drawn" if others else ""
+    panel = Panel(title, "m", "positive overlap² m", log="x", note=note)
+    panel.series = lines_by(scaled, "curvature", "c = {:g}", "m", "positive")
+    return panel
 
 
 FIGURES: dict[str, Callable[[Sequence[Row], Sequence[Row], np.ndarray], list[Panel]]] = {
