@@ -46,7 +46,7 @@ class ExplainConfig:
     texts: tuple[str, ...] = ()
     """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
     head: Path | None = None
-    """Of an encoder: a head that train-fewshot wrote, whose tree of classes, attributes and pictures is shown."""
+    """Of an encoder: a run of the task fewshot, whose tree of classes, attributes and pictures is shown."""
     pairs: Path | None = None
     """Of an encoder: HyperLex, its folder or one of its files."""
     geometry: str | None = None

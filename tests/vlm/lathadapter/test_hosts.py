@@ -159,7 +159,7 @@ def test_features_are_made_once_and_named_by_encoder_and_data(
     with torch.no_grad():
         expected = encoder.encode_images(world.images())
     torch.testing.assert_close(actual.features, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(actual.labels, world.labels()) and actual.num_bad == 0
+    assert torch.equal(actual.labels, world.labels()) and not actual.bad
     shifted = picture_features(encoder, world, change=SHIFTS["negative"])  # type: ignore[arg-type]
     with torch.no_grad():
         torch.testing.assert_close(shifted.features, encoder.encode_images(255 - world.images()), rtol=1e-5, atol=1e-6)
@@ -275,7 +275,11 @@ def test_unreadable_pictures_are_left_out_and_counted(encoders: dict[str, Encode
     pictures = FolderPictures(tmp_path, "train")
     assert labels_of(pictures).tolist() == [0, 0, 0, 1, 1]  # the broken one is not opened for it
     actual = picture_features(encoders["hf"], pictures)
-    assert actual.num_bad == 1 and actual.labels.tolist() == [0, 0, 1, 1] and actual.classes == ("cat", "dog")
+    assert (
+        list(actual.bad) == ["cat/broken.png"]
+        and actual.labels.tolist() == [0, 0, 1, 1]
+        and actual.classes == ("cat", "dog")
+    )
 
 
 def test_pixels_and_labels_for_a_host_that_learns_from_pictures(encoders: dict[str, Encoder]) -> None:

@@ -14,8 +14,6 @@ from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
 from hyptree.explore.pages.run_pictures import world_pictures as drawn
-from hyptree.files import read_json
-from hyptree.progress import say
 
 __all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
 
@@ -24,6 +22,7 @@ NUM_LOOKED = 8
 NUM_TREE = 40
 """Pictures of the world in its tree."""
 SHOTS = 4
+NUM_STEPS = 60
 SHOWN_PIXELS = 128
 
 
@@ -134,10 +133,9 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
 
     from hyptree.data.world import World
     from hyptree.vlm.clip.world_text import captions_of
-    from hyptree.vlm.encoders.features import FeatureSet
     from hyptree.vlm.lathadapter import fewshot
     from hyptree.vlm.lathadapter.hosts import Host
-    from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
+    from hyptree.vlm.lathadapter.settings import FewShotSettings
 
     world = World("train", num_images=1500, size=SHOWN_PIXELS, seed=seed)
     classes = list(range(len(world.classes)))
@@ -147,11 +145,9 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     host = Host(encoder.encode_text, settings.template)
     with torch.no_grad():
         rows = encoder.encode_images(drawn(world, index, SHOWN_PIXELS)).float()
-    features = FeatureSet(rows, labels[index], world.classes)
-    head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, PARTS, seed)
-    everything = torch.arange(len(index))
+    head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, seed)
     with torch.enable_grad():
-        fewshot.train(head, host, features, everything, classes, world.classes, settings, seed)
+        _fit(head, rows, host.text_features(world.classes).to(rows), labels[index].to(rows.device))
     says = (
         f"A head with {head.num_attributes} attributes learned here from {shots} pictures of each of {len(classes)} "
         "classes of the built-in world; the encoder stayed as it is."
@@ -162,27 +158,32 @@ def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: 
     return _latent(encoder, head, host, world.classes, pictures, names, val.labels().tolist(), says)
 
 
-def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
-    """The tree of a head that ``hyptree vlm train-fewshot`` wrote, with these pictures in it."""
+def _fit(head: Any, images: Any, text: Any, labels: Any) -> None:
+    """What the page needs of training: all pictures in every step, in memory (``hyptree train`` does it properly)."""
+    import torch
+
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    head.train()
+    for _ in range(NUM_STEPS):
+        optimizer.zero_grad()
+        head(images, text, labels)[1]["total"].backward()
+        optimizer.step()
+    head.eval()
+
+
+def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
+    """The tree of a head that ``hyptree train`` left in a run of the task ``fewshot``, with these pictures in it."""
     from hyptree.vlm.lathadapter.head_file import load_head
     from hyptree.vlm.lathadapter.hosts import Host
-    from hyptree.vlm.lathadapter.settings import FewShotSettings
 
-    head, learned, about = load_head(path, encoder)
-    classes = about.get("classes")
-    if learned or not classes:
-        why = "was trained with learned prompts" if learned else "names no classes"
-        raise UserError(f"{path}: the head {why}; explain shows heads of the frozen host (train-fewshot --host frozen)")
-    results = Path(path).parent.parent / "results.json"
-    template = FewShotSettings.template
-    if results.is_file():
-        template = read_json(results, "settings")["settings"].get("template", template)
-    else:
-        why = f"there is no {results} that tells its template, so texts are made by {template!r}"
-        say(f"warning: {path}: {why}")
-    says = f"The head of {Path(path).name}, {about.get('shots', '?')} shots per class."
+    head, learned, about = load_head(run, encoder)
+    settings = about["settings"]
+    if learned:
+        raise UserError(f"{run}: the head was trained with learned prompts; explain shows those of fewshot.host frozen")
+    says = f"The head of {Path(run).name}, {settings.shots} shots per class."
     pictures, names = [one.picture for one in looked], [one.name for one in looked]
-    return _latent(encoder, head, Host(encoder.encode_text, template), classes, pictures, names, (), says)
+    host = Host(encoder.encode_text, settings.template)
+    return _latent(encoder, head, host, about["classes"], pictures, names, (), says)
 
 
 def _latent(

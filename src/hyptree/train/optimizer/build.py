@@ -1,4 +1,4 @@
-"""AdamW with timm's parameter groups, and with ours where the model has points or curvatures among its parameters."""
+"""AdamW or SGD with timm's parameter groups, and ours where a model has points or curvatures among its parameters."""
 
 from __future__ import annotations
 
@@ -89,15 +89,21 @@ def parameter_marks(model: nn.Module) -> Marks:
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
-    """``torch.optim.AdamW``, or :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point."""
+    """``torch.optim.AdamW`` or ``SGD``, or :mod:`hyptree.optim`'s Riemannian form when some parameter is a point."""
     groups = param_groups(model, settings, marks)
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    has_points = any(group["kind"] == "points" for group in groups)
+    if settings.name == "sgd":
+        from hyptree.optim import RiemannianSGD
+
+        kind = RiemannianSGD if has_points else torch.optim.SGD
+        return kind(groups, lr=settings.lr, momentum=settings.momentum)
     options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     parameters = [p for group in groups for p in group["params"]]
     # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
     fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
-    if any(group["kind"] == "points" for group in groups):
+    if has_points:
         from hyptree.optim import RiemannianAdamW
 
         return RiemannianAdamW(groups, **options)

@@ -17,6 +17,7 @@ from hyptree.config import build
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
+from hyptree.vlm.lathadapter.settings import FewShotSettings
 
 
 @dataclass
@@ -132,8 +133,10 @@ class LossSettings:
 
 @dataclass
 class OptimSettings:
-    """AdamW; its Riemannian form when the model has points among its parameters."""
+    """AdamW or SGD; their Riemannian form when the model has points among its parameters."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd reads momentum, adamw reads betas and eps."""
     lr: float = 1e-3
     """Learning rate at the top of the schedule."""
     weight_decay: float = 0.05
@@ -142,6 +145,8 @@ class OptimSettings:
     """Memory of the two moments."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
+    momentum: float = 0.9
+    """Of sgd."""
     layer_decay: float | None = None
     """Learning rate of a layer relative to the one above it, e.g. 0.75 for fine-tuning."""
     clip: float | None = 1.0
@@ -153,7 +158,7 @@ class OptimSettings:
 
     def __post_init__(self) -> None:
         require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
-        require_numbers(self, "at least 0", "weight_decay")
+        require_numbers(self, "at least 0", "weight_decay", "momentum")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -170,16 +175,20 @@ class ScheduleSettings:
     """Optimiser steps; wins over epochs."""
     warmup: float = 0
     """Length of the linear warm-up, in the same unit."""
+    warmup_lr: float | None = None
+    """Constant learning rate of the warm-up, as a share of optim.lr, instead of a linear rise."""
     min_lr: float = 0.01
     """Where the learning rate ends, as a share of optim.lr."""
     power: float = 0.9
     """Of poly."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "epochs", "steps", "power")
+        require_numbers(self, "a positive number", "epochs", "steps", "power", "warmup_lr")
         length = self.epochs if self.steps is None else self.steps
         if not 0 <= self.warmup <= length:
             raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
+        if self.warmup_lr is not None and self.warmup == length:
+            raise ValueError(f"warmup {self.warmup:g} at a constant rate is all of the run; 0 switches it off")
         if not 0 <= self.min_lr <= 1:
             raise ValueError(f"min_lr is a share of optim.lr, from 0 to 1, got {self.min_lr}")
 
@@ -245,13 +254,15 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab or openvocab_detect."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or fewshot."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
+    fewshot: FewShotSettings = field(default_factory=FewShotSettings)
+    """How a head learns from few pictures and what it is tested on, for the task fewshot."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
     loss: LossSettings = field(default_factory=LossSettings)
@@ -297,7 +308,7 @@ class Recipe:
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
 """What the task language reads of ``data``, or may be left there from a recipe of pictures."""
-_SECTIONS = {"text": "language"}
+_SECTIONS = {"text": "language", "fewshot": "fewshot"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -306,6 +317,10 @@ _NOT_READ = {
     "openvocab_detect": ("loss", "data.crop_pct", *_MIXES),
     "openvocab": ("loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("loss", "data.augment.scale_jitter", *_MIXES),
+    "fewshot": (
+        *("loss", "model.args", "model.head", "model.pretrained", "run.accumulate", "run.compile", "run.channels_last"),
+        *(f"data.{name}" for name in ("workers", "resident", "crop_pct", "mean", "std", "augment")),
+    ),
     "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
 }
 """Other keys and sections that mean nothing to a task."""
@@ -331,6 +346,7 @@ FREE_TO_CHANGE = {
     "text.path",
     "text.val_path",
     "text.cache",
+    "fewshot.cache",
     "run.device",
     "run.threads",
     "run.parallel",
