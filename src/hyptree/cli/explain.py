@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,8 +18,8 @@ class ExplainConfig:
     """``hyptree explain``."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Folder that hyptree train wrote (of a language model too), or a name such as hcformer_nano (fresh weights), or an
-    encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
+    """Folder that hyptree train wrote (of a language model or a few-shot head too), or a name such as hcformer_nano
+    (fresh weights), or an encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE ...]")] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
@@ -46,7 +46,8 @@ class ExplainConfig:
     texts: tuple[str, ...] = ()
     """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
     head: Path | None = None
-    """Of an encoder: a run of the task fewshot, whose tree of classes, attributes and pictures is shown."""
+    """Of an encoder: a run of the task fewshot, whose tree of classes, attributes and pictures is shown (validation
+    pictures of its own data where none are given)."""
     pairs: Path | None = None
     """Of an encoder: HyperLex, its folder or one of its files."""
     geometry: str | None = None
@@ -63,7 +64,8 @@ def run(config: ExplainConfig) -> None:
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
     Of a language model's run: how far from the origin its tokens lie, by frequency and by depth in WordNet.
-    Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
+    Of an encoder (hf:..., open_clip:...) or of a few-shot run on one: how far captions lie from the root, and the tree
+    class > attribute > image.
 
     hyptree explain runs/demo photo.jpg --out page.html
     """
@@ -83,8 +85,13 @@ def run(config: ExplainConfig) -> None:
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
-    if _is_language_run(config.model):
+    task = _task(config.model)
+    if task == "language":
         print(_page_of_tokens(config))
+        return
+    if task == "fewshot":
+        _require_read(config, "encoders")
+        print(_page_of_head(config))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
@@ -127,11 +134,12 @@ def _require_read(config: ExplainConfig, kind: str) -> None:
             raise UserError(f"{shown} for {where}, not for {kind}; leave {what} out")
 
 
-def _is_language_run(model: str) -> bool:
+def _task(model: str) -> str | None:
+    """What a run was trained for; None where the name is none of a run."""
     from hyptree.runs import RunFolder
 
     folder = RunFolder(model)
-    return folder.holds_run and folder.settings().get("task") == "language"
+    return folder.settings().get("task") if folder.holds_run else None
 
 
 def _page_of_tokens(config: ExplainConfig) -> Path:
@@ -139,6 +147,25 @@ def _page_of_tokens(config: ExplainConfig) -> Path:
 
     _require_read(config, "language models")
     return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
+
+
+def _page_of_head(config: ExplainConfig) -> Path:
+    """The page of the encoder that a few-shot run stands on, with the tree of its head."""
+    from hyptree.runs import RunFolder
+    from hyptree.train.run.recipe import Recipe
+
+    if config.head is not None:
+        raise UserError(f"{config.model} is a run with a head of its own; leave --head out")
+    run, recipe = Path(config.model), RunFolder(config.model).recipe(Recipe)
+    return _page_of_encoder(
+        replace(
+            config,
+            model=recipe.model.name,
+            head=run,
+            out=config.out or run / "index.html",
+            random_init=recipe.fewshot.random_init,
+        )
+    )
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:

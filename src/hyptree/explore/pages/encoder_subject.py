@@ -56,7 +56,7 @@ def page_of_encoder(
         looked = world_pictures(num_pictures or NUM_LOOKED)
     latent = None
     if head is not None:
-        latent = head_latent(encoder, head, looked if images else world_pictures(NUM_TREE))
+        latent = head_latent(encoder, head, looked if images else ())
     elif sees and not images and not texts:
         latent = world_latent(encoder)
     says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
@@ -172,18 +172,29 @@ def _fit(head: Any, images: Any, text: Any, labels: Any) -> None:
 
 
 def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
-    """The tree of a head that ``hyptree train`` left in a run of the task ``fewshot``, with these pictures in it."""
+    """The tree of a head that ``hyptree train`` left in a run of the task ``fewshot``, with these pictures in it.
+
+    By default validation pictures of the run's own data, of classes that it learned.
+    """
+    from hyptree.data.build import build_dataset
+    from hyptree.vlm.encoders.features import labels_of
+    from hyptree.vlm.lathadapter.fewshot import build_host
     from hyptree.vlm.lathadapter.head_file import load_head
-    from hyptree.vlm.lathadapter.hosts import Host
 
     head, learned, about = load_head(run, encoder)
     settings = about["settings"]
-    if learned:
-        raise UserError(f"{run}: the head was trained with learned prompts; explain shows those of fewshot.host frozen")
-    says = f"The head of {Path(run).name}, {settings.shots} shots per class."
-    pictures, names = [one.picture for one in looked], [one.name for one in looked]
-    host = Host(encoder.encode_text, settings.template)
-    return _latent(encoder, head, host, about["classes"], pictures, names, (), says)
+    host = build_host(settings, encoder, encoder.encode_text, 0)
+    host.load_state_dict(learned)
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in about["numbers"].items())
+    says = f"The head of {Path(run).name}, {settings.shots} shots per class. When it was tested: {numbers}."
+    pictures, names, labels = [one.picture for one in looked], [one.name for one in looked], list[int]()
+    if not looked:
+        dataset = build_dataset(about["data"], "val")
+        places = [i for i, label in enumerate(labels_of(dataset).tolist()) if label < len(about["classes"])]
+        samples = [dataset[i] for i in places[:: max(1, len(places) // NUM_TREE)][:NUM_TREE]]
+        pictures = [sample.image.permute(1, 2, 0).numpy() for sample in samples]
+        names, labels = [sample.id for sample in samples], [int(sample.label or 0) for sample in samples]
+    return _latent(encoder, head, host, about["classes"], pictures, names, labels, says)
 
 
 def _latent(
@@ -199,6 +210,8 @@ def _latent(
     import torch
 
     with torch.no_grad():
-        images = encoder.encode_images(list(pictures)).float()
-        tree = head.to_tree(host.text_features(classes).float(), images, list(classes), list(names))
+        takes_pixels = hasattr(host, "to_image")
+        inputs = encoder.preprocess(list(pictures)).to(encoder.device) if takes_pixels else list(pictures)
+        images = host.image_features(inputs if takes_pixels else encoder.encode_images(inputs)).float()
+        tree = head.to_tree(host.text_features(classes).to(images), images, list(classes), list(names))
     return LatentTree(tree, list(pictures), labels, says)

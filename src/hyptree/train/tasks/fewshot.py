@@ -18,7 +18,6 @@ from hyptree.data.sample import PictureDataset
 from hyptree.data.seeding import mix_bits
 from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError
-from hyptree.progress import progress_bar
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.vlm.adapters.base import samples
@@ -200,14 +199,13 @@ class FewShot(Task):
         change = SHIFTS[shift] if shift else None
         if self.settings.host == "joint":
             return PixelSet(self.encoder, dataset, change)
-        with progress_bar(f"features of {what}", len(dataset)) as shown:
-            features = picture_features(
-                *(self.encoder, dataset, self.settings.cache),
-                change=change,
-                change_name=shift,
-                progress=shown.reach,
-                fingerprint=self.fingerprint,
-            )
+        features = picture_features(
+            *(self.encoder, dataset, self.settings.cache),
+            change=change,
+            change_name=shift,
+            shown_as=f"features of {what}",
+            fingerprint=self.fingerprint,
+        )
         if features.bad and self.recipe.data.strict:
             name, why = next(iter(features.bad.items()))
             raise UserError(f"cannot read picture {name}: {why}; repair it or switch strict off")

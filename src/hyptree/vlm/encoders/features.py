@@ -18,6 +18,7 @@ from torch import Tensor
 from hyptree.data.sample import BadSample, PictureDataset
 from hyptree.errors import UserError
 from hyptree.files import hash_tensors, load_tensors, save_tensors
+from hyptree.progress import progress_bar
 from hyptree.vlm.adapters.container import adapter_state
 from hyptree.vlm.encoders.encoder import Encoder
 
@@ -120,7 +121,7 @@ def picture_features(
     change: Change | None = None,
     change_name: str = "",
     batch_size: int = 64,
-    progress: Callable[[int], None] | None = None,
+    shown_as: str = "",
     fingerprint: str | None = None,
 ) -> FeatureSet:
     """Features of all pictures of a dataset, read from ``cache`` where they are there, else made and kept.
@@ -131,12 +132,12 @@ def picture_features(
     Args:
         cache: folder; None keeps nothing.
         change: what happens to every picture first (a shift of domain), with the name that tells it from others.
-        progress: called with the number of pictures done.
+        shown_as: what the progress is called while features are made; nothing is shown without it.
         fingerprint: of the encoder, where it is known already.
     """
     name = f"{fingerprint or encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}"
     name += f"-{change_name}" if change_name else ""
-    making = functools.partial(_made, encoder, dataset, change, batch_size, progress)
+    making = functools.partial(_made, encoder, dataset, change, batch_size, shown_as)
     if cache is None:
         return making(None)
     whole, folder = cache / f"{name}.safetensors", cache / f"{name}.parts"
@@ -177,26 +178,26 @@ def _made(
     dataset: PictureDataset,
     change: Change | None,
     batch_size: int,
-    progress: Callable[[int], None] | None,
+    shown_as: str,
     folder: Path | None,
 ) -> FeatureSet:
     """The features of a dataset, part by part; the parts are kept in ``folder``."""
     parts: list[dict[str, Tensor]] = []
     bad: dict[str, str] = {}
-    for start in range(0, len(dataset), PART):
-        stop = min(start + PART, len(dataset))
-        path = None if folder is None else folder / f"{start:09d}.safetensors"
-        if path is not None and path.is_file():
-            part, state = load_tensors(path)
-            part_bad = state["bad"]
-        else:
-            part, part_bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
-            if path is not None:
-                save_tensors(path, part, {"bad": part_bad})
-        parts.append(part)
-        bad |= part_bad
-        if progress is not None:
-            progress(stop)
+    with progress_bar(shown_as, len(dataset), quiet=not shown_as) as shown:
+        for start in range(0, len(dataset), PART):
+            stop = min(start + PART, len(dataset))
+            path = None if folder is None else folder / f"{start:09d}.safetensors"
+            if path is not None and path.is_file():
+                part, state = load_tensors(path)
+                part_bad = state["bad"]
+            else:
+                part, part_bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
+                if path is not None:
+                    save_tensors(path, part, {"bad": part_bad})
+            parts.append(part)
+            bad |= part_bad
+            shown.reach(stop)
     joined = {key: torch.cat([part[key] for part in parts]) for key in ("features", "labels")}
     return FeatureSet(joined["features"], joined["labels"], tuple(dataset.classes), bad)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hyptree.config import build
+from hyptree.data.settings import DataSettings
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, best_weights
 from hyptree.vlm.adapters.base import warn_of_another_base
@@ -26,7 +27,8 @@ def load_head(
         encoder: that is to give its features.
 
     Returns:
-        The last has ``classes`` (names of those it learned), ``settings`` (``FewShotSettings``) and ``encoder`` (name).
+        The last has ``classes`` (names of those it learned), ``settings`` (``FewShotSettings``), ``data``
+        (``DataSettings``), ``encoder`` (its name) and ``numbers`` (of the last test).
 
     Raises:
         UserError: a folder of another kind, or a head for features of another width.
@@ -47,7 +49,10 @@ def load_head(
     head.load_state_dict(_below("head.", tensors))
     head.attribute_names = class_names(settings.attribute_words) or head.attribute_names
     classes = about["classes"][: about["num_learned"]]
-    about = {"classes": classes, "settings": settings, "encoder": about["encoder"]}
+    tested = [line for line in folder.read_metrics() if line["split"] == "val"][-1:]
+    numbers = {key: line[key] for line in tested for key in line if key not in ("step", "epoch", "split", "time")}
+    data = build(DataSettings, recipe.get("data"), "data", str(run))
+    about = {"classes": classes, "settings": settings, "data": data, "encoder": about["encoder"], "numbers": numbers}
     return head.eval(), _below("host.", tensors), about
 
 
