@@ -49,9 +49,6 @@ vlm merge --model hf:a/b --adapter nope --out out
 vlm train-scale --recipe nope.yaml
 vlm train-scale --model hf:runs/nope
 vlm eval-openvocab --detector nope --segmenter nope
-vlm train-fewshot --model hf:runs/nope --data world
-vlm train-fewshot --model hf:a/b --data nope/a
-vlm train-fewshot --model hf:a/b --data world --transfer nope/a
 vlm train-radial --model hf:runs/nope
 vlm train-radial --model hf:a/b --chains nope.csv
 vlm eval-hierarchy --model hf:runs/nope

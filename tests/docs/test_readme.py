@@ -33,9 +33,7 @@ SHRUNK = {
         "hyptree train demo --optim.lr 1e-3 --schedule.epochs 2 --out runs/mine": FEW,
         "hyptree train clip_world_tiny": FEW,
         "hyptree vlm eval-hierarchy --model hf:runs/clip_world_tiny --suite world-text": "--limit 50",
-        "hyptree vlm train-fewshot --model hf:runs/clip_world_tiny --data world --size 32 --shots 4": (
-            "--num-train 400 --num-val 100 --epochs 2"
-        ),
+        "hyptree train fewshot_world": "--data.num-train 400 --data.num-val 100 --schedule.epochs 2",
         "hyptree vlm train-radial --model hf:runs/clip_world_tiny --lr 1e-4 --steps 50 --out runs/radial": (
             "--num-chains 40"
         ),

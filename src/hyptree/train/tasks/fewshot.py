@@ -159,8 +159,8 @@ class FewShot(Task):
         names = class_names(dataset.classes)
         if self.names and names != self.names:
             raise UserError(
-                f"data {self.recipe.data.name}: the classes of {split} are not those of the rest, {len(names)} and "
-                f"{len(self.names)}; few-shot learning needs the same ones in every split"
+                f"data {self.recipe.data.name}: the {len(names)} classes of {split} are not the {len(self.names)} that "
+                "were learned; fewshot.transfer tests on others"
             )
         self.names = names
         if split == "train" and hasattr(dataset, "labels"):
@@ -320,8 +320,6 @@ def short_names(datas: Sequence[str], key: str) -> dict[str, str]:
     for parts in range(2, 2 + max((data.count("/") + 1 for data in datas), default=0)):
         taken = list(names.values())
         names = {data: _short(data, parts) if taken.count(name) > 1 else name for data, name in names.items()}
-    if len(set(names.values())) < len(names):
-        raise UserError(f"fewshot.{key}: the names of {' '.join(datas)} are too much alike; rename a folder")
     return names
 
 

@@ -137,16 +137,16 @@ def picture_features(
     """
     name = f"{fingerprint or encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}"
     name += f"-{change_name}" if change_name else ""
-    making = functools.partial(_made, encoder, dataset, change, batch_size, shown_as)
+    making = functools.partial(_make_features, encoder, dataset, change, batch_size, shown_as)
     if cache is None:
         return making(None)
     whole, folder = cache / f"{name}.safetensors", cache / f"{name}.parts"
     while not whole.is_file():
         with _alone_in(folder) as is_alone:
             if is_alone and not whole.is_file():
-                made = making(folder)
-                about = {"encoder": encoder.name, "classes": list(dataset.classes), "bad": made.bad}
-                save_tensors(whole, {"features": made.features, "labels": made.labels}, about)
+                features = making(folder)
+                about = {"encoder": encoder.name, "classes": list(dataset.classes), "bad": features.bad}
+                save_tensors(whole, {"features": features.features, "labels": features.labels}, about)
                 shutil.rmtree(folder)
     tensors, state = load_tensors(whole)
     return FeatureSet(tensors["features"], tensors["labels"], tuple(dataset.classes), state["bad"])
@@ -173,7 +173,7 @@ def _alone_in(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _made(
+def _make_features(
     encoder: Encoder,
     dataset: PictureDataset,
     change: Change | None,
