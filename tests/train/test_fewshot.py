@@ -20,7 +20,7 @@ from hyptree.runs import RunFolder, best_weights
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import Trainer, fit
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.tasks.fewshot import FewShot, short_names
+from hyptree.train.tasks.fewshot import FewShot, by_name
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.lathadapter.head_file import load_head
 from tests.train.fewshot_world import save_world_clip
@@ -230,7 +230,7 @@ def test_two_processes_make_features_at_the_same_time(clip: Path, cache: Path, t
     for process in both:
         process.join(120)
     assert [process.exitcode for process in both] == [0, 0]
-    assert [path.suffix for path in (tmp_path / "features").iterdir()] == [".safetensors"]
+    assert [path.suffix for path in (tmp_path / "features").glob("[!.]*")] == [".safetensors"]
 
 
 # ------------------------------------------------------------------------------------------------ data and mistakes
@@ -246,19 +246,18 @@ def _folder(folder: Path, classes: tuple[str, ...]) -> Path:
     return folder
 
 
-def test_data_of_the_same_name_have_numbers_of_their_own(clip: Path, cache: Path, tmp_path: Path) -> None:
-    three = _folder(tmp_path / "old" / "photos.v1", ("cat", "dog", "cow"))
-    one = _folder(tmp_path / "new" / "photos.v1", ("cat",))
+def test_other_data_have_numbers_of_their_own(clip: Path, cache: Path, tmp_path: Path) -> None:
+    three, one = _folder(tmp_path / "three.v1", ("cat", "dog", "cow")), _folder(tmp_path / "one", ("cat",))
     result = fit(recipe(clip, cache, fewshot__transfer=[str(three), str(one)]), tmp_path / "run", quiet=True)
-    assert result.numbers["transfer_new_photos.v1"] == 1.0  # one class: always right
-    assert result.numbers["transfer_old_photos.v1"] in [pytest.approx(i / 3) for i in range(4)]
-    with pytest.raises(UserError, match=r"fewshot\.transfer names the same data twice"):
+    assert result.numbers["transfer_one"] == 1.0  # one class: always right
+    assert result.numbers["transfer_three.v1"] in [pytest.approx(i / 3) for i in range(4)]
+    with pytest.raises(UserError, match=r"fewshot\.transfer has two data of one name among"):
         fit(recipe(clip, cache, fewshot__transfer=[str(one), f"{one}/"]), tmp_path / "other", quiet=True)
 
 
-def test_names_of_data_grow_until_they_differ() -> None:
-    names = short_names(["pets:a/x", "pets:b/x", "cifar10:c", "deep/a/x", "deep/b/x", "y.npz"], "transfer")
-    assert list(names.values()) == ["pets_a_x", "pets_b_x", "cifar10", "a_x", "b_x", "y.npz"]
+def test_other_data_are_called_by_the_end_of_their_path() -> None:
+    names = by_name(["pets:a/x", "cifar10:c", "deep/a/x/", "y.npz", "world"], "transfer")
+    assert list(names) == [f"transfer_{name}" for name in ("pets", "cifar10", "x", "y.npz", "world")]
 
 
 def test_unreadable_pictures_are_left_out_and_counted(clip: Path, cache: Path, tmp_path: Path) -> None:

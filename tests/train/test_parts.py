@@ -141,6 +141,25 @@ def test_points_and_curvatures_get_groups_of_their_own():
     assert type(build_optimizer(tiny.Net(), OptimSettings())) is torch.optim.AdamW
 
 
+def test_sgd_decays_and_keeps_its_momentum():
+    from hyptree.optim import RiemannianSGD
+
+    model = torch.nn.Linear(3, 2, bias=False)
+    settings = OptimSettings(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.8)
+    optimizer, weight, velocity = build_optimizer(model, settings), model.weight.detach().clone(), 0.0
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+        velocity = 0.8 * velocity + 1 + 0.5 * weight
+        weight = weight - 0.1 * velocity
+    torch.testing.assert_close(model.weight.detach(), weight)
+    assert type(build_optimizer(tiny.Net(points=True), settings)) is RiemannianSGD
+    for name, ignored in (("sgd", {"betas": (0.9, 0.98)}), ("sgd", {"eps": 1e-6}), ("adamw", {"momentum": 0.5})):
+        with pytest.raises(ValueError, match=rf"{next(iter(ignored))} means nothing to {name}; leave it out"):
+            OptimSettings(name=name, **ignored)
+
+
 def test_curvatures_under_names_of_their_own_get_that_rate_too():
     from hyptree.lm.experts.mixture import ExpertStack
     from hyptree.models.himapper.plain import TreeSpace

@@ -85,7 +85,7 @@ def run(config: ExplainConfig) -> None:
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
-    task = _task(config.model)
+    task = _task_of(config.model)
     if task == "language":
         print(_page_of_tokens(config))
         return
@@ -134,8 +134,8 @@ def _require_read(config: ExplainConfig, kind: str) -> None:
             raise UserError(f"{shown} for {where}, not for {kind}; leave {what} out")
 
 
-def _task(model: str) -> str | None:
-    """What a run was trained for; None where the name is none of a run."""
+def _task_of(model: str) -> str | None:
+    """What a run trained; None where the model is no run."""
     from hyptree.runs import RunFolder
 
     folder = RunFolder(model)

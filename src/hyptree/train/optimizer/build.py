@@ -96,16 +96,18 @@ def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | No
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
     has_points = any(group["kind"] == "points" for group in groups)
-    if settings.name == "sgd":
-        from hyptree.optim import RiemannianSGD
-
-        kind = RiemannianSGD if has_points else torch.optim.SGD
-        return kind(groups, lr=settings.lr, momentum=settings.momentum)
-    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     for key, kind, name in (("point_lr", "points", "point"), ("curvature_lr", "curvature", "learned curvature")):
         rate = getattr(settings, key)
         if rate is not None and all(group["kind"] != kind for group in groups):
             warnings.warn(f"optim.{key} {rate:g} has no effect: this model has no {name}", stacklevel=2)
+    if settings.name == "sgd":
+        options: dict[str, Any] = {"lr": settings.lr, "momentum": settings.momentum}
+        if not has_points:
+            return torch.optim.SGD(groups, **options)
+        from hyptree.optim import RiemannianSGD
+
+        return RiemannianSGD(groups, **options)
+    options = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     parameters = [p for group in groups for p in group["params"]]
     # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
     fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)

@@ -159,6 +159,9 @@ class OptimSettings:
     def __post_init__(self) -> None:
         require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
         require_numbers(self, "at least 0", "weight_decay", "momentum")
+        for key in ("betas", "eps") if self.name == "sgd" else ("momentum",):
+            if getattr(self, key) != getattr(OptimSettings, key):
+                raise ValueError(f"{key} means nothing to {self.name}; leave it out")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyptree.data.build import build_dataset
+from hyptree.data.npz import name_some
 from hyptree.data.plan import Loader, Plan
 from hyptree.data.sample import PictureDataset
 from hyptree.data.seeding import mix_bits
@@ -39,28 +40,23 @@ from hyptree.vlm.lathadapter.fewshot import (
 Batch = dict[str, Any]
 Pictures = FeatureSet | PixelSet
 
+TestOf = tuple[PictureDataset, str, Sequence[int]]
+"""What there is to be right about: a dataset, how its pictures are shifted, and the classes tested on."""
+
 BASE, NEW = "base", "new"
 """Tests on the classes that are learned, and on the others of the same data."""
 
 
-@dataclass
 class Subset:
-    """Pictures of some classes, to be told apart among these classes.
+    """Pictures of some classes (places in ``pictures.classes``), to be told apart among these classes."""
 
-    Attributes:
-        classes: places in the classes of the pictures.
-        names: of these, in order.
-    """
-
-    pictures: Pictures
-    classes: Sequence[int]
-    names: tuple[str, ...]
-
-    def targets(self) -> Tensor:
-        """(n,) the place of each picture's class among the test's classes; -1 for others."""
-        places = torch.full((len(self.pictures.classes),), -1)
-        places[list(self.classes)] = torch.arange(len(self.classes))
-        return places[self.pictures.labels.cpu()]
+    def __init__(self, pictures: Pictures, classes: Sequence[int]):
+        self.pictures = pictures
+        self.names = tuple(class_names(pictures.classes)[label] for label in classes)
+        places = torch.full((len(pictures.classes),), -1)
+        places[list(classes)] = torch.arange(len(classes))
+        self.targets = places[pictures.labels.cpu()]
+        """(n,) the place of each picture's class among these classes; -1 for others."""
 
 
 class ShotLoader(Loader):
@@ -68,7 +64,7 @@ class ShotLoader(Loader):
 
     def __init__(self, shots: Subset, index: Tensor, batch_size: int, seed: int):
         super().__init__(Plan(len(index), batch_size, seed, True, 0, 1))
-        self.shots, self.index, self.targets = shots, index, shots.targets()
+        self.shots, self.index = shots, index
 
     def __len__(self) -> int:
         return math.ceil(len(self.index) / self.plan.batch_size)
@@ -77,7 +73,7 @@ class ShotLoader(Loader):
         generator = torch.Generator().manual_seed(mix_bits(self.plan.seed, self.epoch, 0xBA7C) >> 1)
         order = self.index[torch.randperm(len(self.index), generator=generator)]
         for batch in order.split(self.plan.batch_size)[self.start_batch :]:
-            yield {"inputs": self.shots.pictures.inputs(batch), "label": self.targets[batch]}
+            yield {"inputs": self.shots.pictures.inputs(batch), "label": self.shots.targets[batch]}
 
 
 class SubsetLoader(Loader):
@@ -87,16 +83,16 @@ class SubsetLoader(Loader):
         self.tests = tests
         self.batches = []
         for name, test in tests.items():
-            targets = test.targets()
-            index = (targets >= 0).nonzero()[:, 0]
+            index = (test.targets >= 0).nonzero()[:, 0]
             if len(index) == 0:
-                raise UserError(f"no test picture is of {', '.join(test.names[:3])}")
-            self.batches += [(name, batch, targets[batch]) for batch in index.split(batch_size)]
+                raise UserError(f"no test picture is of {name_some(test.names, 3)}")
+            self.batches += [(name, batch) for batch in index.split(batch_size)]
         super().__init__(Plan(len(self.batches), 1, 0, False, 0, 1))
 
     def __iter__(self) -> Iterator[Batch]:
-        for name, index, targets in self.batches[self.start_batch :]:
-            yield {"test": name, "inputs": self.tests[name].pictures.inputs(index), "label": targets}
+        for name, index in self.batches[self.start_batch :]:
+            test = self.tests[name]
+            yield {"test": name, "inputs": test.pictures.inputs(index), "label": test.targets[index]}
 
 
 class FewShot(Task):
@@ -114,11 +110,9 @@ class FewShot(Task):
         super().__init__(recipe)
         self.settings = recipe.fewshot
         check_spec(recipe.model.name)
-        for data in (*self.settings.transfer, *(data for data in self.settings.shift if data not in SHIFTS)):
-            read_data_flag(data, "fewshot.transfer or shift")
         self.names: tuple[str, ...] = ()
         """Of all classes, in order."""
-        self._others: dict[str, tuple[PictureDataset, str, list[int]]] | None = None
+        self._others: dict[str, TestOf] | None = None
         self._tests: dict[str, Subset] = {}
 
     @functools.cached_property
@@ -137,19 +131,11 @@ class FewShot(Task):
         """What stands for the encoder's weights."""
         return encoder_fingerprint(self.encoder)
 
-    @functools.cached_property
-    def texts(self) -> TextTable:
-        """Features of texts by the encoder, which stays as it is for the whole run."""
-        return TextTable(self.encoder.encode_text)
-
     @property
     def base_new(self) -> tuple[list[int], list[int]]:
         """Classes to train on, and those that are tested apart."""
         is_split = self.settings.protocol == "base-to-new"
         return split_base_new(len(self.names)) if is_split else (list(range(len(self.names))), [])
-
-    def _chosen(self, classes: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self.names[label] for label in classes)
 
     # -------------------------------------------------------------------------------------------------------- data
 
@@ -173,25 +159,25 @@ class FewShot(Task):
         """A split of the recipe's data, or of others."""
         settings = self.recipe.data
         if data:
-            name, root = read_data_flag(data)
+            name, root = read_data_flag(data, "fewshot.transfer or shift")
             settings = dataclasses.replace(settings, name=name, root=root, num_classes=None)
         dataset = build_dataset(settings, split)
         if not dataset.classes:
             raise UserError(f"data {data or settings.name} has no class per picture, as pets or world have it")
         return dataset
 
-    def _find_others(self) -> dict[str, tuple[PictureDataset, str, list[int]]]:
-        """Other tests: their name to the pictures, how these are shifted, and the classes tested on."""
-        others: dict[str, tuple[PictureDataset, str, list[int]]] = {}
-        for data, short in short_names(self.settings.transfer, "transfer").items():
+    def _find_others(self) -> dict[str, TestOf]:
+        """Tests on other data and on shifted pictures, by their names."""
+        others: dict[str, TestOf] = {}
+        for name, data in by_name(self.settings.transfer, "transfer").items():
             dataset = self._dataset("val", data)
-            others[f"transfer_{short}"] = (dataset, "", list(range(len(dataset.classes))))
-        for data, short in short_names(self.settings.shift, "shift").items():
+            others[name] = (dataset, "", range(len(dataset.classes)))
+        for name, data in by_name(self.settings.shift, "shift").items():
             dataset = self._dataset("val", "" if data in SHIFTS else data)
-            shared = [i for i, name in enumerate(class_names(dataset.classes)) if name in self.names]
+            shared = [i for i, known in enumerate(class_names(dataset.classes)) if known in self.names]
             if not shared:
                 raise UserError(f"fewshot.shift {data} has none of the {len(self.names)} classes; use fewshot.transfer")
-            others[f"shift_{short}"] = (dataset, data if data in SHIFTS else "", shared)
+            others[name] = (dataset, data if data in SHIFTS else "", shared)
         return others
 
     def _pictures(self, dataset: PictureDataset, what: str, shift: str = "") -> Pictures:
@@ -221,36 +207,32 @@ class FewShot(Task):
                 "one, and runs at the same time by hyptree compare --jobs"
             )
         base, new = self.base_new
-        pictures = self._pictures(dataset, "train" if train else "test")
-        loader: Loader
-        if train:
-            settings, seed = self.settings, self.recipe.run.seed
-            index = sample_shots(pictures.labels, settings.shots, seed, base, self.names)
-            loader = ShotLoader(Subset(pictures, base, self._chosen(base)), index, self.batch_size(True), seed)
-            unreadable = dict(pictures.bad)
-        else:
-            tests = {BASE: Subset(pictures, base, self._chosen(base))}
-            if new:
-                tests[NEW] = Subset(pictures, new, self._chosen(new))
-            for name, (other, shift, classes) in (self._others or {}).items():
-                names = class_names(other.classes)
-                tests[name] = Subset(self._pictures(other, name, shift), classes, tuple(names[i] for i in classes))
-            self._tests = tests
-            loader = SubsetLoader(tests, self.batch_size(False))
-            unreadable = {name: why for test in tests.values() for name, why in test.pictures.bad.items()}
-        if skipped is not None:
-            skipped.update(unreadable)
-        return loader
+        tests: dict[str, TestOf] = {BASE: (dataset, "", base)}
+        if not train:
+            tests |= {NEW: (dataset, "", new)} if new else {}
+            tests |= self._others or {}
+        subsets = {
+            name: Subset(self._pictures(pictures, f"{'train' if train else 'test'} {name}", shift), classes)
+            for name, (pictures, shift, classes) in tests.items()
+        }
+        skipped = {} if skipped is None else skipped
+        for subset in subsets.values():
+            skipped.update(subset.pictures.bad)
+        if not train:
+            self._tests = subsets
+            return SubsetLoader(subsets, self.batch_size(False))
+        shots, seed = subsets[BASE], self.recipe.run.seed
+        index = sample_shots(shots.pictures.labels, self.settings.shots, seed, base, self.names)
+        return ShotLoader(shots, index, self.batch_size(True), seed)
 
     def describe(self, dataset: Any) -> dict[str, Any]:
         """Names of all classes and how many of them are learned, the encoder's name, scale and some of its weights."""
-        encoder = self.encoder
         return {
-            "classes": list(class_names(dataset.classes)),
+            "classes": list(self.names),
             "num_learned": len(self.base_new[0]),
-            "logit_scale": float(encoder.logit_scale.detach()),
-            "encoder": encoder.name,
-            "encoder_weights": samples(encoder.model),
+            "logit_scale": float(self.encoder.logit_scale.detach()),
+            "encoder": self.encoder.name,
+            "encoder_weights": samples(self.encoder.model),
         }
 
     # ------------------------------------------------------------------------------------------------------- model
@@ -259,8 +241,10 @@ class FewShot(Task):
         recipe, settings = self.recipe, self.settings
         self.names = tuple(data["classes"])
         names = self.names[: data["num_learned"]]
-        self._fill_texts()
-        host = build_host(settings, self.encoder, self.texts, recipe.run.seed)
+        texts = TextTable(self.encoder.encode_text)  # its weights stand still for the whole run
+        sentences = [*(settings.template.format(name) for name in self.names), *class_names(settings.attribute_words)]
+        texts.fill_from(settings.cache / f"{self.fingerprint}-texts.safetensors", sentences, self.fingerprint)
+        host = build_host(settings, self.encoder, texts, recipe.run.seed)
         head = build_head(host, names, data["logit_scale"], settings, recipe.run.seed)
         for p in head.parameters():
             p._lr_scale = (settings.attribute_lr or recipe.optim.lr) / recipe.optim.lr  # type: ignore[attr-defined]
@@ -268,13 +252,6 @@ class FewShot(Task):
             p._no_weight_decay = False  # type: ignore[attr-defined]  # vectors are decayed too, as published
         self._is_checked = False
         return FewShotModel(head, host, names, self.fingerprint)
-
-    def _fill_texts(self) -> None:
-        """Texts of the frozen host, read from where the features are kept or written there."""
-        settings = self.settings
-        sentences = [settings.template.format(name) for name in self.names]
-        path = settings.cache / f"{self.fingerprint}-texts.safetensors"
-        self.texts.fill_from(path, [*sentences, *class_names(settings.attribute_words)], self.fingerprint)
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self._check(model)
@@ -312,24 +289,12 @@ class FewShot(Task):
             self._is_checked = True
 
 
-def short_names(datas: Sequence[str], key: str) -> dict[str, str]:
-    """A short name for each of several data; where two have the same, as much more of the path as tells them apart."""
-    names = {data: _short(data) for data in datas}
-    if len({data.rstrip("/") for data in datas}) < len(datas):
-        raise UserError(f"fewshot.{key} names the same data twice: {' '.join(datas)}; give each once")
-    for parts in range(2, 2 + max((data.count("/") + 1 for data in datas), default=0)):
-        taken = list(names.values())
-        names = {data: _short(data, parts) if taken.count(name) > 1 else name for data, name in names.items()}
+def by_name(datas: Sequence[str], key: str) -> dict[str, str]:
+    """Names of the numbers of several data to these: ``transfer_pets`` of ``pets:DIR``, the end of a path otherwise."""
+    names = {f"{key}_{data.partition(':')[0] if ':' in data else Path(data).name}": data for data in datas}
+    if len(names) < len(datas):
+        raise UserError(
+            f"fewshot.{key} has two data of one name among {' '.join(datas)}; rename a folder, or test on one of them "
+            f"by hyptree eval RUN --fewshot.{key}"
+        )
     return names
-
-
-def _short(data: str, parts: int = 1) -> str:
-    """``pets`` of ``pets:some/folder``, the last part of a path otherwise; with more parts, more of the path.
-
-    Parts are joined by an underscore: a slash in the name of a number means one of many that only files show.
-    """
-    name, colon, root = data.partition(":")
-    path = (root if colon else data).rstrip("/").split("/")
-    if colon:
-        return "_".join([name, *path[max(0, len(path) + 1 - parts) :]])
-    return "_".join(path[-parts:])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -137,40 +135,28 @@ def picture_features(
     """
     name = f"{fingerprint or encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}"
     name += f"-{change_name}" if change_name else ""
-    making = functools.partial(_make_features, encoder, dataset, change, batch_size, shown_as)
     if cache is None:
-        return making(None)
+        return _make_features(encoder, dataset, change, batch_size, shown_as, None)
     whole, folder = cache / f"{name}.safetensors", cache / f"{name}.parts"
-    while not whole.is_file():
-        with _alone_in(folder) as is_alone:
-            if is_alone and not whole.is_file():
-                features = making(folder)
-                about = {"encoder": encoder.name, "classes": list(dataset.classes), "bad": features.bad}
-                save_tensors(whole, {"features": features.features, "labels": features.labels}, about)
-                shutil.rmtree(folder)
+    with _alone_in(cache):
+        if not whole.is_file():
+            features = _make_features(encoder, dataset, change, batch_size, shown_as, folder)
+            about = {"encoder": encoder.name, "classes": list(dataset.classes), "bad": features.bad}
+            save_tensors(whole, {"features": features.features, "labels": features.labels}, about)
+            shutil.rmtree(folder)
     tensors, state = load_tensors(whole)
     return FeatureSet(tensors["features"], tensors["labels"], tuple(dataset.classes), state["bad"])
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[bool]:
-    """Inside, no other process is in this folder: it waits outside. A kill lets go.
-
-    False where the folder was gone before it could be entered.
-    """
+def _alone_in(cache: Path) -> Iterator[None]:
+    """Inside, no other process is: it waits, and finds what was made meanwhile. A kill lets go."""
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield folder.is_dir()
-    finally:
-        os.close(handle)
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _make_features(
@@ -184,6 +170,8 @@ def _make_features(
     """The features of a dataset, part by part; the parts are kept in ``folder``."""
     parts: list[dict[str, Tensor]] = []
     bad: dict[str, str] = {}
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
     with progress_bar(shown_as, len(dataset), quiet=not shown_as) as shown:
         for start in range(0, len(dataset), PART):
             stop = min(start + PART, len(dataset))

@@ -90,6 +90,7 @@ class FewShotSettings:
                 "optim.lr": 0.01,
                 "optim.weight_decay": 0.0,
                 "schedule.epochs": 30,
+                "run.save_every": 5,  # an epoch takes no longer than writing it down
             }
         return common | {
             "data.batch_size": 4,
