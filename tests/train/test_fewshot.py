@@ -136,6 +136,8 @@ def test_a_killed_run_goes_on_bit_for_bit_and_is_read_by_the_other_verbs(
     numbers = json.loads(capsys.readouterr().out)
     assert {name: numbers[name] for name in parts.numbers} == parts.numbers
     assert main(["explain", str(tmp_path / "parts"), "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["export", str(tmp_path / "parts"), "--format", "torch-export"]) == 2
+    assert "is exported as safetensors, not torch-export" in capsys.readouterr().err
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f"The head of parts, 4 shots per class. When it was tested: top1 {numbers['top1']:.4g}" in page
 

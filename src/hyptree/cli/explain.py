@@ -77,6 +77,8 @@ def run(config: ExplainConfig) -> None:
         require_path(path)
     if config.wordnet is not None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
+    if _task_of(config.model) == "fewshot":
+        config = _with_head(config)
     if is_encoder(config.model):
         check_spec(config.model)
         _require_read(config, "encoders")
@@ -85,13 +87,8 @@ def run(config: ExplainConfig) -> None:
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
-    task = _task_of(config.model)
-    if task == "language":
+    if _task_of(config.model) == "language":
         print(_page_of_tokens(config))
-        return
-    if task == "fewshot":
-        _require_read(config, "encoders")
-        print(_page_of_head(config))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
@@ -149,23 +146,18 @@ def _page_of_tokens(config: ExplainConfig) -> Path:
     return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
 
 
-def _page_of_head(config: ExplainConfig) -> Path:
-    """The page of the encoder that a few-shot run stands on, with the tree of its head."""
+def _with_head(config: ExplainConfig) -> ExplainConfig:
+    """For a few-shot run: its encoder, with the head of the run."""
     from hyptree.runs import RunFolder
     from hyptree.train.run.recipe import Recipe
+    from hyptree.vlm.encoders.spec import is_encoder
 
     if config.head is not None:
         raise UserError(f"{config.model} is a run with a head of its own; leave --head out")
     run, recipe = Path(config.model), RunFolder(config.model).recipe(Recipe)
-    return _page_of_encoder(
-        replace(
-            config,
-            model=recipe.model.name,
-            head=run,
-            out=config.out or run / "index.html",
-            random_init=recipe.fewshot.random_init,
-        )
-    )
+    name, out = recipe.model.name, config.out or run / "index.html"
+    name = name if is_encoder(name) else f"hf:{name}"
+    return replace(config, model=name, head=run, out=out, random_init=recipe.fewshot.random_init)
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:

@@ -50,6 +50,8 @@ def export(
     kind = {"language": "a language model", "contrast": "a CLIP"}.get(recipe.task)
     if kind is not None and format != "safetensors":
         raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
+    if recipe.task == "fewshot" and format != "safetensors":
+        raise UserError(f"a few-shot head works beside its encoder and is exported as safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)
