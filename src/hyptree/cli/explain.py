@@ -161,7 +161,7 @@ def _with_head(config: ExplainConfig) -> ExplainConfig:
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:
-    from hyptree.explore.pages.encoder_subject import page_of_encoder
+    from hyptree.train.explain import page_of_encoder
 
     return page_of_encoder(
         config.model,

@@ -179,23 +179,26 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
     model = WorldClip(build_clip(preset("clip-world-tiny"), len(tokenizer)), *(["lorentz"] * (geometry == "lorentz")))
     encoder = as_encoder(model, tokenizer, PixelFormat(32))
     encoder.model.eval()
-    before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
-    latent = vlm_subject.world_latent(encoder, shots=1, count=6)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.model.state_dict().items())
-    assert len(latent.classes) == 30 and len(latent.pictures) == 6 and latent.right[1] == 6
-    again = vlm_subject.world_latent(encoder, shots=1, count=6)
-    assert np.array_equal(latent.tree.parent, again.tree.parent)
     looked = vlm_subject.world_pictures(2)
     sample = World("val", num_images=2, size=128)[1]
     assert np.array_equal(looked[1].picture, sample.image.permute(1, 2, 0).numpy())
     assert looked[1].true == set(sample.captions) and looked[1].name == sample.captions[2]
-    path = vlm_page.write(encoder, tmp_path / "p.html", pictures=looked, latent=latent)
+    path = vlm_page.write(encoder, tmp_path / "p.html", pictures=looked)
     text = "".join(read(path.read_text(encoding="utf-8")).text)
     assert (
         f"distance from it is true ({geometry})" in text.lower()
         and "of 500 chains" in text
         and "of the true ones are found" in text
     )
+
+
+def test_a_head_is_trained_where_nothing_is_given_to_look_at(tmp_path: Path, clip: Path) -> None:
+    out = tmp_path / "p.html"
+    assert explain(f"hf:{clip}", "--out", out) == 0
+    text = "".join(read(out.read_text(encoding="utf-8")).text)
+    assert "learned (the built-in world) from 4 pictures of each of 30 classes" in text
+    assert "30 classes, 11 learned attributes, 40 pictures" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
 
 
 def test_a_curvature_that_would_do_nothing_is_refused(tmp_path: Path, seed: int) -> None:

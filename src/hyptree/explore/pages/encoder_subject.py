@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,12 @@ from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
 from hyptree.explore.pages.run_pictures import world_pictures as drawn
 
-__all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
+__all__ = ["page_of_encoder", "read_texts", "world_pictures"]
 
 NUM_LOOKED = 8
 """Pictures of the world for which captions are looked up."""
 NUM_TREE = 40
 """Pictures of the world in its tree."""
-SHOTS = 4
-NUM_STEPS = 60
 SHOWN_PIXELS = 128
 
 
@@ -37,8 +35,13 @@ def page_of_encoder(
     num_pictures: int | None = None,
     geometry: str | None = None,
     random_init: bool = False,
+    make_head: Callable[[], Path] | None = None,
 ) -> Path:
-    """The page of an encoder by its name, see ``hyptree explain --help``."""
+    """The page of an encoder by its name, see ``hyptree explain --help``.
+
+    Args:
+        make_head: trains a head and gives its run, where nothing else is given to look at.
+    """
     from hyptree.data.hierarchies.hyperlex import read_hyperlex
     from hyptree.data.pictures.single import read_picture
     from hyptree.vlm.encoders.encoder import load_encoder
@@ -57,8 +60,8 @@ def page_of_encoder(
     latent = None
     if head is not None:
         latent = head_latent(encoder, head, looked if images else ())
-    elif sees and not images and not texts:
-        latent = world_latent(encoder)
+    elif make_head is not None and sees and not images and not texts:
+        latent = head_latent(encoder, make_head(), ())
     says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
     if not texts and images:
         says = "Captions are those of the built-in world."
@@ -127,48 +130,7 @@ def world_pictures(count: int) -> list[EncodedPicture]:
     ]
 
 
-def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: int = 0) -> LatentTree:
-    """The tree of a head that learns here, in seconds, from a few pictures per class of the built-in world."""
-    import torch
-
-    from hyptree.data.world import World
-    from hyptree.vlm.clip.world_text import captions_of
-    from hyptree.vlm.lathadapter import fewshot
-    from hyptree.vlm.lathadapter.hosts import Host
-    from hyptree.vlm.lathadapter.settings import FewShotSettings
-
-    world = World("train", num_images=1500, size=SHOWN_PIXELS, seed=seed)
-    classes = list(range(len(world.classes)))
-    labels = torch.as_tensor(np.asarray(world.labels())).long()
-    index = fewshot.sample_shots(labels, shots, seed, classes, world.classes)
-    settings = FewShotSettings()
-    host = Host(encoder.encode_text, settings.template)
-    with torch.no_grad():
-        rows = encoder.encode_images(drawn(world, index, SHOWN_PIXELS)).float()
-    head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, seed)
-    with torch.enable_grad():
-        _fit(head, rows, host.text_features(world.classes).to(rows), labels[index].to(rows.device))
-    says = (
-        f"A head with {head.num_attributes} attributes learned here from {shots} pictures of each of {len(classes)} "
-        "classes of the built-in world; the encoder stayed as it is."
-    )
-    val = World("val", num_images=count, size=SHOWN_PIXELS)
-    names = [captions[2] for captions, _ in captions_of(val)]
-    pictures = drawn(val, range(count), SHOWN_PIXELS)
-    return _latent(encoder, head, host, world.classes, pictures, names, val.labels().tolist(), says)
-
-
-def _fit(head: Any, images: Any, text: Any, labels: Any) -> None:
-    """What the page needs of training: all pictures in every step, in memory (``hyptree train`` does it properly)."""
-    import torch
-
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-    head.train()
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        head(images, text, labels)[1]["total"].backward()
-        optimizer.step()
-    head.eval()
+# ---- the tree of a head ----------------------------------------------------------------------------------------------
 
 
 def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
@@ -186,14 +148,18 @@ def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> La
     host = build_host(settings, encoder, encoder.encode_text, 0)
     host.load_state_dict(learned)
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in about["numbers"].items())
-    says = f"The head of {Path(run).name}, {settings.shots} shots per class. When it was tested: {numbers}."
+    says = (
+        f"A head with {head.num_attributes} attributes learned ({Path(run).name}) from {settings.shots} pictures of "
+        f"each of {len(about['classes'])} classes; the encoder stayed as it is. When it was tested: {numbers}."
+    )
     pictures, names, labels = [one.picture for one in looked], [one.name for one in looked], list[int]()
     if not looked:
         dataset = build_dataset(about["data"], "val")
         places = [i for i, label in enumerate(labels_of(dataset).tolist()) if label < len(about["classes"])]
         samples = [dataset[i] for i in places[:: max(1, len(places) // NUM_TREE)][:NUM_TREE]]
         pictures = [sample.image.permute(1, 2, 0).numpy() for sample in samples]
-        names, labels = [sample.id for sample in samples], [int(sample.label or 0) for sample in samples]
+        names = [sample.captions[2] if sample.captions else sample.id for sample in samples]
+        labels = [int(sample.label or 0) for sample in samples]
     return _latent(encoder, head, host, about["classes"], pictures, names, labels, says)
 
 
