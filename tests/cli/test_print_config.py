@@ -37,7 +37,6 @@ NEEDED = {
     "vlm attach-info": ["hf:x"],
     "vlm merge": ["--model", "hf:x", "--adapter", "a", "--out", "b"],
     "vlm eval-openvocab": ["--detector", "a", "--segmenter", "b"],
-    "vlm train-radial": ["--model", "hf:x"],
     "vlm eval-hierarchy": ["--model", "hf:x"],
     "vlm build-chains": ["captions.txt", "--wordnet", "wordnet"],
     "bench kernels": ["--quick"],

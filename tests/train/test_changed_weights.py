@@ -229,15 +229,6 @@ def _adapter(folder: Path) -> tuple[Path, Callable[[], object]]:
     return folder / "adapter.safetensors", lambda: AdapterHandle.load(model, folder).detach()
 
 
-def _head(folder: Path) -> tuple[Path, Callable[[], object]]:
-    from hyptree.vlm.lathadapter.head import LatentHierarchyHead
-    from hyptree.vlm.lathadapter.head_file import load_head, save_head
-
-    path = folder / "head.safetensors"
-    save_head(LatentHierarchyHead(16, 4), path)
-    return path, lambda: load_head(path)
-
-
 def _encoder(folder: Path) -> tuple[Path, Callable[[], object]]:
     from hyptree.vlm.encoders.encoder import load_encoder
     from tests.vlm.small_models import save_dual
@@ -266,7 +257,7 @@ def _embedding(folder: Path) -> tuple[Path, Callable[[], object]]:
     return folder / "out" / POINTS, lambda: load_embedding(folder / "out")
 
 
-@pytest.mark.parametrize("make", [_adapter, _head, _encoder, _open_clip, _embedding])
+@pytest.mark.parametrize("make", [_adapter, _encoder, _open_clip, _embedding])
 def test_other_files_of_ours(make: Callable[[Path], tuple[Path, Callable[[], object]]], tmp_path: Path) -> None:
     path, read = make(tmp_path)
     read()

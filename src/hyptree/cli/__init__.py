@@ -72,7 +72,7 @@ GONE: dict[str, str] = {
 }
 """What to type instead of a verb that is no more. A verb that is there is not looked up."""
 
-SHARED = ("train", "eval", "lab sweep", "vlm train-scale")
+SHARED = ("train", "eval", "lab sweep")
 """Verbs whose work several processes (torchrun) share. Of any other each would do all, and write over the others."""
 
 Command = Callable[[Any], "int | None"]

@@ -66,8 +66,8 @@ def page_of_encoder(model: str, out: Path | str, *, random_init: bool = False, *
         run = Path(folder) / "the built-in world"
 
         def make_head() -> Path:
-            given = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
-            fit(load(Recipe, None, [*given, f"fewshot.cache={json.dumps(folder)}"]), run, quiet=True)
+            words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+            fit(load(Recipe, None, [*words, f"fewshot.cache={json.dumps(folder)}"]), run, quiet=True)
             return run
 
         return encoder_subject.page_of_encoder(model, out, random_init=random_init, make_head=make_head, **options)

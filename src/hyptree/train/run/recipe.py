@@ -18,6 +18,7 @@ from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
 from hyptree.vlm.lathadapter.settings import FewShotSettings
+from hyptree.vlm.radial.settings import RadialSettings
 
 
 @dataclass
@@ -227,6 +228,8 @@ class RunSettings:
     """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
     eval_every: float = 1
     """Epochs between evaluations; 0 for only at the end."""
+    eval_first: bool = False
+    """Evaluate before the first step too: where fine-tuning starts from. Those weights are never the best."""
     save_every: float = 1
     """Epochs between checkpoints; 0 for only after evaluations."""
     save_steps: int | None = None
@@ -257,13 +260,15 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or fewshot."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
+    radial: RadialSettings = field(default_factory=RadialSettings)
+    """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
     fewshot: FewShotSettings = field(default_factory=FewShotSettings)
     """How a head learns from few pictures and what it is tested on, for the task fewshot."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
@@ -311,7 +316,9 @@ class Recipe:
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
 """What the task language reads of ``data``, or may be left there from a recipe of pictures."""
-_SECTIONS = {"text": "language", "fewshot": "fewshot"}
+_OF_CHAINS = ("batch_size", "eval_batch_size", "num_train", "num_val", "seed")
+"""What the task radial reads of it."""
+_SECTIONS = {"text": "language", "radial": "radial", "fewshot": "fewshot"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -325,6 +332,10 @@ _NOT_READ = {
         *(f"data.{name}" for name in ("workers", "resident", "crop_pct", "mean", "std", "augment")),
     ),
     "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
+    "radial": (
+        *("loss", "model.args", "model.head", "model.pretrained", "optim.layer_decay", "run.accumulate"),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_CHAINS),
+    ),
 }
 """Other keys and sections that mean nothing to a task."""
 
@@ -349,6 +360,8 @@ FREE_TO_CHANGE = {
     "text.path",
     "text.val_path",
     "text.cache",
+    "radial.chains",
+    "radial.held_out",
     "fewshot.cache",
     "run.device",
     "run.threads",
