@@ -52,7 +52,8 @@ class Subset:
 
     def __init__(self, pictures: Pictures, classes: Sequence[int]):
         self.pictures = pictures
-        self.names = tuple(class_names(pictures.classes)[label] for label in classes)
+        names = class_names(pictures.classes)
+        self.names = tuple(names[label] for label in classes)
         places = torch.full((len(pictures.classes),), -1)
         places[list(classes)] = torch.arange(len(classes))
         self.targets = places[pictures.labels.cpu()]
@@ -209,7 +210,6 @@ class FewShot(Task):
         base, new = self.base_new
         tests: dict[str, TestOf] = {BASE: (dataset, "", base)}
         if not train:
-            tests |= {NEW: (dataset, "", new)} if new else {}
             tests |= self._others or {}
         subsets = {
             name: Subset(self._pictures(pictures, f"{'train' if train else 'test'} {name}", shift), classes)
@@ -219,6 +219,7 @@ class FewShot(Task):
         for subset in subsets.values():
             skipped.update(subset.pictures.bad)
         if not train:
+            subsets |= {NEW: Subset(subsets[BASE].pictures, new)} if new else {}
             self._tests = subsets
             return SubsetLoader(subsets, self.batch_size(False))
         shots, seed = subsets[BASE], self.recipe.run.seed
