@@ -89,10 +89,14 @@ def parameter_marks(model: nn.Module) -> Marks:
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
-    """``torch.optim.AdamW``, or :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point."""
+    """``torch.optim.AdamW``, :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point, or SGD for both."""
     groups = param_groups(model, settings, marks)
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    if settings.name == "sgd":
+        from hyptree.optim import RiemannianSGD
+
+        return RiemannianSGD(groups, settings.lr, max_step=settings.max_step)
     options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     parameters = [p for group in groups for p in group["params"]]
     # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
@@ -100,22 +104,26 @@ def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | No
     if any(group["kind"] == "points" for group in groups):
         from hyptree.optim import RiemannianAdamW
 
-        return RiemannianAdamW(groups, **options)
+        return RiemannianAdamW(groups, **options, max_step=settings.max_step)
     return torch.optim.AdamW(groups, fused=fused or None, **options)
 
 
 def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
     """Shrink all gradients such that their common norm is at most ``limit``; gives the norm before.
 
-    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients.
+    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients, and of sparse ones
+    knows no norm.
     """
     parts: dict[bool, list[nn.Parameter]] = {}
     for p in model.parameters():
         if p.grad is not None:
+            if p.grad.is_sparse:
+                p.grad = p.grad.coalesce()  # each row once: its norm is that of the sum
             parts.setdefault(isinstance(p.grad, DTensor), []).append(p)
     norms = []
     for params in parts.values():
-        norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        grads = [p.grad.values() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:

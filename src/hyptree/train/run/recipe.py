@@ -17,6 +17,7 @@ from hyptree.config import build
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
+from hyptree.train.run.settings import EmbedSettings
 
 
 @dataclass
@@ -132,8 +133,10 @@ class LossSettings:
 
 @dataclass
 class OptimSettings:
-    """AdamW; its Riemannian form when the model has points among its parameters."""
+    """AdamW, or its Riemannian form when the model has points among its parameters; or plain SGD, likewise."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd has no moments: its steps are as long as the gradients say."""
     lr: float = 1e-3
     """Learning rate at the top of the schedule."""
     weight_decay: float = 0.05
@@ -150,9 +153,12 @@ class OptimSettings:
     """Learning rate of points on a manifold; lr by default."""
     curvature_lr: float | None = None
     """Learning rate of learned curvatures; lr by default."""
+    max_step: float | None = None
+    """Longest move of a point on a manifold in one step; null for no limit."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
+        positive = ("lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr", "max_step")
+        require_numbers(self, "a positive number", *positive)
         require_numbers(self, "at least 0", "weight_decay")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
@@ -170,6 +176,8 @@ class ScheduleSettings:
     """Optimiser steps; wins over epochs."""
     warmup: float = 0
     """Length of the linear warm-up, in the same unit."""
+    burn_in: float = 0
+    """Length of a stretch before it at a hundredth of the learning rate, in the same unit."""
     min_lr: float = 0.01
     """Where the learning rate ends, as a share of optim.lr."""
     power: float = 0.9
@@ -178,8 +186,11 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         require_numbers(self, "a positive number", "epochs", "steps", "power")
         length = self.epochs if self.steps is None else self.steps
-        if not 0 <= self.warmup <= length:
-            raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
+        if not 0 <= self.burn_in < length:
+            raise ValueError(f"burn_in must be from 0 to below the length of the run ({length:g}), got {self.burn_in:g}")
+        if not 0 <= self.warmup <= length - self.burn_in:
+            rest = "what burn_in leaves of the run" if self.burn_in else "the length of the run"
+            raise ValueError(f"warmup must be from 0 to {rest} ({length - self.burn_in:g}), got {self.warmup:g}")
         if not 0 <= self.min_lr <= 1:
             raise ValueError(f"min_lr is a share of optim.lr, from 0 to 1, got {self.min_lr}")
 
@@ -245,7 +256,7 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab or openvocab_detect."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
@@ -254,6 +265,8 @@ class Recipe:
     """What is trained."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
+    embed: EmbedSettings = field(default_factory=EmbedSettings)
+    """Which hierarchy is embedded and how, for the task embed; data.batch_size then counts nodes."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -296,8 +309,9 @@ class Recipe:
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
-"""What the task language reads of ``data``, or may be left there from a recipe of pictures."""
-_SECTIONS = {"text": "language"}
+"""What the tasks without pictures read of ``data``, or may be left there from a recipe of pictures."""
+_OF_PICTURES = tuple(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)
+_SECTIONS = {"text": "language", "embed": "embed"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -306,7 +320,12 @@ _NOT_READ = {
     "openvocab_detect": ("loss", "data.crop_pct", *_MIXES),
     "openvocab": ("loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("loss", "data.augment.scale_jitter", *_MIXES),
-    "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
+    "language": ("loss", "model.head", *_OF_PICTURES),
+    "embed": (
+        *("loss", "optim.weight_decay", "optim.layer_decay", "optim.curvature_lr", *_OF_PICTURES),
+        *(f"model.{f.name}" for f in fields(ModelSettings) if f.name not in ("name", "backbone")),
+        *("run.precision", "run.grad_checkpointing", "run.compile", "run.channels_last"),
+    ),
 }
 """Other keys and sections that mean nothing to a task."""
 
@@ -331,6 +350,8 @@ FREE_TO_CHANGE = {
     "text.path",
     "text.val_path",
     "text.cache",
+    "embed.edges",
+    "embed.num_ranked",
     "run.device",
     "run.threads",
     "run.parallel",
