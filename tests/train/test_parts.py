@@ -16,6 +16,7 @@ from hyptree.config import load, to_yaml
 from hyptree.errors import UserError
 from hyptree.geometry import Lorentz, PointModule
 from hyptree.optim import RiemannianAdamW
+from hyptree.optim import param_groups as library_groups
 from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.loop import fit
 from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
@@ -138,6 +139,29 @@ def test_points_and_curvatures_get_groups_of_their_own():
     rates = {g["kind"]: g["lr"] for g in optimizer.param_groups}
     assert rates == pytest.approx({"plain": 0.05, "points": 0.1, "curvature": 0.005})
     assert type(build_optimizer(tiny.Net(), OptimSettings())) is torch.optim.AdamW
+
+
+def test_curvatures_under_names_of_their_own_get_that_rate_too():
+    from hyptree.lm.experts.mixture import ExpertStack
+    from hyptree.models.himapper.plain import TreeSpace
+
+    stack = ExpertStack(2, 4, 8, 1.0, [0.5, 1.5], bias=True, norm=True, eps=1e-6)
+    model = nn.ModuleDict({"stack": stack, "space": TreeSpace(8, 4)})
+    own = [stack.log_curvature, model["space"].log_c]
+    groups = [g for g in param_groups(model, OptimSettings(lr=0.1, curvature_lr=0.02)) if g["kind"] == "curvature"]
+    assert [id(p) for g in groups for p in g["params"]] == [id(p) for p in own]
+    assert all(g["lr_scale"] == pytest.approx(0.2) and g["weight_decay"] == 0 for g in groups)
+    scales = {id(p): g["lr_scale"] for g in param_groups(model, OptimSettings(lr=0.1)) for p in g["params"]}
+    assert [scales[id(p)] for p in own] == [0.1, 1.0]  # without it, what the layer says about itself
+    named = {g["name"]: g for g in library_groups(model, lr=0.1, curvature_lr=0.02)}
+    assert len(named["curvature"]["params"]) == 2 and named["curvature"]["lr"] == 0.02
+
+
+def test_a_rate_for_what_the_model_has_not_is_said():
+    with pytest.warns(UserWarning, match=r"optim\.curvature_lr 0\.01 has no effect: .* no learned curvature"):
+        build_optimizer(tiny.Net(), OptimSettings(curvature_lr=0.01))
+    with pytest.warns(UserWarning, match=r"optim\.point_lr 0\.01 has no effect: this model has no point"):
+        build_optimizer(tiny.Net(), OptimSettings(point_lr=0.01))
 
 
 def test_timm_models_say_what_is_not_decayed_and_which_layer_is_where():
