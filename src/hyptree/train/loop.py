@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -130,6 +131,12 @@ class Trainer:
         """Samples of an optimiser step in the task's unit, over all processes."""
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
+        if folder.holds_run:
+            kept, now = folder.dataset(), json.loads(json.dumps(self.data))
+            if changed := [name for name in kept | now if kept.get(name) != now.get(name)]:
+                raise UserError(
+                    f"cannot resume {folder.path}: it was made with other data ({', '.join(changed)}); give the same data"
+                )
         self.model = self._build_model()
         self.progress = RunState()
 

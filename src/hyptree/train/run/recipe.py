@@ -187,7 +187,9 @@ class ScheduleSettings:
         require_numbers(self, "a positive number", "epochs", "steps", "power")
         length = self.epochs if self.steps is None else self.steps
         if not 0 <= self.burn_in < length:
-            raise ValueError(f"burn_in must be from 0 to below the length of the run ({length:g}), got {self.burn_in:g}")
+            raise ValueError(
+                f"burn_in must be from 0 to below the length of the run ({length:g}), got {self.burn_in:g}"
+            )
         if not 0 <= self.warmup <= length - self.burn_in:
             rest = "what burn_in leaves of the run" if self.burn_in else "the length of the run"
             raise ValueError(f"warmup must be from 0 to {rest} ({length - self.burn_in:g}), got {self.warmup:g}")

@@ -33,7 +33,7 @@ class Embed(Task):
     """One loss for all pairs of a batch of nodes and their ancestors; ranks of ancestors, distortion, radii."""
 
     metric = "map"
-    unit = "node"
+    unit = "nodes"
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
@@ -45,6 +45,8 @@ class Embed(Task):
             raise UserError("embed.loss cones needs a hyperbolic space, got model.name euclidean; use lorentz")
         self.manifold = make_manifold(recipe.model.name, recipe.embed.curvature)
         self.hierarchy: Hierarchy | None = None
+        self._is_read = False
+        """Whether it comes from its file, not from the folder of a run."""
         self.shares = 1
         """Parts of a batch over all processes: the loss is a sum over them, and the loop takes their mean."""
 
@@ -52,15 +54,21 @@ class Embed(Task):
 
     def build_dataset(self, split: str) -> Hierarchy:
         """The hierarchy; all its nodes and pairs belong to every split."""
-        settings = self.settings
-        if self.hierarchy is None:
-            if settings.edges is None:
-                tree = class_tree()
-                child = np.flatnonzero(tree.parent >= 0)
-                self.hierarchy = make_hierarchy(list(tree.label or ()), np.stack([child, tree.parent[child]], 1))
-            else:
-                self.hierarchy = read_hierarchy(settings.edges, closure=settings.closure, header=settings.header)
+        path, kept = self.settings.edges, self.hierarchy
+        if not self._is_read and (kept is None or path is None or path.exists()):
+            self._is_read, self.hierarchy = True, self._read()
+            if kept is not None and kept.digest() != self.hierarchy.digest():
+                raise UserError(f"{path} is not the hierarchy that was embedded; give that one, or none to do without")
+        assert self.hierarchy is not None
         return self.hierarchy
+
+    def _read(self) -> Hierarchy:
+        settings = self.settings
+        if settings.edges is not None:
+            return read_hierarchy(settings.edges, closure=settings.closure, header=settings.header)
+        tree = class_tree()
+        child = np.flatnonzero(tree.parent >= 0)
+        return make_hierarchy(list(tree.label or ()), np.stack([child, tree.parent[child]], 1))
 
     def describe(self, dataset: Hierarchy) -> dict[str, Any]:
         """Names of the nodes, and all pairs."""
