@@ -39,8 +39,8 @@ class BuildChainsConfig:
     """Only so many captions."""
     seed: int = 0
     """Of the choice of contradictions."""
-    device: str = "cpu"
-    """cpu, cuda, ... for the models."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     overwrite: bool = False
     """Replace the file."""
 
