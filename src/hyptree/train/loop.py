@@ -131,11 +131,6 @@ class Trainer:
         """Samples of an optimiser step in the task's unit, over all processes."""
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
-        if folder.holds_run:
-            kept, now = folder.dataset(), json.loads(json.dumps(self.data))
-            if changed := [name for name in kept | now if kept.get(name) != now.get(name)]:
-                what = ", ".join(changed)
-                raise UserError(f"cannot resume {folder.path}: it was made with other data ({what}); give the same")
         self.model = self._build_model()
         self.progress = RunState()
 
@@ -314,6 +309,7 @@ class Trainer:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
             self._on_main(folder.start, self.recipe, self.data)
         else:
+            self.processes.together(self._check_data)
             checkpoint = self.processes.together(folder.load, name)
             where = str(folder.checkpoints / name)
             self.progress = RunState(**checkpoint.progress)
@@ -324,6 +320,16 @@ class Trainer:
                 self.ema.num_updates = self.progress.num_ema_updates
             self.notes.append(f"going on from step {self.progress.step} ({where})")
         self._on_main(folder.tidy, self.progress.step)
+
+    def _check_data(self) -> None:
+        """Refuse to go on with other data than the run was started with, where the task can tell."""
+        before, now = self.folder.dataset(), json.loads(json.dumps(self.data))
+        differs = [key for key in now if key in before and before[key] != now[key]]
+        if differs:
+            raise UserError(
+                f"cannot resume {self.folder.path}: its data had other {differs[0]} (dataset.json); give the same "
+                "data, or another --out for a new run"
+            )
 
     def _introduce(self) -> None:
         count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)

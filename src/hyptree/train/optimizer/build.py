@@ -1,4 +1,4 @@
-"""AdamW with timm's parameter groups, and with ours where the model has points or curvatures among its parameters."""
+"""AdamW or SGD with timm's parameter groups, and ours where a model has points or curvatures among its parameters."""
 
 from __future__ import annotations
 
@@ -91,26 +91,31 @@ def parameter_marks(model: nn.Module) -> Marks:
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
-    """``torch.optim.AdamW``, :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point, or SGD for both."""
+    """``torch.optim.AdamW`` or ``SGD``, or :mod:`hyptree.optim`'s Riemannian form when some parameter is a point."""
     groups = param_groups(model, settings, marks)
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    has_points = any(group["kind"] == "points" for group in groups)
+    of_kind = {"point_lr": "points", "max_step": "points", "curvature_lr": "curvature"}
+    for key, kind in of_kind.items():
+        value, name = getattr(settings, key), "point" if kind == "points" else "learned curvature"
+        if value is not None and all(group["kind"] != kind for group in groups):
+            warnings.warn(f"optim.{key} {value:g} has no effect: this model has no {name}", stacklevel=2)
     if settings.name == "sgd":
+        options: dict[str, Any] = {"lr": settings.lr, "momentum": settings.momentum}
+        if not has_points:
+            return torch.optim.SGD(groups, **options)
         from hyptree.optim import RiemannianSGD
 
-        return RiemannianSGD(groups, settings.lr, max_step=settings.max_step)
-    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    for key, kind, name in (("point_lr", "points", "point"), ("curvature_lr", "curvature", "learned curvature")):
-        rate = getattr(settings, key)
-        if rate is not None and all(group["kind"] != kind for group in groups):
-            warnings.warn(f"optim.{key} {rate:g} has no effect: this model has no {name}", stacklevel=2)
-    parameters = [p for group in groups for p in group["params"]]
-    # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
-    fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
-    if any(group["kind"] == "points" for group in groups):
+        return RiemannianSGD(groups, **options, max_step=settings.max_step)
+    options = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    if has_points:
         from hyptree.optim import RiemannianAdamW
 
         return RiemannianAdamW(groups, **options, max_step=settings.max_step)
+    parameters = [p for group in groups for p in group["params"]]
+    # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
+    fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
     return torch.optim.AdamW(groups, fused=fused or None, **options)
 
 

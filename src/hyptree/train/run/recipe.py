@@ -133,10 +133,10 @@ class LossSettings:
 
 @dataclass
 class OptimSettings:
-    """AdamW, or its Riemannian form when the model has points among its parameters; or plain SGD, likewise."""
+    """AdamW or SGD; their Riemannian form when the model has points among its parameters."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    """sgd has no moments: its steps are as long as the gradients say."""
+    """sgd reads momentum, adamw reads betas and eps."""
     lr: float = 1e-3
     """Learning rate at the top of the schedule."""
     weight_decay: float = 0.05
@@ -145,6 +145,8 @@ class OptimSettings:
     """Memory of the two moments."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
+    momentum: float = 0.9
+    """Of sgd."""
     layer_decay: float | None = None
     """Learning rate of a layer relative to the one above it, e.g. 0.75 for fine-tuning."""
     clip: float | None = 1.0
@@ -159,7 +161,7 @@ class OptimSettings:
     def __post_init__(self) -> None:
         positive = ("lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr", "max_step")
         require_numbers(self, "a positive number", *positive)
-        require_numbers(self, "at least 0", "weight_decay")
+        require_numbers(self, "at least 0", "weight_decay", "momentum")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -176,23 +178,20 @@ class ScheduleSettings:
     """Optimiser steps; wins over epochs."""
     warmup: float = 0
     """Length of the linear warm-up, in the same unit."""
-    burn_in: float = 0
-    """Length of a stretch before it at a hundredth of the learning rate, in the same unit."""
+    warmup_lr: float | None = None
+    """Constant learning rate of the warm-up, as a share of optim.lr, instead of a linear rise."""
     min_lr: float = 0.01
     """Where the learning rate ends, as a share of optim.lr."""
     power: float = 0.9
     """Of poly."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "epochs", "steps", "power")
+        require_numbers(self, "a positive number", "epochs", "steps", "power", "warmup_lr")
         length = self.epochs if self.steps is None else self.steps
-        if not 0 <= self.burn_in < length:
-            raise ValueError(
-                f"burn_in must be from 0 to below the length of the run ({length:g}), got {self.burn_in:g}"
-            )
-        if not 0 <= self.warmup <= length - self.burn_in:
-            rest = "what burn_in leaves of the run" if self.burn_in else "the length of the run"
-            raise ValueError(f"warmup must be from 0 to {rest} ({length - self.burn_in:g}), got {self.warmup:g}")
+        if not 0 <= self.warmup <= length:
+            raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
+        if self.warmup_lr is not None and self.warmup == length:
+            raise ValueError(f"warmup {self.warmup:g} at a constant rate is all of the run; 0 switches it off")
         if not 0 <= self.min_lr <= 1:
             raise ValueError(f"min_lr is a share of optim.lr, from 0 to 1, got {self.min_lr}")
 

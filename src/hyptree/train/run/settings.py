@@ -29,7 +29,8 @@ class EmbedSettings:
     negatives: int = 300
     """Negatives per positive; one sample of nodes serves all pairs of a step."""
     init: Literal["ancestors", "random"] = "ancestors"
-    """ancestors: nodes that share ancestors start in similar directions; random: around the origin, wants a burn-in."""
+    """ancestors: nodes that share ancestors start in similar directions; random: around the origin, wants a burn-in,
+    which is schedule.warmup: a stretch at schedule.warmup_lr with frequent ancestors as negatives."""
     margin: float = 0.1
     """cones: angle by which negatives must miss the cone, in radians."""
     aperture: float = 0.1
@@ -50,9 +51,11 @@ class EmbedSettings:
             "model.name": "lorentz",
             "optim.lr": 0.3 if self.loss == "distance" else 0.1,
             "optim.betas": [0.9, 0.99],
+            "optim.momentum": 0.0,
             "optim.clip": None,
             "optim.max_step": 0.5,
             "schedule.min_lr": 0.0,
+            "schedule.warmup_lr": 0.01,
             "run.threads": 1,
             "run.eval_every": 0.0,
             "run.save_every": 0.0,

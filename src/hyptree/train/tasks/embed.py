@@ -83,7 +83,7 @@ class Embed(Task):
         plan = Plan(len(dataset), recipe.data.batch_size, recipe.run.seed, train, rank, world_size)
         plan.check_share()
         batches = Batches(dataset, plan, self.settings, recipe.run.accumulate)
-        batches.burn_in = Schedule(recipe.schedule, batches.num_steps).num_burn_in_steps
+        batches.burn_in = Schedule(recipe.schedule, batches.num_steps).num_warmup_steps
         return batches
 
     def build_model(self, data: dict[str, Any]) -> ManifoldEmbedding:
