@@ -480,7 +480,14 @@ def test_a_run_is_evaluated_measured_and_drawn(edges, tmp_path, capsys):
     assert (out / "disk.png").read_bytes()[:4] == b"\x89PNG"
     assert run("tree", "draw", out, "--out", tmp_path / "a.svg") == 0
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert run("explain", out) == 0
+    page = (out / "index.html").read_text()
+    assert 'class="disk"' in page and page.count('class="node"') == 40 and f"{measured['map']:.3f}" in page
+    assert run("export", out, "--out", tmp_path / "points.safetensors") == 0
+    assert torch.equal(load_file(tmp_path / "points.safetensors")["weight"], points(out))
     capsys.readouterr()
+    assert run("export", out, "--format", "torch-export") == 2
+    assert "exported as safetensors, not torch-export" in capsys.readouterr().err
     for args in (["draw", out, "--names", -1], ["eval", out, "--samples", -1], ["show", edges, "--max-lines", -1]):
         assert run("tree", *args) == 2
         assert f"{args[-2]} must be at least 0, got -1" in capsys.readouterr().err

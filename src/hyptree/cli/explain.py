@@ -62,6 +62,7 @@ def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of an embedded hierarchy (a run of the task embed): its tree on the Poincaré disk.
     Of a language model's run: how far from the origin its tokens lie, by frequency and by depth in WordNet.
     Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
 
@@ -83,8 +84,11 @@ def run(config: ExplainConfig) -> None:
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
-    if _is_language_run(config.model):
+    if _task_of(config.model) == "language":
         print(_page_of_tokens(config))
+        return
+    if _task_of(config.model) == "embed":
+        print(_page_of_embedding(config))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
@@ -111,6 +115,7 @@ def run(config: ExplainConfig) -> None:
 _READ = {
     "encoders": ("images", "out", "pictures", "texts", "head", "pairs", "geometry", "random_init"),
     "language models": ("out", "wordnet", "rival", "samples"),
+    "embedded hierarchies": ("out",),
     "tables of clusters": ("table", "size", "samples", "target", "heads", "rival", "json"),
     "pages of pictures": ("images", "out", "size", "pictures"),
 }
@@ -127,11 +132,12 @@ def _require_read(config: ExplainConfig, kind: str) -> None:
             raise UserError(f"{shown} for {where}, not for {kind}; leave {what} out")
 
 
-def _is_language_run(model: str) -> bool:
+def _task_of(model: str) -> str | None:
+    """What a run trained; None where the model is no run."""
     from hyptree.runs import RunFolder
 
     folder = RunFolder(model)
-    return folder.holds_run and folder.settings().get("task") == "language"
+    return folder.settings().get("task") if folder.holds_run else None
 
 
 def _page_of_tokens(config: ExplainConfig) -> Path:
@@ -139,6 +145,13 @@ def _page_of_tokens(config: ExplainConfig) -> Path:
 
     _require_read(config, "language models")
     return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
+
+
+def _page_of_embedding(config: ExplainConfig) -> Path:
+    from hyptree.train.explain import page_of_embedding
+
+    _require_read(config, "embedded hierarchies")
+    return page_of_embedding(config.model, config.out)
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:

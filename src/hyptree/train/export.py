@@ -48,6 +48,8 @@ def export(
         require("onnxscript", "onnx")
     model, recipe = load_model(run)
     kind = {"language": "a language model", "contrast": "a CLIP"}.get(recipe.task)
+    if recipe.task == "embed" and format != "safetensors":
+        raise UserError(f"points of a hierarchy are exported as safetensors, not {format}")
     if kind is not None and format != "safetensors":
         raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
+from hyptree.tree import Tree
 from hyptree.vlm.radial.order import spearman
 
 
@@ -81,10 +82,8 @@ def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int =
     return result
 
 
-def as_tree(embedding: Embedding) -> Any:
+def as_tree(embedding: Embedding) -> Tree:
     """The hierarchy as a ``Tree`` with the names as labels: of several parents the most specific one is kept."""
-    from hyptree.tree import Tree
-
     pairs = embedding.pairs.cpu().numpy()
     if len(np.unique(pairs)) == len(embedding.names):
         return Tree.from_edges(pairs).relabel(embedding.names)
@@ -133,17 +132,24 @@ def disk_points(embedding: Embedding) -> np.ndarray:
     return poincare.from_lorentz(lorentz.expmap0(direction * radius * s)).numpy()
 
 
+def disk_tree(embedding: Embedding, max_nodes: int) -> tuple[Tree, np.ndarray]:
+    """The tree and its :func:`disk_points`; of more than ``max_nodes`` nodes those with the most descendants."""
+    tree, points = as_tree(embedding), disk_points(embedding)
+    if tree.num_nodes > max_nodes:
+        keep = np.sort(np.argsort(-tree.subtree_sizes, kind="stable")[:max_nodes])
+        tree, points = tree.take(keep), points[keep]
+    return tree, points
+
+
 def draw_disk(embedding: Embedding, path: Path | str, *, names: bool | int = 24, max_nodes: int = 3000) -> None:
     """Write a picture of the embedding on the Poincaré disk, with the edges of its tree.
 
     Of more than ``max_nodes`` nodes those with the most descendants are drawn.
     """
-    dim, n = embedding.points.shape[1], len(embedding.names)
-    tree, points = as_tree(embedding), disk_points(embedding)
+    n, dim = embedding.points.shape
+    tree, points = disk_tree(embedding, max_nodes)
     title = f"{n:,} nodes, {type(embedding.manifold).__name__}, {dim} dimensions"
     if n > max_nodes:
-        keep = np.sort(np.argsort(-tree.subtree_sizes, kind="stable")[:max_nodes])
-        tree, points = tree.take(keep), points[keep]
         title += f", the {max_nodes:,} largest"
     if dim > 2:
         title += ", true radius, directions projected"
