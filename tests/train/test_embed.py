@@ -37,7 +37,7 @@ from tests.train.test_distributed import _be_rank, in_two
 from tests.train.test_resume import _newest, dying_before_step
 
 ROOT = Path(__file__).parents[2]
-WORDNET = ROOT.parent / "shared" / "data" / "wordnet"
+WORDNET = Path(os.environ.get("HYPTREE_DATA", ROOT.parent / "shared" / "data")) / "wordnet"
 GOLDEN = json.loads((Path(__file__).parent / "golden_embed.json").read_text())
 
 
@@ -314,7 +314,7 @@ def test_a_step_costs_no_more_in_a_large_table(tmp_path):
         assert max(event.self_cpu_memory_usage for event in seen.events()) < 8 * n
 
 
-@pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files in ../shared/data")
+@pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files; set HYPTREE_DATA")
 def test_wordnet_mammals_in_five_dimensions(tmp_path):
     file = WORDNET / "mammal_closure.tsv.gz"
     given = load(Recipe, ROOT / "recipes/embed_mammals.yaml", [f"embed.edges={file}", "run.device=cpu", "run.seed=1"])
@@ -325,7 +325,7 @@ def test_wordnet_mammals_in_five_dimensions(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files in ../shared/data")
+@pytest.mark.skipif(not WORDNET.is_dir(), reason="needs the WordNet files; set HYPTREE_DATA")
 def test_wordnet_nouns_in_bounded_memory(tmp_path):
     code = (
         "import resource, sys; from hyptree.cli import main; "

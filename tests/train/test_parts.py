@@ -53,6 +53,7 @@ def test_recipe_survives_yaml(tmp_path):
         ("run.accumulate=3", "data.batch_size 128 must be a multiple of run.accumulate 3"),
         ("run.precision=fp16", "run.precision must be one of fp32, bf16, got 'fp16'"),
         ("run.seed=-1", "seed must be from 0"),
+        ("optim.momentum=0.5", "momentum means nothing to adamw; leave it out"),
     ],
 )
 def test_a_wrong_recipe_is_one_clear_line(override, message):
@@ -330,7 +331,9 @@ class GardenSettings:
     plant: str = "oak"
 
     def common_defaults(self) -> dict[str, Any]:
-        return {"optim.lr": 1e-7 if self.plant == "oak" else 1e-4, "optim.clip": None, "data.batch_size": 8}
+        rate = 1e-7 if self.plant == "oak" else 1e-4
+        own = {"optim.betas": [0.8, 0.9], "optim.momentum": 0.0}  # of two optimisers: one of them is given
+        return {"optim.lr": rate, "optim.clip": None, "data.batch_size": 8, **own}
 
 
 @dataclass
@@ -352,6 +355,8 @@ def test_a_task_has_its_own_defaults_for_common_keys_that_are_not_given(tmp_path
     recipe = load(GardenRecipe, None, ["task=garden", *lines])
     assert (recipe.optim.lr, recipe.optim.clip, recipe.data.batch_size) == (rate, clip, size)
     assert recipe.optim.eps == 1e-8
+    assert recipe.optim.betas == ((0.9, 0.999) if recipe.task == "classify" else (0.8, 0.9))
+    assert load(GardenRecipe, None, ["task=garden", "optim.name=sgd"]).optim.momentum == 0.0
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     assert load(GardenRecipe, tmp_path / "recipe.yaml") == recipe
     with pytest.raises(UserError, match="optim must be a section of keys, got 3"):

@@ -131,6 +131,10 @@ class LossSettings:
     """Share of the target that is spread over all classes."""
 
 
+_OF_OTHERS = {"adamw": ("momentum",), "sgd": ("betas", "eps")}
+"""By optimiser, what only the other one reads."""
+
+
 @dataclass
 class OptimSettings:
     """AdamW or SGD; their Riemannian form when the model has points among its parameters."""
@@ -162,6 +166,9 @@ class OptimSettings:
         positive = ("lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr", "max_step")
         require_numbers(self, "a positive number", *positive)
         require_numbers(self, "at least 0", "weight_decay", "momentum")
+        for key in _OF_OTHERS[self.name]:
+            if getattr(self, key) != getattr(OptimSettings, key):
+                raise ValueError(f"{key} means nothing to {self.name}; leave it out")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -282,7 +289,8 @@ class Recipe:
         """What a file and flags say, and for common keys that they leave out the task's own defaults.
 
         A task names them in the class of its section: ``common_defaults()`` of ``radial: RadialSettings`` gives dotted
-        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys.
+        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys. Keys of another
+        optimiser than the given one are left out.
         """
         task = str(data.get("task"))
         section: Any = {f.name: f.default_factory for f in fields(cls)}.get(task)
@@ -291,7 +299,9 @@ class Recipe:
         for key, value in build(section, data.get(task), task, source).common_defaults().items():
             place, name = key.split(".")
             keys = data.get(place) or {}
-            if isinstance(keys, Mapping):
+            if not isinstance(keys, Mapping):  # which is refused when it is read
+                continue
+            if place != "optim" or name not in _OF_OTHERS.get(str(keys.get("name", "adamw")), ()):
                 data = {**data, place: {name: value, **keys}}
         return data
 

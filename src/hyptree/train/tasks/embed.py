@@ -79,6 +79,8 @@ class Embed(Task):
         self, dataset: Hierarchy, train: bool, *, rank: int = 0, world_size: int = 1, skipped: Any = None
     ) -> Batches:
         recipe = self.recipe
+        if world_size > 1 and self.on_gpu:
+            raise UserError("NCCL shares no sparse gradients: the task embed takes one GPU, or several --run.device cpu")
         self.shares = recipe.run.accumulate * world_size
         plan = Plan(len(dataset), recipe.data.batch_size, recipe.run.seed, train, rank, world_size)
         plan.check_share()
