@@ -80,7 +80,7 @@ class Embed(Task):
     ) -> Batches:
         recipe = self.recipe
         if world_size > 1 and self.on_gpu:
-            raise UserError("NCCL shares no sparse gradients: the task embed takes one GPU, or several --run.device cpu")
+            raise UserError("GPUs share no sparse gradients: start the task embed on one, or with --run.device cpu")
         self.shares = recipe.run.accumulate * world_size
         plan = Plan(len(dataset), recipe.data.batch_size, recipe.run.seed, train, rank, world_size)
         plan.check_share()
