@@ -66,13 +66,13 @@ VERBS: dict[str, str] = {
 
 GONE: dict[str, str] = {
     "vlm train-radial": "hyptree train recipes/radial_world.yaml --model.name MODEL",
-    "vlm train-fewshot": "hyptree train recipes/fewshot_world.yaml --model.name MODEL",
+    "vlm train-fewshot": "hyptree train fewshot_world --model.name MODEL",
     "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
     "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
 }
 """What to type instead of a verb that is no more. A verb that is there is not looked up."""
 
-SHARED = ("train", "eval", "lab sweep", "vlm train-scale")
+SHARED = ("train", "eval", "lab sweep")
 """Verbs whose work several processes (torchrun) share. Of any other each would do all, and write over the others."""
 
 Command = Callable[[Any], "int | None"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,6 +76,8 @@ def run(config: ExplainConfig) -> None:
         require_path(path)
     if config.wordnet is not None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
+    if _task_of(config.model) in ("contrast", "radial"):
+        config = replace(config, model=f"hf:{config.model}", out=config.out or Path(config.model) / "index.html")
     if is_encoder(config.model):
         check_spec(config.model)
         _require_read(config, "encoders")
@@ -98,8 +100,6 @@ def run(config: ExplainConfig) -> None:
         _print_table(config, subject)
         return
     is_run = subject.task is not None
-    if subject.task == "contrast":
-        raise UserError(f"{config.model} is a run of a CLIP, an encoder; give hyptree explain hf:{config.model}")
     if not config.images and not is_run:
         raise UserError(f"give pictures to explain, e.g. hyptree explain {config.model} photo.jpg")
     if config.images:

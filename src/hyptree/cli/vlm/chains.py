@@ -26,7 +26,7 @@ class BuildChainsConfig:
     wordnet: Path
     """Folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz)."""
     out: Path = Path("chains.csv")
-    """CSV to write, as train-radial reads it."""
+    """CSV to write, as radial.chains of a recipe reads it."""
     generator: str | None = None
     """Language model that writes more general captions: a folder of transformers or a name on the hub. [WordNet]"""
     entailment: str | None = None

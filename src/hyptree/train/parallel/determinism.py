@@ -24,11 +24,11 @@ def seed_all(*words: int) -> None:
 
 
 @contextmanager
-def deterministic(wanted: bool, strict: bool = False) -> Iterator[None]:
+def deterministic(wanted: bool) -> Iterator[None]:
     """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too.
 
     The gradient of fused attention is an exception, of which torch warns: it has a fixed order only where an operation
-    without one is an error, as with ``strict``, which would end the runs of other models.
+    without one is an error, which would end the runs of other models.
     """
     if not wanted:
         yield
@@ -37,7 +37,7 @@ def deterministic(wanted: bool, strict: bool = False) -> Iterator[None]:
     options: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill, benchmark = options.fill_uninitialized_memory, torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     options.fill_uninitialized_memory = False  # costs a pass over every new tensor
     torch.backends.cudnn.benchmark = False
     try:

@@ -18,6 +18,7 @@ from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
 from hyptree.train.run.settings import EmbedSettings
+from hyptree.vlm.radial.settings import RadialSettings
 
 
 @dataclass
@@ -234,6 +235,8 @@ class RunSettings:
     """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
     eval_every: float = 1
     """Epochs between evaluations; 0 for only at the end."""
+    eval_first: bool = False
+    """Evaluate before the first step too: where fine-tuning starts from. Those weights are never the best."""
     save_every: float = 1
     """Epochs between checkpoints; 0 for only after evaluations."""
     save_steps: int | None = None
@@ -264,13 +267,15 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or embed."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial or embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
+    radial: RadialSettings = field(default_factory=RadialSettings)
+    """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
     embed: EmbedSettings = field(default_factory=EmbedSettings)
@@ -320,9 +325,10 @@ class Recipe:
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
-"""What the tasks without pictures read of ``data``, or may be left there from a recipe of pictures."""
-_OF_PICTURES = tuple(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)
-_SECTIONS = {"text": "language", "embed": "embed"}
+"""What language and embed read of ``data``, or may be left there from a recipe of pictures."""
+_OF_CHAINS = ("batch_size", "eval_batch_size", "num_train", "num_val", "seed")
+"""What the task radial reads of it."""
+_SECTIONS = {"text": "language", "radial": "radial", "embed": "embed"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -331,11 +337,16 @@ _NOT_READ = {
     "openvocab_detect": ("loss", "data.crop_pct", *_MIXES),
     "openvocab": ("loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("loss", "data.augment.scale_jitter", *_MIXES),
-    "language": ("loss", "model.head", *_OF_PICTURES),
+    "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
+    "radial": (
+        *("loss", "model.args", "model.head", "model.pretrained", "optim.layer_decay", "run.accumulate"),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_CHAINS),
+    ),
     "embed": (
-        *("loss", "optim.weight_decay", "optim.layer_decay", "optim.curvature_lr", *_OF_PICTURES),
-        *(f"model.{f.name}" for f in fields(ModelSettings) if f.name not in ("name", "backbone")),
+        *("loss", "optim.weight_decay", "optim.layer_decay", "optim.curvature_lr"),
         *("run.precision", "run.grad_checkpointing", "run.compile", "run.channels_last"),
+        *(f"model.{f.name}" for f in fields(ModelSettings) if f.name not in ("name", "backbone")),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT),
     ),
 }
 """Other keys and sections that mean nothing to a task."""
@@ -361,6 +372,8 @@ FREE_TO_CHANGE = {
     "text.path",
     "text.val_path",
     "text.cache",
+    "radial.chains",
+    "radial.held_out",
     "embed.edges",
     "embed.num_ranked",
     "run.device",

@@ -20,6 +20,7 @@ TASKS: dict[str, str] = {
     "openvocab": "hyptree.train.tasks.openvocab:OpenVocab",
     "openvocab_detect": "hyptree.train.tasks.openvocab_detect:OpenVocabDetect",
     "embed": "hyptree.train.tasks.embed:Embed",
+    "radial": "hyptree.train.tasks.radial:Radial",
 }
 
 
