@@ -62,6 +62,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """An interpreter that ends wants to look at everything."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     """A seed made from the test's own name: stable from run to run, different from test to test.
