@@ -63,6 +63,7 @@ def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of an embedded hierarchy (a run of the task embed): its tree on the Poincaré disk.
     Of a language model's run: how far from the origin its tokens lie, by frequency and by depth in WordNet.
     Of an encoder (hf:..., open_clip:...) or of a few-shot run on one: how far captions lie from the root, and the tree
     class > attribute > image.
@@ -92,6 +93,9 @@ def run(config: ExplainConfig) -> None:
     if _task_of(config.model) == "language":
         print(_page_of_tokens(config))
         return
+    if _task_of(config.model) == "embed":
+        print(_page_of_embedding(config))
+        return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
 
@@ -115,6 +119,7 @@ def run(config: ExplainConfig) -> None:
 _READ = {
     "encoders": ("images", "out", "pictures", "texts", "head", "pairs", "geometry", "random_init"),
     "language models": ("out", "wordnet", "rival", "samples"),
+    "embedded hierarchies": ("out",),
     "tables of clusters": ("table", "size", "samples", "target", "heads", "rival", "json"),
     "pages of pictures": ("images", "out", "size", "pictures"),
 }
@@ -158,6 +163,13 @@ def _with_head(config: ExplainConfig) -> ExplainConfig:
     name, out = recipe.model.name, config.out or run / "index.html"
     name = name if is_encoder(name) else f"hf:{name}"
     return replace(config, model=name, head=run, out=out, random_init=recipe.fewshot.random_init)
+
+
+def _page_of_embedding(config: ExplainConfig) -> Path:
+    from hyptree.train.explain import page_of_embedding
+
+    _require_read(config, "embedded hierarchies")
+    return page_of_embedding(config.model, config.out)
 
 
 def _page_of_encoder(config: ExplainConfig) -> Path:

@@ -106,6 +106,18 @@ def page_of_tokens(
     return write_token_page(path, models)
 
 
+def page_of_embedding(run: Path | str, out: Path | str | None = None) -> Path:
+    """Writes the page of a run of the task ``embed``, by default ``index.html`` in its folder, and gives its path."""
+    from hyptree.evaluate.hierarchy.embedding import measure, sample_size
+    from hyptree.explore.pages.tree_demo import write_embedding_page
+    from hyptree.train.tasks.embed import load_embedding
+
+    embedding = load_embedding(run)
+    numbers = measure(embedding, num_samples=sample_size(len(embedding.names), None))
+    path = Path(out) if out is not None else Path(run) / "index.html"
+    return write_embedding_page(path, embedding, numbers, RunFolder(run).read_metrics())
+
+
 def _find_wordnet(folder: Path | str | None) -> Path | None:
     if folder is not None:
         if not Path(folder).is_dir():

@@ -57,6 +57,8 @@ def export(
         model.check_base()  # type: ignore[operator]
         return handle.save(_fresh(out or run / "adapter")), None
     kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
+    if recipe.task == "embed" and format != "safetensors":
+        raise UserError(f"points of a hierarchy are exported as safetensors, not {format}")
     if kind is not None and format != "safetensors":
         raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
     if recipe.task == "fewshot" and format != "safetensors":

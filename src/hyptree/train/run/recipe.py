@@ -17,6 +17,7 @@ from hyptree.config import build
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
+from hyptree.train.run.settings import EmbedSettings
 from hyptree.vlm.lathadapter.settings import FewShotSettings
 from hyptree.vlm.radial.settings import RadialSettings
 
@@ -132,6 +133,10 @@ class LossSettings:
     """Share of the target that is spread over all classes."""
 
 
+_OF_OTHERS = {"adamw": ("momentum",), "sgd": ("betas", "eps")}
+"""By optimiser, what only the other one reads."""
+
+
 @dataclass
 class OptimSettings:
     """AdamW or SGD; their Riemannian form when the model has points among its parameters."""
@@ -156,11 +161,14 @@ class OptimSettings:
     """Learning rate of points on a manifold; lr by default."""
     curvature_lr: float | None = None
     """Learning rate of learned curvatures; lr by default."""
+    max_step: float | None = None
+    """Longest move of a point on a manifold in one step; null for no limit."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
+        positive = ("lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr", "max_step")
+        require_numbers(self, "a positive number", *positive)
         require_numbers(self, "at least 0", "weight_decay", "momentum")
-        for key in ("betas", "eps") if self.name == "sgd" else ("momentum",):
+        for key in _OF_OTHERS[self.name]:
             if getattr(self, key) != getattr(OptimSettings, key):
                 raise ValueError(f"{key} means nothing to {self.name}; leave it out")
         if self.layer_decay is not None and self.layer_decay > 1:
@@ -260,7 +268,8 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot or
+    embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
@@ -273,6 +282,8 @@ class Recipe:
     """How a head learns from few pictures and what it is tested on, for the task fewshot."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
+    embed: EmbedSettings = field(default_factory=EmbedSettings)
+    """Which hierarchy is embedded and how, for the task embed; data.batch_size then counts nodes."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -287,7 +298,8 @@ class Recipe:
         """What a file and flags say, and for common keys that they leave out the task's own defaults.
 
         A task names them in the class of its section: ``common_defaults()`` of ``radial: RadialSettings`` gives dotted
-        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys.
+        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys. Keys of another
+        optimiser than the given one are left out.
         """
         task = str(data.get("task"))
         section: Any = {f.name: f.default_factory for f in fields(cls)}.get(task)
@@ -296,7 +308,9 @@ class Recipe:
         for key, value in build(section, data.get(task), task, source).common_defaults().items():
             place, name = key.split(".")
             keys = data.get(place) or {}
-            if isinstance(keys, Mapping):
+            if not isinstance(keys, Mapping):  # which is refused when it is read
+                continue
+            if place != "optim" or name not in _OF_OTHERS.get(str(keys.get("name", "adamw")), ()):
                 data = {**data, place: {name: value, **keys}}
         return data
 
@@ -315,10 +329,10 @@ class Recipe:
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
-"""What the task language reads of ``data``, or may be left there from a recipe of pictures."""
+"""What language and embed read of ``data``, or may be left there from a recipe of pictures."""
 _OF_CHAINS = ("batch_size", "eval_batch_size", "num_train", "num_val", "seed")
 """What the task radial reads of it."""
-_SECTIONS = {"text": "language", "radial": "radial", "fewshot": "fewshot"}
+_SECTIONS = {"text": "language", "radial": "radial", "embed": "embed", "fewshot": "fewshot"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -335,6 +349,12 @@ _NOT_READ = {
     "radial": (
         *("loss", "model.args", "model.head", "model.pretrained", "optim.layer_decay", "run.accumulate"),
         *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_CHAINS),
+    ),
+    "embed": (
+        *("loss", "optim.weight_decay", "optim.layer_decay", "optim.curvature_lr"),
+        *("run.precision", "run.grad_checkpointing", "run.compile", "run.channels_last"),
+        *(f"model.{f.name}" for f in fields(ModelSettings) if f.name not in ("name", "backbone")),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT),
     ),
 }
 """Other keys and sections that mean nothing to a task."""
@@ -362,6 +382,8 @@ FREE_TO_CHANGE = {
     "text.cache",
     "radial.chains",
     "radial.held_out",
+    "embed.edges",
+    "embed.num_ranked",
     "fewshot.cache",
     "run.device",
     "run.threads",
