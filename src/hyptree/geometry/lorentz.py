@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hyptree.geometry import row_forms
 from hyptree.geometry.core import debug
 from hyptree.geometry.core.numerics import (
     Scalar,
@@ -90,7 +91,7 @@ def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- exponential, logarithm
 
 
-@geometric("point")
+@geometric("point", form=row_forms.lorentz_expmap0)
 def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Exponential map at the origin, ``sinh(s|v|)/(s|v|) v``; ``|v|`` is the hyperbolic distance of the result.
 
@@ -118,7 +119,7 @@ def dist0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     return (asinh(s * safe_norm(x)) / s).squeeze(-1)
 
 
-@geometric("point")
+@geometric("point", form=row_forms.lorentz_expmap)
 def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Point reached from ``x`` along the geodesic with initial velocity ``v``.
 
@@ -164,7 +165,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     return cap_norm(y, longest)
 
 
-@geometric("scalar")
+@geometric("scalar", form=row_forms.lorentz_dist)
 def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, to the last digits for points that nearly coincide and for points far apart.
 
@@ -193,7 +194,7 @@ def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     return (sqsinh_half(x, y, c) * (4 / c)).squeeze(-1).to(x.dtype)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.lorentz_logmap)
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``, as long as their distance."""
     s = root(wide(c))
@@ -215,7 +216,7 @@ def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
 # ------------------------------------------------------------------------------------------------ transport, isometry
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.lorentz_transport)
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
     s = root(wide(c))
