@@ -51,16 +51,17 @@ def _cosh_minus_1(A: Numbers, B: Numbers, D: Numbers) -> tuple[Numbers, Numbers,
     return excess - D, tt, excess
 
 
-def _lorentz_dist(A: Numbers, B: Numbers, D: Numbers, narrow: bool = False) -> _Result:
+def _lorentz_dist(A: Numbers, B: Numbers, D: Numbers) -> _Result:
     h, tt, excess = _cosh_minus_1(A, B, D)
-    sinh = np.sqrt(h * (h + 2))
+    narrow = h.dtype == np.float32  # whose squares may overflow
+    sinh = np.sqrt(h) * np.sqrt(h + 2) if narrow else np.sqrt(h * (h + 2))
 
     def pull(g: Numbers) -> tuple[Numbers, ...]:
         g = g / sinh
         half, ratio = g * 0.5, tt / (A + 1)
         return half * ratio, half / ratio, -g
 
-    return (np.log1p(h + sinh),), h > excess * (0.4 if narrow else 1e-8), pull
+    return (np.log1p(h + sinh),), h > excess * (0.5 if narrow else 1e-8), pull
 
 
 def _lorentz_logmap(A: Numbers, B: Numbers, D: Numbers) -> _Result:

@@ -97,7 +97,9 @@ def _by_rows(
     form: rows.RowForm, fn: Callable[..., Tensor], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
 ) -> Tensor | None:
     """The result by the fast form if the arguments, of which ``c`` may be missing, are what it takes."""
-    given = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+    given = args
+    if kwargs:
+        given = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
     points, c = (given[:-1], given[-1]) if len(given) == len(names) else (given, 1.0)
     if len(points) != len(names) - 1 or len(given) != len(args) + len(kwargs) or not rows.fits(points, c):
         return None

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Numbers = NDArray[np.float64]
-"""One number per row (N,), or, inside this module, rows (N, n)."""
+Numbers = NDArray[Any]
+"""One number per row (N,), float64 but where a form says that float32 will do; in this module also rows (N, n)."""
 Pull = Callable[..., tuple[Numbers, ...]]
 """From the gradients of the outputs of a form to those of its sums."""
 Plain = Callable[..., Tensor]
@@ -43,11 +43,22 @@ class RowForm(NamedTuple):
     is_length: bool = False
     """The value is a length, which scales as ``1/sqrt(c)``."""
     narrow: bool = False
-    """``compute`` knows which rows it may trust with sums in float32, given ``narrow=True``."""
+    """``compute`` also takes sums in float32, and knows which rows it may trust with them."""
 
 
-_Evaluated = tuple[Any, list[Numbers], tuple[Any, ...], Any, Pull]
-"""Curvature, sums, outputs, trusted rows and derivative of a piece."""
+class _Piece(NamedTuple):
+    """Some of the rows, and all that their numbers per row give."""
+
+    where: Any
+    """A slice, or the indices of rows that float32 sums could not serve."""
+    narrow: bool
+    """The sums are in float32."""
+    c: Any
+    sums: list[Numbers]
+    outputs: tuple[Any, ...]
+    trusted: Any
+    pull: Pull
+
 
 _PIECE = 1 << 17  # numbers of one argument, one MiB in float64
 _SMALL = 1 << 12  # numbers for which memory costs nothing
@@ -62,7 +73,9 @@ def fits(rows: Sequence[Any], c: Any) -> bool:
         return False
     size = None
     for x in rows:
-        if type(x) not in _TENSORS or x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        if type(x) not in _TENSORS or x.dtype is not torch.float32 or not x.is_cpu:
+            return False
+        if x.layout is not torch.strided or x.is_neg():
             return False
         shape = x.shape
         if not shape or size not in (None, shape[-1]):
@@ -71,7 +84,8 @@ def fits(rows: Sequence[Any], c: Any) -> bool:
     if isinstance(c, Tensor):
         if type(c) not in _TENSORS or c.dtype is not torch.float32 or not c.is_cpu or (c.dim() and c.shape[-1] != 1):
             return False
-    elif not isinstance(c, float | int) or not _CURVATURES[0] <= c <= _CURVATURES[1]:
+        c = c.item() if c.numel() == 1 else 1.0  # one for each row is looked at with the rows
+    if not isinstance(c, float | int) or not _CURVATURES[0] <= c <= _CURVATURES[1]:
         return False
     return not (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -96,7 +110,7 @@ class _RowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, form: RowForm, plain: Plain, c: Tensor | float, *rows: Tensor) -> Tensor:
-        out, ctx.pieces, ctx.others = _forward(form, plain, rows, c)
+        out, ctx.pieces, ctx.left = _forward(form, plain, rows, c)
         ctx.form, ctx.plain, ctx.c = form, plain, None if isinstance(c, Tensor) else c
         ctx.save_for_backward(*rows, *([c] if isinstance(c, Tensor) else []))
         return out
@@ -119,7 +133,7 @@ def _plain_gradient(
     with torch.enable_grad():
         # One tensor given twice has two gradients here.
         given = [x.view_as(x) if isinstance(x, Tensor) else x for x in (c, *rows)]
-        wanted = [x for x, need in zip(given, needed, strict=True) if need]
+        wanted: Any = [x for x, need in zip(given, needed, strict=True) if need]
         out = plain(*given[1:], given[0])
         grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, materialize_grads=True))
     return [next(grads) if need else None for need in needed]
@@ -127,113 +141,116 @@ def _plain_gradient(
 
 def _flatten(rows: Sequence[Tensor], c: Tensor | float) -> tuple[list[Any], Any, torch.Size]:
     """The rows as matrices of one shape, the curvature as one number or one per row, and the shape of the rows."""
-    shape = rows[0].shape
-    arrays = [x.detach().numpy() for x in rows]
+    shape, per_row = rows[0].shape, False
     curvature: Any = c
     if isinstance(c, Tensor):
-        curvature = c.item() if c.numel() == 1 else c.detach().double().numpy()
-    per_row = isinstance(curvature, np.ndarray)
+        per_row = c.numel() != 1 or c.dim() > len(shape)
+        curvature = c.detach().numpy() if per_row else c.item()
     same = not per_row
     for x in rows:
         same = same and x.shape == shape
+    arrays = [x.detach() if x.requires_grad else x for x in rows]
     if not same:
-        batch = np.broadcast_shapes(*(x.shape[:-1] for x in arrays), curvature.shape[:-1] if per_row else ())
+        batch = torch.broadcast_shapes(*(x.shape[:-1] for x in rows), curvature.shape[:-1] if per_row else ())
         shape = torch.Size((*batch, shape[-1]))
-        arrays = [np.broadcast_to(x, shape) for x in arrays]
+        arrays = [x.expand(shape) for x in arrays]
         if per_row:
             curvature = np.broadcast_to(curvature, (*batch, 1)).reshape(-1)
-    if len(shape) != 2:
-        matrix = (math.prod(shape[:-1]), shape[-1])
-        arrays = [x.reshape(matrix) for x in arrays]
-    return arrays, curvature, shape
+    if len(shape) == 2:
+        return [x.numpy() for x in arrays], curvature, shape
+    return [x.numpy().reshape(math.prod(shape[:-1]), shape[-1]) for x in arrays], curvature, shape
 
 
-def _parts(x: Numbers, size: int) -> list[slice]:
-    """Pieces of the rows of ``x`` of about ``size`` numbers."""
-    step = max(1, size // max(1, x.shape[1]))
-    return [slice(start, start + step) for start in range(0, len(x), step)]
+def _parts(count: int, size: int, numbers: int) -> list[slice]:
+    """Pieces of ``count`` rows of ``size``, about as many numbers each."""
+    if count * size <= numbers:
+        return [slice(0, count)]
+    step = max(1, numbers // size)
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
-def _evaluate(form: RowForm, wide: Sequence[Numbers], curvature: Any, part: slice, **options: bool) -> _Evaluated:
-    """Curvature, sums, outputs, trust and derivative of a piece of the rows."""
-    c = curvature[part] if isinstance(curvature, np.ndarray) else curvature
-    sums = [np.vecdot(wide[i], wide[j]) * c for i, j in form.sums]
-    outputs, trusted, pull = form.compute(*sums, **options)
+def _read(arrays: Sequence[Numbers], where: Any, narrow: bool) -> list[Numbers]:
+    """Some of the rows, in float64 unless they are to stay as they are."""
+    if narrow:
+        return [x[where] for x in arrays]
+    if isinstance(where, slice):
+        return [_widen(i, x[where]) for i, x in enumerate(arrays)]
+    return [x[where].astype(np.float64) for x in arrays]
+
+
+def _evaluate(form: RowForm, rows: Sequence[Numbers], curvature: Any, where: Any, narrow: bool) -> _Piece:
+    """What the sums of some of the rows give."""
+    c = curvature
+    if isinstance(c, np.ndarray):
+        c = c[where].astype(rows[0].dtype)
+    sums = [np.vecdot(rows[i], rows[j]) * c for i, j in form.sums]
+    outputs, trusted, pull = form.compute(*sums)
     if form.is_length:
-        outputs = (outputs[0] / np.sqrt(c),)
+        outputs = (outputs[0] / _sqrt(c),)
     if isinstance(c, np.ndarray):
         trusted &= (c >= _CURVATURES[0]) & (c <= _CURVATURES[1])
-    return c, sums, outputs, trusted, pull
+    return _Piece(where, narrow, c, sums, outputs, trusted, pull)
+
+
+def _sqrt(c: Any) -> Any:
+    return np.sqrt(c) if isinstance(c, np.ndarray) else math.sqrt(c)
 
 
 def _forward(
     form: RowForm, plain: Plain, rows: Sequence[Tensor], c: Tensor | float
-) -> tuple[Tensor, list[_Evaluated], Any]:
+) -> tuple[Tensor, list[_Piece], Any]:
     """The result, what the backward pass needs, and which rows were left to the plain function."""
     arrays, curvature, shape = _flatten(rows, c)
     count, size = arrays[0].shape
-    result = rows[0].new_empty(shape[:-1] if form.is_length else shape)
-    out = result.numpy().reshape((count,) if form.is_length else (count, size))
-    pieces: list[_Evaluated] = []
-    others = []
+    out = np.empty(count if form.is_length else (count, size), np.float32)
+    pieces: list[_Piece] = []
+    narrow = form.narrow and count * size >= _NARROW and size <= _NARROW_SIZE
+    left: list[Any] = []
+    todo: list[Any] = _parts(count, size, 2 * _PIECE if narrow else _PIECE)
     with np.errstate(all="ignore"):
-        if form.narrow and count * size >= _NARROW and size <= _NARROW_SIZE:
-            for part in _parts(arrays[0], 2 * _PIECE):
-                _narrow(form, [x[part] for x in arrays], curvature, part, out[part], others)
-        else:
-            for part in _parts(arrays[0], _PIECE):
-                wide = [_widen(i, x[part]) for i, x in enumerate(arrays)]
-                piece = _evaluate(form, wide, curvature, part)
-                _, _, outputs, trusted, _ = piece
-                if form.is_length:
-                    out[part] = outputs[0]
-                else:
-                    _combine(outputs, wide, out[part])
-                if not trusted.all():
-                    others.append(np.flatnonzero(~trusted) + part.start)
+        while todo:
+            for where in todo:
+                read = _read(arrays, where, narrow)
+                piece = _evaluate(form, read, curvature, where, narrow)
                 pieces.append(piece)
-    index = np.concatenate(others) if others else None
+                if form.is_length:
+                    out[where] = piece.outputs[0]
+                else:
+                    _combine(piece.outputs, read, out, where)
+                if np.count_nonzero(piece.trusted) != len(piece.trusted):
+                    others = np.flatnonzero(~piece.trusted)
+                    left.append(others + where.start if isinstance(where, slice) else where[others])
+            # What float32 sums could not serve is done again in float64.
+            todo, left, narrow = ([np.concatenate(left)], [], False) if narrow and left else ([], left, False)
+    index = np.concatenate(left) if left else None
     if index is not None:
         with torch.no_grad():
             out[index] = plain(*(torch.from_numpy(x[index]) for x in arrays), _take(curvature, index, c)).numpy()
-    return result, pieces, index
+    return torch.from_numpy(out.reshape(shape[:-1] if form.is_length else shape)), pieces, index
 
 
-def _narrow(
-    form: RowForm, rows: Sequence[Numbers], curvature: Any, part: slice, out: Numbers, others: list[Any]
-) -> None:
-    """A piece of a function that is a length by sums in float32, and in float64 for the rows that need it."""
-    c = curvature[part] if isinstance(curvature, np.ndarray) else curvature
-    sums = [np.vecdot(rows[i], rows[j]).astype(np.float64) * c for i, j in form.sums]
-    (value,), trusted, _ = form.compute(*sums, narrow=True)
-    np.divide(value, np.sqrt(c), out=out, casting="same_kind")
-    if not trusted.all():
-        index = np.flatnonzero(~trusted)
-        again = [x[index].astype(np.float64) for x in rows]
-        k = c[index] if isinstance(c, np.ndarray) else c
-        _, _, outputs, trusted, _ = _evaluate(form, again, k, slice(None))
-        out[index] = outputs[0]
-        if not trusted.all():
-            others.append(index[~trusted] + part.start)
+class _Scratch(threading.local):
+    """Memory for pieces, kept for the next ones: asking the system for it anew costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, Numbers] = {}
 
 
-_scratch = threading.local()
+_scratch = _Scratch()
 
 
 def _buffer(which: int, shape: tuple[int, ...]) -> Numbers:
-    """Memory for a piece, kept for the next one: asking the system for it anew costs more than the arithmetic."""
+    """Memory for rows in float64; which one, so that rows of one piece do not share it."""
     size = shape[0] * shape[1]
     if size > _PIECE or size <= _SMALL:
         return np.empty(shape)
-    buffers = _scratch.__dict__
-    if which not in buffers:
-        buffers[which] = np.empty(_PIECE)
-    kept: Numbers = buffers[which][:size].reshape(shape)
-    return kept
+    if which not in _scratch.buffers:
+        _scratch.buffers[which] = np.empty(_PIECE)
+    return _scratch.buffers[which][:size].reshape(shape)
 
 
 def _widen(which: int, x: Numbers) -> Numbers:
-    """A piece in float64."""
+    """Rows in float64."""
     if x.size <= _SMALL:
         return x.astype(np.float64)
     wide = _buffer(which, x.shape)
@@ -241,18 +258,22 @@ def _widen(which: int, x: Numbers) -> Numbers:
     return wide
 
 
-def _combine(coefficients: Sequence[Numbers | float], rows: Sequence[Numbers], into: Numbers) -> None:
-    """``sum_i a_i r_i`` (N, n), added up in float64."""
-    total = torch.from_numpy(_buffer(-1, into.shape))
-    for i, (a, row) in enumerate(zip(coefficients, rows, strict=True)):
-        column, x = a if isinstance(a, float) else torch.from_numpy(a[:, None]), torch.from_numpy(row)
-        if i == 0:
-            torch.mul(x, column, out=total)
-        elif isinstance(a, float):
+def _combine(coefficients: Sequence[Any], rows: Sequence[Numbers], into: Numbers, where: Any) -> None:
+    """``into[where] = sum_i a_i r_i`` (N, n), added up in the dtype of the rows."""
+    direct = rows[0].dtype == into.dtype and isinstance(where, slice)
+    sum_array = into[where] if direct else _buffer(-1, rows[0].shape)
+    total: Any = None
+    for a, row in zip(coefficients, rows, strict=True):
+        x = torch.from_numpy(row)
+        column = torch.from_numpy(a[:, None]) if isinstance(a, np.ndarray) else a
+        if total is None:
+            total = torch.mul(x, column, out=torch.from_numpy(sum_array))
+        elif column is a:
             total.add_(x, alpha=a)
         else:
             total.addcmul_(x, column)
-    np.copyto(into, total.numpy(), casting="same_kind")
+    if not direct:
+        into[where] = sum_array
 
 
 def _take(curvature: Any, index: Any, c: Tensor | float) -> Tensor | float:
@@ -271,48 +292,46 @@ def _backward(
     form: RowForm = ctx.form
     arrays, curvature, shape = _flatten(rows, c)
     count, size = arrays[0].shape
-    incoming = grad.numpy().reshape((count,) if form.is_length else (count, size))
-    results = [x.new_empty(shape) if need else None for x, need in zip(rows, needed[1:], strict=True)]
-    grads = [None if x is None else x.numpy().reshape(count, size) for x in results]
+    incoming = grad.numpy().reshape(count if form.is_length else (count, size))
     in_c = np.empty(count) if needed[0] else None
+    in_rows = [np.empty((count, size), np.float32) if need else None for need in needed[1:]]
     with np.errstate(all="ignore"):
-        for number, part in enumerate(_parts(arrays[0], _PIECE)):
-            wide = [_widen(i, x[part]) for i, x in enumerate(arrays)]
-            if ctx.pieces:
-                k, sums, outputs, trusted, pull = ctx.pieces[number]
-            else:
-                k, sums, outputs, trusted, pull = _evaluate(form, wide, curvature, part)
+        for where, narrow, k, sums, outputs, _, pull in ctx.pieces:
+            read = _read(arrays, where, narrow)
             if form.is_length:
-                slopes = pull(incoming[part] / np.sqrt(k))
+                slopes = pull(incoming[where] / _sqrt(k))
             else:
-                wide.append(_widen(len(wide), incoming[part]))
-                slopes = pull(*(np.vecdot(wide[-1], x) for x in wide[:-1]))
+                read.append(_widen(len(read), incoming[where]))
+                slopes = pull(*(np.vecdot(read[-1], x) for x in read[:-1]))
             if in_c is not None:
-                in_c[part] = sum(slope * q for slope, q in zip(slopes, sums, strict=True)) / k
+                in_c[where] = sum(slope * q for slope, q in zip(slopes, sums, strict=True)) / k
                 if form.is_length:
-                    in_c[part] -= incoming[part] * outputs[0] / (2 * k)
-            for i, into in enumerate(grads):
+                    in_c[where] -= incoming[where] * outputs[0] / (2 * k)
+            for i, into in enumerate(in_rows):
                 if into is not None:
                     factors = [] if form.is_length else [outputs[i]]
-                    terms = [] if form.is_length else [wide[-1]]
+                    terms = [] if form.is_length else [read[-1]]
                     for (a, b), slope in zip(form.sums, slopes, strict=True):
                         if i in (a, b):
                             factors.append(slope * (2 * k if a == b else k))
-                            terms.append(wide[a + b - i])
-                    _combine(factors, terms, into[part])
-    index = ctx.others
-    if index is not None:
-        given = [torch.from_numpy(x[index]).requires_grad_(need) for x, need in zip(arrays, needed[1:], strict=True)]
-        taken = _take(curvature, index, c)
-        if isinstance(taken, Tensor):
-            taken.requires_grad_(needed[0])
-        values = _plain_gradient(ctx.plain, given, taken, torch.from_numpy(incoming[index]), needed)
-        for into, value in zip((in_c, *grads), values, strict=True):
-            if into is not None and value is not None:
-                into[index] = value.numpy().reshape(into[index].shape)
-    in_curvature = None
+                            terms.append(read[a + b - i])
+                    _combine(factors, terms, into, where)
+    if ctx.left is not None:
+        index, k = ctx.left, _take(curvature, ctx.left, c)
+        given = [torch.from_numpy(x[index]) for x in arrays]
+        for x, need in zip((k, *given), needed, strict=True):
+            if need and isinstance(x, Tensor):
+                x.requires_grad_()
+        values = _plain_gradient(ctx.plain, given, k, torch.from_numpy(incoming[index]), needed)
+        for whole, value in zip((in_c, *in_rows), values, strict=True):
+            if whole is not None and value is not None:
+                whole[index] = value.numpy().reshape(whole[index].shape)
+    results: list[Tensor | None] = [None]
     if in_c is not None and isinstance(c, Tensor):
-        whole = torch.from_numpy(in_c)
-        whole = whole.sum().view(c.shape) if c.numel() == 1 else whole.view(*shape[:-1], 1).sum_to_size(c.shape)
-        in_curvature = whole.to(c.dtype)
-    return [in_curvature, *(g if g is None or g.shape == x.shape else g.sum_to_size(x.shape) for x, g in zip(rows, results, strict=True))]
+        one_each = torch.from_numpy(in_c)
+        total = one_each.sum() if c.numel() == 1 else one_each.view(*shape[:-1], 1).sum_to_size(c.shape)
+        results = [total.view(c.shape).to(c.dtype)]
+    for x, into in zip(rows, in_rows, strict=True):
+        result = None if into is None else torch.from_numpy(into.reshape(shape))
+        results.append(result if result is None or x.shape == shape else result.sum_to_size(x.shape))
+    return results
