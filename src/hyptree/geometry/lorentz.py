@@ -222,11 +222,14 @@ def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     s = root(wide(c))
     xh, along, across, tx = radial_frame(x, y, c)
     w = s * safe_hypot(along, safe_norm(across))
-    # <y, v>_L, which is zero for y = x: by the radial frame, or, where x has no clear direction, by differences.
+    # <y, v>_L, which is zero for y = x, and cosh(s d): by the radial frame, or, where x has no clear direction and so
+    # the frame no gradient, by differences.
+    ty, at_origin = time_of(wide(y), c), c * sqnorm(x) < 0.25
     framed = along * dot(xh, v) / (s * tx) + dot(across, v)
-    plain = dot(y - x, v) - (time_step(x, y, tx, time_of(y, c)) / tx) * dot(x, v)
-    yv = torch.where(c * sqnorm(x) < 0.25, plain, framed)
-    return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))).to(v.dtype) * (x + y)
+    plain = dot(y - x, v) - (time_step(x, y, tx, ty) / tx) * dot(x, v)
+    yv = torch.where(at_origin, plain, framed)
+    cosh = torch.where(at_origin, c * (tx * ty - dot(wide(x), wide(y))), torch.hypot(w, torch.ones_like(w)))
+    return v + (c * yv / (1 + cosh)).to(v.dtype) * (x + y)
 
 
 @geometric("tangent")

@@ -36,6 +36,8 @@ class GeometryFunction:
     returns: Returns
     free: frozenset[str]
     """Tensor arguments whose last axis is not the manifold axis."""
+    form: rows.RowForm | None = None
+    """Its fast form."""
 
 
 FUNCTIONS: dict[str, GeometryFunction] = {}
@@ -87,7 +89,7 @@ def geometric(
                 out = cap_norm(out, (1 - torch.finfo(dtype).eps) / root(arguments.get("c", 1.0)))
             return _store(out, dtype, name)
 
-        FUNCTIONS[name] = GeometryFunction(name, call, names, returns, free_names)
+        FUNCTIONS[name] = GeometryFunction(name, call, names, returns, free_names, form)
         return call
 
     return decorate

@@ -120,7 +120,8 @@ class _RowFunction(torch.autograd.Function):
         saved = ctx.saved_tensors
         rows, c = (saved, ctx.c) if ctx.c is not None else (saved[:-1], saved[-1])
         needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or not fits((grad,), 1.0):
+        batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # many gradients at once
+        if torch.is_grad_enabled() or batched or not fits((grad,), 1.0):
             return None, None, *_plain_gradient(ctx.plain, rows, c, grad, needed)
         return None, None, *_backward(ctx, rows, c, grad, needed)
 
