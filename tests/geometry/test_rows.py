@@ -269,17 +269,24 @@ def test_the_door_leaves_what_is_not_ordinary_to_the_plain_function() -> None:
     assert not used(lambda: lorentz.dist(x, y, torch.full((4,), C)))
     assert not used(lambda: lorentz.dist(x, y, torch.tensor(-1.0)))
     assert not used(lambda: torch.func.vmap(lorentz.dist)(x, y))
-    assert not used(lambda: torch.func.jvp(lorentz.dist, (x, y), (y, x)))
+    assert not used(lambda: torch.func.jvp(poincare.mobius_add, (0.1 * x, 0.1 * y), (y, x)))
     assert not used(lambda: torch.func.jacrev(lorentz.dist)(x, y))
     assert not used(lambda: torch.compile(lorentz.dist, backend="eager")(x, y))
     assert not used(lambda: lorentz.dist(x.to("meta"), y.to("meta")))
     with debug():
         assert not used(lambda: lorentz.dist(x, y, C))
     with forward_ad.dual_level():
-        dual = lorentz.dist(forward_ad.make_dual(x, y), y)
+        dual = poincare.mobius_add(forward_ad.make_dual(0.1 * x, y), 0.1 * y)
         assert forward_ad.unpack_dual(dual).tangent is not None
     conjugate = torch.complex(x, y).conj()
     torch.testing.assert_close(lorentz.dist(conjugate.imag, x), lorentz.dist(-y, x))
+
+
+def test_transport_has_its_gradient_at_the_origin() -> None:
+    """Seen from the origin the radial frame has no direction, and so no gradient, but the transport has one."""
+    x = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
+    y, v = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda a: lorentz.transport(a, y, v, C), x)
 
 
 def test_a_row_changed_in_place_before_backward_is_an_error() -> None:
