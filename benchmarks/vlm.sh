@@ -4,7 +4,7 @@ source "$(dirname "$0")/common.sh"
 clips=$OUT/clip world=() few=() radial=() chains=()
 if [ -n "$QUICK" ]; then
     few=(schedule.steps=2 schedule.warmup=0 data.num_train=600 data.num_val=40)
-    world=(--num-train 200 --num-val 60 --epochs 1 --shots 1) radial=(--num-chains 40) chains=(--limit 40)
+    world=(--num-train 200 --num-val 60 --epochs 1 --shots 1) radial=(--data.num_train 40) chains=(--limit 40)
 fi
 
 clip() { "${HYPTREE[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" "${few[@]}"; }
@@ -34,11 +34,11 @@ fewshot() { # SEED
 }
 
 radial() { # SEED
-    local model=hf:$clips/clip/seed$1 suites=(--suite world-text world-images --device "$DEVICE")
+    local model=hf:$clips/clip/seed$1 run=$OUT/radial-$1 suites=(--suite world-text world-images --device "$DEVICE")
     "${HYPTREE[@]}" vlm eval-hierarchy --model "$model" "${suites[@]}" --out "$OUT/order-$1" "${chains[@]}" &&
-        "${HYPTREE[@]}" vlm train-radial --model "$model" --chains world --lr 1e-4 --seed "$1" --device "$DEVICE" --no-save-model \
-            --out "$OUT/radial-$1" --overwrite "${radial[@]}" &&
-        "${HYPTREE[@]}" vlm eval-hierarchy --model "$model" --weights "$OUT/radial-$1" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
+        rm -rf "$run" && "${HYPTREE[@]}" train recipes/radial_world.yaml --model.name "$model" --data.num_train 2000 --data.seed "$1" \
+            --run.seed "$1" --run.device "$DEVICE" --out "$run" "${radial[@]}" &&
+        "${HYPTREE[@]}" vlm eval-hierarchy --model "$run" "${suites[@]}" --out "$OUT/order-radial-$1" "${chains[@]}"
 }
 
 share_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -12,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests import interpreter
 
 # Before torch is imported by a test module: two test processes on two cores must not start pools of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,6 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {num_needed} CUDA devices, found {num_gpus}"))
 
 
+def pytest_collection_finish() -> None:
+    """What imports left is not looked at again by the collections of garbage that benchmarks and tests ask for."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """An interpreter that ends wants to look at everything."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     """A seed made from the test's own name: stable from run to run, different from test to test.
@@ -72,6 +85,13 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
         torch.set_default_dtype(dtype)  # a test that changes it must not change its neighbours
     else:
         yield value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> None:
+    """Kernels that are interpreted are slow; what can be spared is."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpreter.stop_repeating()
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,7 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "lorentz.centroid": points.lorentz_centroid,
     "lorentz.linear": layers.lorentz_linear,
     "lorentz.mlr": layers.lorentz_mlr,
+    "lorentz.mlp": layers.lorentz_mlp,
     "lorentz.attention": layers.lorentz_attention,
     "lorentz.adam": steps.lorentz_adam,
     "poincare.expmap0": points.poincare_expmap0,
@@ -65,5 +66,6 @@ OPERATIONS: dict[str, Callable[[Maker], Iterator[Case]]] = {
     "poincare.centroid": points.poincare_centroid,
     "poincare.mlr": layers.poincare_mlr,
     "poincare.fc": layers.poincare_fc,
+    "poincare.mlp": layers.poincare_mlp,
     "poincare.adam": steps.poincare_adam,
 }

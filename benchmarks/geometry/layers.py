@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,7 +64,7 @@ def poincare_mlr(make: Maker) -> Iterator[Case]:
         functools.partial(nn.poincare_mlr, c=C),
         ("linear", _linear),
         shape=f"{rows}x{n}->{k}",
-        hypll=Rival(rivals.hypll_planes(ball, "hyperplane_dists"), rivals.transposed_weight),
+        hypll=Rival(rivals.hypll_planes(ball, "hyperplane_dists"), rivals.transposed_weights),
         flops=2 * rows * n * k,
         target=1.5,
     )
@@ -82,8 +83,76 @@ def poincare_fc(make: Maker) -> Iterator[Case]:
         functools.partial(nn.poincare_fc, c=C),
         ("linear", _linear),
         shape=f"{rows}x{n}->{m}",
-        hypll=Rival(rivals.hypll_planes(ball, "fully_connected"), rivals.transposed_weight),
+        hypll=Rival(rivals.hypll_planes(ball, "fully_connected"), rivals.transposed_weights),
         flops=2 * rows * n * m,
+    )
+
+
+def _chain(layer: Callable[..., Tensor], relu: Callable[[Tensor], Tensor], width: int) -> Callable[..., Tensor]:
+    """Three layers with ``relu`` between, each with ``width`` parameters of its own behind ``x``."""
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        for first in range(0, 3 * width, width):
+            x = layer(relu(x) if first else x, *parameters[first : first + width])
+        return x
+
+    return run
+
+
+def _exact_chain(layer: Callable[..., Tensor], relu: Callable[..., Tensor], width: int) -> Callable[..., Tensor]:
+    """The same of definitions, which take the curvature last."""
+
+    def run(*inputs: Any) -> Tensor:
+        *tensors, c = inputs
+        return _chain(functools.partial(layer, c=c), functools.partial(relu, c=c), width)(*tensors)
+
+    return run
+
+
+def lorentz_mlp(make: Maker) -> Iterator[Case]:
+    """Three layers of 512; an activation acts on the space components."""
+    from hyptree import nn
+
+    rows, n = make.size((4096, 512), (64, 32))
+    parameters = [
+        x for _ in range(3) for x in (make.normal(n, n, scale=n**-0.5), make.normal(n, scale=n**-0.5), make.normal(n))
+    ]
+    yield from make.cases(
+        "lorentz.mlp",
+        [make.points(rows, n), *parameters],
+        _exact_chain(exact.lorentz_linear, lambda x, c: x.relu(), 3),
+        _chain(functools.partial(nn.lorentz_linear, c=C), F.relu, 3),
+        ("mlp", _chain(_linear, F.relu, 2)),
+        shape=f"{rows}x{n}, 3 layers",
+        twin_inputs=lambda x, *rest: (x, *(rest[i] for i in (0, 2, 3, 5, 6, 8))),
+        flops=6 * rows * n * n,
+    )
+
+
+def poincare_mlp(make: Maker) -> Iterator[Case]:
+    """Three layers of 512 as of HypLL's users; an activation acts on tangent vectors at the origin."""
+    from hyptree import nn
+    from hyptree.geometry import poincare
+
+    ball = functools.partial(rivals.hypll_ball, C, make.dtype, make.device)
+    rows, n = make.size((4096, 512), (64, 32))
+    parameters = [x for _ in range(3) for x in (make.normal(n, n, scale=0.1 / n), make.normal(n, scale=0.01))]
+
+    def exact_relu(x: Tensor, c: float) -> Tensor:
+        return exact.poincare_expmap0(exact.poincare_logmap0(x, c).relu(), c)
+
+    def relu(x: Tensor) -> Tensor:
+        return poincare.expmap0(poincare.logmap0(x, C).relu(), C)
+
+    yield from make.cases(
+        "poincare.mlp",
+        [make.ball_points(rows, n), *parameters],
+        _exact_chain(exact.poincare_fc, exact_relu, 2),
+        _chain(functools.partial(nn.poincare_fc, c=C), relu, 2),
+        ("mlp", _chain(_linear, F.relu, 2)),
+        shape=f"{rows}x{n}, 3 layers",
+        hypll=Rival(rivals.hypll_mlp(ball), rivals.transposed_weights),
+        flops=6 * rows * n * n,
     )
 
 

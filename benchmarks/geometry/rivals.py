@@ -212,8 +212,24 @@ def hypll_planes(ball: Callable[[], Any], name: str) -> Callable[[], Callable[..
     return make
 
 
-def transposed_weight(x: Tensor, weight: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
-    return x, weight.mT.contiguous(), offset
+def hypll_mlp(ball: Callable[[], Any]) -> Callable[[], Callable[..., Tensor]]:
+    """Its fully connected layers with ReLU on tangent vectors at the origin between them."""
+
+    def make() -> Callable[..., Tensor]:
+        layer, up, down = hypll_planes(ball, "fully_connected")(), hypll_expmap0(ball)(), hypll_logmap0(ball)()
+
+        def call(x: Tensor, *parameters: Tensor) -> Tensor:
+            for first in range(0, len(parameters), 2):
+                x = layer(up(down(x).relu()) if first else x, *parameters[first : first + 2])
+            return x
+
+        return call
+
+    return make
+
+
+def transposed_weights(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return x, *(p.mT.contiguous() if p.dim() == 2 else p for p in parameters)
 
 
 def hypll_adam(ball: Any, points: Sequence[Tensor], grads: Sequence[Tensor], lr: float) -> tuple[Any, list[Tensor]]:

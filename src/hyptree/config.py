@@ -85,7 +85,10 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
 
 
 def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None) -> T:
-    """``cls`` from a mapping. With ``missing``, that object stands for required fields and ``__init__`` is not run."""
+    """``cls`` from a mapping, which a class method ``fill_in(data, source)`` of ``cls`` may add keys to beforehand.
+
+    With ``missing``, that object stands for required fields and ``__init__`` is not run.
+    """
     if data is None:  # a section whose lines are all commented out
         data = {}
     if not isinstance(data, Mapping):
@@ -98,6 +101,8 @@ def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None
             raise UserError(
                 f"{source}: unknown key {_join(prefix, key)!r}; {hint or 'expected one of ' + ', '.join(fields)}"
             )
+    fill_in: Any = getattr(cls, "fill_in", None)
+    data = data if fill_in is None else fill_in(data, source)
 
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}

@@ -13,7 +13,9 @@ from hyptree.errors import UserError
 
 
 def find_device(name: str) -> torch.device:
-    """The device with this name, or one line on why it cannot be used."""
+    """The device with this name, or one line on why it cannot be used; "auto" is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

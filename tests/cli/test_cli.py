@@ -216,6 +216,28 @@ def test_mistakes_are_one_line_and_exit_code_2(zoo, capsys, args, message):
     assert not set("╭│─╰\x1b") & set(line)
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_work_for_one_process_is_not_done_by_several(capsys, monkeypatch, tmp_path, rank):
+    for name, value in (("LOCAL_RANK", rank), ("RANK", rank), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert cli.main(["models"]) == cli.main(["tree", "eval", str(tmp_path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "hyptree: error: hyptree models is work for one process, got 2; start it without torchrun",
+        "hyptree: error: hyptree tree eval is work for one process, got 2; start it without torchrun",
+    ] * (rank == "0")
+    assert cli.main(["train", str(tmp_path / "none.yaml")]) == 2  # which says what is wrong with it
+    assert "one process" not in capsys.readouterr().err
+
+
+def test_a_verb_that_is_gone_says_what_to_type_instead(zoo, capsys, monkeypatch):
+    monkeypatch.setitem(cli.GONE, "zoo stroke", "hyptree zoo feed ANIMAL")
+    monkeypatch.setitem(cli.GONE, "zoo feed", "never looked up: the verb is there")
+    assert cli.main(["zoo", "stroke", "cow", "--tmes", "3"]) == 2
+    assert one_error_line(capsys) == "hyptree: error: hyptree zoo stroke is no more; type: hyptree zoo feed ANIMAL\n"
+    assert cli.main(["zoo", "feed", "cow"]) == 0
+
+
 @dataclasses.dataclass
 class _ManyWords:
     short: int | None = None

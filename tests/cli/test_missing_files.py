@@ -19,6 +19,7 @@ CASES = """
 train nope.yaml
 train --config nope.yaml
 train runs/nope --resume
+train radial_world --model.name hf:runs/nope
 eval nope
 eval nope --tasks piqa
 compare nope.yaml
@@ -46,14 +47,10 @@ lab llm-fit nope.csv
 vlm attach-info hf:runs/nope
 vlm attach-info hf:a/b --adapter nope
 vlm merge --model hf:a/b --adapter nope --out out
-vlm train-scale --recipe nope.yaml
-vlm train-scale --model hf:runs/nope
 vlm eval-openvocab --detector nope --segmenter nope
 vlm train-fewshot --model hf:runs/nope --data world
 vlm train-fewshot --model hf:a/b --data nope/a
 vlm train-fewshot --model hf:a/b --data world --transfer nope/a
-vlm train-radial --model hf:runs/nope
-vlm train-radial --model hf:a/b --chains nope.csv
 vlm eval-hierarchy --model hf:runs/nope
 vlm eval-hierarchy --model hf:a/b --data nope
 vlm build-chains nope.txt --wordnet wordnet

@@ -38,7 +38,6 @@ NEEDED = {
     "vlm merge": ["--model", "hf:x", "--adapter", "a", "--out", "b"],
     "vlm eval-openvocab": ["--detector", "a", "--segmenter", "b"],
     "vlm train-fewshot": ["--model", "hf:x", "--data", "world"],
-    "vlm train-radial": ["--model", "hf:x"],
     "vlm eval-hierarchy": ["--model", "hf:x"],
     "vlm build-chains": ["captions.txt", "--wordnet", "wordnet"],
     "bench kernels": ["--quick"],

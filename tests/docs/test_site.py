@@ -142,8 +142,8 @@ def help_of(verb: tuple[str, ...]) -> str:
     return shown.getvalue()
 
 
-FREE = re.compile(r"--model\.(args|head|plugin\.args)\.")
-"""Keys that belong to a model or a head: no help can list them."""
+FREE = re.compile(r"--(model\.(args|head|plugin\.args)|radial\.adapter)\.")
+"""Keys that belong to a model, a head or an adapter: no help can list them."""
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])

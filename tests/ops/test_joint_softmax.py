@@ -74,10 +74,10 @@ def test_any_radius(radius: float, temperature: float, device: str, launched: li
 
 
 def test_a_set_with_itself(device: str, launched: list[int]) -> None:
-    x = draw(pairwise_lorentz, 2, 600, 16, device=device, tangent=True)
+    x = draw(pairwise_lorentz, 1, 400, 16, device=device, tangent=True)
     expected = pairwise_lorentz.distance_softmax(x.double(), x.double(), C, tangent=True)
     actual = pairwise_lorentz.distance_softmax(x, x, C, tangent=True, backend="triton")
-    assert (actual - expected).abs().max() <= 2e-5 and launched == [600]
+    assert (actual - expected).abs().max() <= 2e-5 and launched == [400]
 
 
 def test_a_row_that_is_not_finite_spoils_itself_alone(device: str) -> None:
@@ -100,11 +100,11 @@ def both(x: Tensor, y: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[T
 
 def test_both_kernels_agree(device: str, launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        x, y = (draw(pairwise_lorentz, 2, size, 24, device=device, tangent=True).to(dtype) for size in (130, 530))
+        x, y = (draw(pairwise_lorentz, 1, size, 24, device=device, tangent=True).to(dtype) for size in (70, 400))
         joint, turns = both(x, y, monkeypatch)
         torch.testing.assert_close(joint[0], turns[0], rtol=2e-5, atol=1e-9)
         torch.testing.assert_close(joint[1], turns[1], rtol=0, atol=4e-6)
-    assert launched == [530, 530]
+    assert launched == [400, 400]
 
 
 def test_where_rows_are_joint() -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from hyptree.geometry import Lorentz, Poincare, mark_manifold
 from hyptree.optim import RiemannianAdam, RiemannianSGD
+from tests.processes import run_in_two
 
 MAKERS = {
     "sgd": lambda p: RiemannianSGD(p, lr=0.1),
@@ -148,7 +149,7 @@ def test_rows_sharded_over_one_process(tmp_path, seed):
 
 @pytest.mark.slow
 def test_rows_sharded_over_two_processes(tmp_path, seed):
-    torch.multiprocessing.spawn(_sharded_worker, (2, str(tmp_path / "store"), seed % 2**31), nprocs=2)
+    run_in_two(_sharded_worker, 2, str(tmp_path / "store"), seed % 2**31)
 
 
 def test_optimizers_can_be_copied_and_pickled():

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from hyptree import nn as rn
 from hyptree.geometry import Lorentz, Poincare, curvature_parameters, manifold_of
 from hyptree.optim import RiemannianAdam, RiemannianSGD, param_groups
+from tests.processes import run_in_two
 
 BATCH, STEPS = 8, 6
 WAYS = {
@@ -84,7 +85,7 @@ def _worker(rank: int, world_size: int, path: str, seed: int) -> None:
 
 
 def test_two_processes_train_as_one(tmp_path, seed):
-    torch.multiprocessing.spawn(_worker, (2, str(tmp_path / "store"), seed % 2**31), nprocs=2)
+    run_in_two(_worker, 2, str(tmp_path / "store"), seed % 2**31)
 
 
 @pytest.mark.parametrize("learnable", [False, True])

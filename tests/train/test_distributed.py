@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
+from tests.processes import forkserver
 from tests.train import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,13 +84,11 @@ def run_two(tmp_path: Path, out: Path, *overrides: str, resume: bool = False) ->
 
 def in_two(tmp_path: Path, target: Any, *args: Any) -> list[Any]:
     """Call ``target(rank, port, log, *args)`` in two processes; gives what each wrote into its file."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = str(tmp_path / "ended")
-    ranks = [context.Process(target=target, args=(r, port, log, *args)) for r in range(2)]
+    ranks = [forkserver().Process(target=target, args=(r, port, log, *args)) for r in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import resource
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from hyptree.runs import RunFolder, damage
 from hyptree.train import load_model
 from hyptree.train.evaluate import evaluate_run
 from hyptree.train.loop import fit
+from tests.processes import forkserver
 from tests.train import tiny
 
 
@@ -211,8 +211,8 @@ def _train_with_small_files(out: str, answer: str) -> None:
 
 
 def test_the_kernel_refusing_to_write_is_one_line(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_train_with_small_files, args=(str(tmp_path / "run"), str(tmp_path / "answer")))
+    words = (str(tmp_path / "run"), str(tmp_path / "answer"))
+    process = forkserver().Process(target=_train_with_small_files, args=words)
     process.start()
     process.join(100)
     assert process.exitcode == 0

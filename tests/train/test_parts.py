@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hyptree.config import load, to_yaml
 from hyptree.errors import UserError
 from hyptree.geometry import Lorentz, PointModule
 from hyptree.optim import RiemannianAdamW
+from hyptree.optim import param_groups as library_groups
 from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.loop import fit
 from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
@@ -136,6 +139,29 @@ def test_points_and_curvatures_get_groups_of_their_own():
     rates = {g["kind"]: g["lr"] for g in optimizer.param_groups}
     assert rates == pytest.approx({"plain": 0.05, "points": 0.1, "curvature": 0.005})
     assert type(build_optimizer(tiny.Net(), OptimSettings())) is torch.optim.AdamW
+
+
+def test_curvatures_under_names_of_their_own_get_that_rate_too():
+    from hyptree.lm.experts.mixture import ExpertStack
+    from hyptree.models.himapper.plain import TreeSpace
+
+    stack = ExpertStack(2, 4, 8, 1.0, [0.5, 1.5], bias=True, norm=True, eps=1e-6)
+    model = nn.ModuleDict({"stack": stack, "space": TreeSpace(8, 4)})
+    own = [stack.log_curvature, model["space"].log_c]
+    groups = [g for g in param_groups(model, OptimSettings(lr=0.1, curvature_lr=0.02)) if g["kind"] == "curvature"]
+    assert [id(p) for g in groups for p in g["params"]] == [id(p) for p in own]
+    assert all(g["lr_scale"] == pytest.approx(0.2) and g["weight_decay"] == 0 for g in groups)
+    scales = {id(p): g["lr_scale"] for g in param_groups(model, OptimSettings(lr=0.1)) for p in g["params"]}
+    assert [scales[id(p)] for p in own] == [0.1, 1.0]  # without it, what the layer says about itself
+    named = {g["name"]: g for g in library_groups(model, lr=0.1, curvature_lr=0.02)}
+    assert len(named["curvature"]["params"]) == 2 and named["curvature"]["lr"] == 0.02
+
+
+def test_a_rate_for_what_the_model_has_not_is_said():
+    with pytest.warns(UserWarning, match=r"optim\.curvature_lr 0\.01 has no effect: .* no learned curvature"):
+        build_optimizer(tiny.Net(), OptimSettings(curvature_lr=0.01))
+    with pytest.warns(UserWarning, match=r"optim\.point_lr 0\.01 has no effect: this model has no point"):
+        build_optimizer(tiny.Net(), OptimSettings(point_lr=0.01))
 
 
 def test_timm_models_say_what_is_not_decayed_and_which_layer_is_where():
@@ -277,6 +303,41 @@ def test_a_folder_without_a_run_says_so(tmp_path):
     RunFolder(tmp_path).start(tiny.recipe(), {"classes": []})
     with pytest.raises(UserError, match="has no checkpoint yet; train it first"):
         best_weights(tmp_path)
+
+
+@dataclass
+class GardenSettings:
+    """The section of a task that has defaults of its own for common keys."""
+
+    plant: str = "oak"
+
+    def common_defaults(self) -> dict[str, Any]:
+        return {"optim.lr": 1e-7 if self.plant == "oak" else 1e-4, "optim.clip": None, "data.batch_size": 8}
+
+
+@dataclass
+class GardenRecipe(Recipe):
+    garden: GardenSettings = field(default_factory=GardenSettings)
+
+
+@pytest.mark.parametrize(
+    ("lines", "rate", "clip", "size"),
+    [
+        ([], 1e-7, None, 8),
+        (["garden.plant=rose"], 1e-4, None, 8),
+        (["garden=", "optim=", "data.batch_size=2"], 1e-7, None, 2),
+        (["optim.lr=0.1", "optim.clip=3"], 0.1, 3.0, 8),
+        (["task=classify", "garden.plant=rose"], 1e-3, 1.0, 128),
+    ],
+)
+def test_a_task_has_its_own_defaults_for_common_keys_that_are_not_given(tmp_path, lines, rate, clip, size):
+    recipe = load(GardenRecipe, None, ["task=garden", *lines])
+    assert (recipe.optim.lr, recipe.optim.clip, recipe.data.batch_size) == (rate, clip, size)
+    assert recipe.optim.eps == 1e-8
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    assert load(GardenRecipe, tmp_path / "recipe.yaml") == recipe
+    with pytest.raises(UserError, match="optim must be a section of keys, got 3"):
+        load(GardenRecipe, None, ["task=garden", "optim=3"])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from hyptree.errors import UserError
 from hyptree.runs import RunFolder, damage
 from hyptree.train.loop import Trainer, fit
+from tests.processes import forkserver
 from tests.train import tiny
 
 
@@ -181,6 +181,16 @@ def test_when_all_checkpoints_are_damaged_both_are_named(tmp_path):
         fit(recipe, tmp_path, resume=True, quiet=True)
 
 
+def test_numbers_before_the_first_step_are_written_once_and_never_the_best(tmp_path):
+    recipe = tiny.recipe("run.eval_first=true", "run.eval_every=0", "optim.lr=1e-12", "schedule.warmup=0")
+    with dying_before_step(1):  # and before any checkpoint
+        fit(recipe, tmp_path, quiet=True)
+    result = fit(recipe, tmp_path, resume=True, quiet=True)
+    first, last = (line for line in RunFolder(tmp_path).read_metrics() if line["split"] == "val")
+    assert (first["step"], last["step"], result.best_step) == (0, 12, 12)
+    assert first["top1"] == last["top1"] == result.best
+
+
 # ------------------------------------------------------------------------------------------------ signals and kill -9
 
 
@@ -210,13 +220,11 @@ def test_a_signal_writes_a_checkpoint_after_the_step(tmp_path, capfd, number):
 
 def _kill_at_random(tmp_path: Path, kills: int, overrides: tuple[str, ...]) -> int:
     """Train in processes that are killed at random moments; gives the number of processes it took."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hyptree.train.loop", "hyptree.data.loader", "accelerate", tiny.__name__])
     fit(tiny.recipe(*overrides), tmp_path / "whole", quiet=True)
     run = tmp_path / "run"
     started, expected = 0, kills
     while True:
-        process = context.Process(target=tiny.train, args=(str(run), overrides, True))
+        process = forkserver().Process(target=tiny.train, args=(str(run), overrides, True))
         process.start()
         started += 1
         if expected:

@@ -157,3 +157,11 @@ def _cut(run) -> None:
     import shutil
 
     shutil.rmtree(run / "checkpoints")
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
+    assert devices.find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(torch, "zeros", lambda *args, device: None)
+    for there, kind in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert devices.find_device("auto").type == kind

@@ -45,7 +45,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyptree.errors import UserError, as_called, suggest
-from hyptree.signals import Stopped
+from hyptree.signals import Stopped, is_main_process
 
 # Kept here, not read from the modules, so that `hyptree --help` imports none of them.
 VERBS: dict[str, str] = {
@@ -63,6 +63,17 @@ VERBS: dict[str, str] = {
     "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
     "bench": "time and check the library against its rivals in one run",
 }
+
+GONE: dict[str, str] = {
+    "vlm train-radial": "hyptree train recipes/radial_world.yaml --model.name MODEL",
+    "vlm train-fewshot": "hyptree train fewshot_world --model.name MODEL",
+    "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
+    "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
+}
+"""What to type instead of a verb that is no more. A verb that is there is not looked up."""
+
+SHARED = ("train", "eval", "lab sweep")
+"""Verbs whose work several processes (torchrun) share. Of any other each would do all, and write over the others."""
 
 Command = Callable[[Any], "int | None"]
 
@@ -162,6 +173,9 @@ def _choose(prog: str, args: list[str], names: dict[str, Any]) -> str | None:
         return None
     if args[0] in names:
         return args[0]
+    gone = f"{prog} {args[0]}".removeprefix("hyptree ")
+    if gone in GONE:
+        raise UserError(f"hyptree {gone} is no more; type: {GONE[gone]}")
     kind = "option" if args[0].startswith("-") else "verb"
     choices = ["--help", "--version"] if kind == "option" else list(names)
     hint = suggest(args[0], choices) or f"see {prog} --help"
@@ -197,6 +211,14 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
     if print_config:
         print(configs.to_yaml(config.settings if from_args else config), end="")
         return 0
+    if (
+        "LOCAL_RANK" in os.environ
+        and os.environ.get("WORLD_SIZE", "1") != "1"
+        and prog[len("hyptree ") :] not in SHARED
+    ):
+        if not is_main_process():
+            return 2
+        raise UserError(f"{prog} is work for one process, got {os.environ['WORLD_SIZE']}; start it without torchrun")
     try:
         return int(command(config) or 0)
     except Stopped as stop:

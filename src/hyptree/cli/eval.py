@@ -42,8 +42,8 @@ class EvalHelp:
     """Folder of the tasks' files; by default lm-eval in the folder that HYPTREE_DATA names, else data/lm-eval."""
     batch_size: int = 16
     """Rows at once."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
 
 
 @dataclass
@@ -132,4 +132,4 @@ def _task_options(own: dict[str, str], overrides: Sequence[str], prog: str) -> d
     if not tasks:
         raise UserError(f"--tasks needs {_TASK_FLAGS['tasks']}")
     root = Path(own["task_files"]) if "task_files" in own else None
-    return {"tasks": tasks, "root": root, **numbers, "device": own.get("device", "cpu")}
+    return {"tasks": tasks, "root": root, **numbers, "device": own.get("device", "auto")}

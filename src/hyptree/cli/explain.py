@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,6 +75,8 @@ def run(config: ExplainConfig) -> None:
         require_path(path)
     if config.wordnet is not None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
+    if _task_of(config.model) in ("contrast", "radial"):
+        config = replace(config, model=f"hf:{config.model}", out=config.out or Path(config.model) / "index.html")
     if is_encoder(config.model):
         check_spec(config.model)
         _require_read(config, "encoders")
@@ -83,7 +85,7 @@ def run(config: ExplainConfig) -> None:
     for model in filter(None, (config.model, config.rival)):
         if "/" in model or "\\" in model:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
-    if _is_language_run(config.model):
+    if _task_of(config.model) == "language":
         print(_page_of_tokens(config))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
@@ -94,8 +96,6 @@ def run(config: ExplainConfig) -> None:
         _print_table(config, subject)
         return
     is_run = subject.task is not None
-    if subject.task == "contrast":
-        raise UserError(f"{config.model} is a run of a CLIP, an encoder; give hyptree explain hf:{config.model}")
     if not config.images and not is_run:
         raise UserError(f"give pictures to explain, e.g. hyptree explain {config.model} photo.jpg")
     if config.images:
@@ -127,11 +127,12 @@ def _require_read(config: ExplainConfig, kind: str) -> None:
             raise UserError(f"{shown} for {where}, not for {kind}; leave {what} out")
 
 
-def _is_language_run(model: str) -> bool:
+def _task_of(model: str) -> str | None:
+    """What a run trained; None where the model is no run."""
     from hyptree.runs import RunFolder
 
     folder = RunFolder(model)
-    return folder.holds_run and folder.settings().get("task") == "language"
+    return folder.settings().get("task") if folder.holds_run else None
 
 
 def _page_of_tokens(config: ExplainConfig) -> Path:

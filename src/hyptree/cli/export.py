@@ -15,11 +15,13 @@ class ExportConfig:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder that hyptree train wrote."""
-    format: Literal["safetensors", "torch-export", "onnx", "hf"] = "safetensors"
+    format: Literal["safetensors", "torch-export", "onnx", "hf", "adapter"] = "safetensors"
     """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;
-    hf: a folder with model and tokenizer for transformers' from_pretrained, of a language model or a CLIP."""
+    hf: a folder with model and tokenizer for transformers' from_pretrained, of a language model, a CLIP or a text
+    encoder of the task radial; adapter: what was attached to an encoder, alone, for hyptree vlm merge."""
     out: Path | None = None
-    """File to write; by default model.safetensors, model.pt2, model.onnx or the folder hf in the run's folder."""
+    """File to write; by default model.safetensors, model.pt2, model.onnx, or the folder hf or adapter, in that of the
+    run."""
     size: int | None = None
     """Side of the input pictures; by default that of the recipe."""
     batch: int | None = None

@@ -36,8 +36,8 @@ class GenerateConfig:
     """Texts to write, each with the next seed."""
     seed: int = 0
     """Same seed, same device: same text."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     json: bool = False
     """Print one JSON object per text instead of showing it as it comes."""
 

@@ -13,6 +13,7 @@ from hyptree.cli import config as configs
 from hyptree.errors import UserError
 from hyptree.signals import is_main_process
 from hyptree.train.run.recipe import Recipe
+from hyptree.vlm.encoders.spec import KINDS, check_spec
 
 OWN = {"out": "a folder", "resume": None, "strict": None, "prepare": None}
 """Flags that are no part of the recipe, with what they want; None for nothing."""
@@ -74,6 +75,8 @@ def run(config: TrainConfig) -> int:
     """Train what a recipe says; every key of the recipe is also a flag, e.g. --optim.lr 3e-4."""
     if config.prepare:
         return _prepare(config.settings)
+    if config.settings.model.name.partition(":")[0] in KINDS:
+        check_spec(config.settings.model.name)  # before torch is imported
     from hyptree.train.loop import fit
     from hyptree.train.run.log import headline
 

@@ -7,13 +7,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 
-class Stem(nn.Conv2d):
+class _MapConv(_ConvNd):
+    """Weights of a convolution whose maps are channels-last: no ``nn.Conv2d``, and so nothing that an adapter made for
+    maps of channels first is put on, to add numbers of other places wherever the sizes agree.
+    """
+
+    def __init__(self, inputs: int, outputs: int, side: int, stride: int, padding: int, bias: bool, **factory: Any):
+        kernel, strides, border = (side, side), (stride, stride), (padding, padding)
+        dilation, beyond = (1, 1), (0, 0)
+        super().__init__(inputs, outputs, kernel, strides, border, dilation, False, beyond, 1, bias, "zeros", **factory)
+
+
+class Stem(_MapConv):
     """The 4 x 4 convolution with stride 4 as a matrix product: (B, C, H, W) -> (B, H / 4, W / 4, dim), rounded up."""
 
     def __init__(self, in_chans: int, dim: int, **factory: Any):
-        super().__init__(in_chans, dim, 4, 4, **factory)
+        super().__init__(in_chans, dim, 4, 4, 0, True, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         below, right = -x.shape[2] % 4, -x.shape[3] % 4
@@ -23,14 +35,14 @@ class Stem(nn.Conv2d):
         return F.linear(x.flatten(3), self.weight.flatten(1), self.bias)
 
 
-class Downsample(nn.Conv2d):
+class Downsample(_MapConv):
     """The 3 x 3 convolution with stride 2 on channels-last maps: (B, H, W, C) -> (B, H / 2, W / 2, dim), rounded up."""
 
     def __init__(self, dim: int, out_dim: int, bias: bool = True, **factory: Any):
-        super().__init__(dim, out_dim, 3, 2, 1, bias=bias, **factory)
+        super().__init__(dim, out_dim, 3, 2, 1, bias, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return F.conv2d(x.permute(0, 3, 1, 2), self.weight, self.bias, 2, 1).permute(0, 2, 3, 1)
 
 
 class MapBatchNorm(nn.BatchNorm2d):

@@ -8,15 +8,13 @@ operations per logit; nothing of shape (B, n, K) exists. The Poincaré version l
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Poincare, poincare
-from hyptree.geometry.core.numerics import Scalar, quick_asinh, root, safe_norm
-from hyptree.nn.affine import affine
+from hyptree.geometry.core.numerics import Scalar, root, safe_norm
 from hyptree.nn.point_layer import PointLayer, Space, require_features, uniform_
 from hyptree.nn.precision import gemm_input
-from hyptree.ops.lorentz_mlr import fits, mlr_logits
+from hyptree.ops.lorentz_mlr import hyperplane_logits
 from hyptree.ops.rounding import wide
 
 
@@ -44,41 +42,7 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
     # Laid out in memory, so that a compiler does not evaluate them again for every point.
     time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
-    # Compiled code makes the logits in one pass too.
-    if not torch.compiler.is_compiling() and fits(x, matrix.shape[0]):
-        return mlr_logits(F.linear(x, matrix.to(x.dtype)), x, time_column, scale, c)
-    logits: Tensor = _Scaled.apply(quick_asinh(affine(x, matrix.to(x.dtype), time_column, None, c)), scale)
-    return logits
-
-
-class _Scaled(torch.autograd.Function):
-    """``values * scale``, (..., K) and (K,), whose gradient of the scale reads the result and not the values.
-
-    A compiler would evaluate ``asinh`` again for them, and sum over all rows of a column before it goes to the next,
-    which touches another page of memory at every step.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values: Tensor, scale: Tensor) -> Tensor:
-        return values * scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        scale, out = ctx.saved_tensors
-        terms = (grad * out).reshape(-1, scale.shape[-1])
-        chunks = terms.shape[0] // _CHUNK
-        whole = chunks * _CHUNK
-        sums = terms[:whole].unflatten(0, (chunks, _CHUNK)).sum(1).sum(0) + terms[whole:].sum(0)
-        return grad * scale, sums / torch.where(scale == 0, 1.0, scale)
-
-
-_CHUNK = 64  # rows, which together stay in a cache
+    return hyperplane_logits(x, matrix.to(x.dtype), time_column, scale, c)
 
 
 def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from hyptree.geometry import Lorentz, Poincare, poincare
 from hyptree.geometry.core.numerics import Scalar, root, safe_norm, unit
-from hyptree.nn.affine import affine
 from hyptree.nn.point_layer import PointLayer, require_features, uniform_
 from hyptree.nn.precision import ball_store, gemm_input, like, store
 from hyptree.nn.residual import change_curvature
+from hyptree.ops.affine import affine
 from hyptree.ops.bare import readable
 from hyptree.ops.rounding import wide
 

@@ -88,6 +88,7 @@ class Outcome:
     seed: int
     numbers: dict[str, float]
     parameters: int
+    """Those that are trained."""
     seconds: float
     steps: int = 0
     step_seconds: float | None = None
@@ -231,7 +232,7 @@ def train_one(
     except UserError as error:
         raise UserError(f"row {row!r}, seed {seed}: {error}") from None
     model, _ = load_model(folder)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     lines = RunFolder(folder).read_metrics()
     seconds = max((line["time"] for line in lines), default=0.0)
     return Outcome(row, seed, result.numbers, parameters, seconds, result.step, _step_seconds(lines))

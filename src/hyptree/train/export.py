@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ TOLERANCE = 1e-4
 def export(
     run: Path, format: str, out: Path | None = None, *, size: int | None = None, batch: int | None = None
 ) -> tuple[Path, float | None]:
-    """Write the best model of a run in a format of ``SUFFIXES``, or a language model or CLIP as a folder (``hf``).
+    """Write the best model of a run in a format of ``SUFFIXES``, or as a folder.
+
+    ``hf``: a language model, or the encoder of the task contrast or radial; ``adapter``: what was attached to one.
 
     Args:
         size: side of the input pictures, the recipe's by default.
@@ -36,10 +39,10 @@ def export(
         UserError: the model cannot be exported, or the program gives other numbers.
     """
     if format == "hf":
-        if RunFolder(run).recipe(Recipe).task == "contrast":
-            from hyptree.vlm.clip.world_clip import export_run
+        if RunFolder(run).recipe(Recipe).task in ("contrast", "radial"):
+            from hyptree.vlm.encoders.transformers import load_run
 
-            return export_run(run, out), None
+            return load_run(run).save(_fresh(out or run / "hf")), None
         from hyptree.train.language import export_language_model
 
         return export_language_model(run, out), None
@@ -47,7 +50,13 @@ def export(
         require("onnx", "onnx")
         require("onnxscript", "onnx")
     model, recipe = load_model(run)
-    kind = {"language": "a language model", "contrast": "a CLIP"}.get(recipe.task)
+    if format == "adapter":
+        handle: Any = getattr(model, "handle", None)
+        if handle is None:
+            raise UserError(f"{run} trained no adapter; give a run of openvocab or radial whose method is one")
+        model.check_base()  # type: ignore[operator]
+        return handle.save(_fresh(out or run / "adapter")), None
+    kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
     if kind is not None and format != "safetensors":
         raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
@@ -82,6 +91,13 @@ def export(
         path.unlink()
         raise UserError(f"the exported program differs from the model by {difference:.2g}: nothing was written")
     return path, difference
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, if nothing is in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is already there and not empty; choose another --out")
+    return folder
 
 
 def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.ExportedProgram:

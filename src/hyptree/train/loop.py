@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -151,6 +152,9 @@ class Trainer:
         self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
         if self.compiled.note is not None:
             self.notes.append(self.compiled.note)
+        if self.task.before_training is not None:
+            with torch.no_grad():
+                self.task.before_training(model.eval())
         return model
 
     # --------------------------------------------------------------------------------------------------- the story
@@ -179,6 +183,8 @@ class Trainer:
         self._introduce()
         batches = self._batches()
         try:
+            if run.eval_first and progress.step == 0:
+                self.evaluate()
             while progress.step < schedule.num_steps:
                 self.train_step(batches)
                 progress.step += 1
@@ -228,7 +234,8 @@ class Trainer:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.task.after_step(self.model)
+        if self.task.after_step is not None:
+            self.task.after_step(self.model)
         if self.ema is not None:
             self.ema.update(self.model)
         for name, value in totals.items():  # tensors on the device: reading them here would wait for every step
@@ -273,7 +280,7 @@ class Trainer:
             self._num_skipped = num_skipped
         value = scores[self.task.metric]
         best = self.progress.best
-        if not math.isnan(value) and (best is None or value > best):
+        if self.progress.step and not math.isnan(value) and (best is None or value > best):
             self.progress.best, self.progress.best_step = value, self.progress.step
             tensors = full_tensors(self.ema.tensors if self.ema is not None else self.model.state_dict())
             about = {"step": self.progress.step, self.task.metric: value}
@@ -308,6 +315,7 @@ class Trainer:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
             self._on_main(folder.start, self.recipe, self.data)
         else:
+            self.processes.together(self._check_data)
             checkpoint = self.processes.together(folder.load, name)
             where = str(folder.checkpoints / name)
             self.progress = RunState(**checkpoint.progress)
@@ -317,7 +325,17 @@ class Trainer:
                 fill_tensors(self.ema.tensors, checkpoint.ema, where)
                 self.ema.num_updates = self.progress.num_ema_updates
             self.notes.append(f"going on from step {self.progress.step} ({where})")
-        self._on_main(folder.tidy, self.progress.step)
+        self._on_main(folder.tidy, -1 if name is None else self.progress.step)
+
+    def _check_data(self) -> None:
+        """Refuse to go on with other data than the run was started with, where the task can tell."""
+        before, now = self.folder.dataset(), json.loads(json.dumps(self.data))
+        differs = [key for key in now if key in before and before[key] != now[key]]
+        if differs:
+            raise UserError(
+                f"cannot resume {self.folder.path}: its data had other {differs[0]} (dataset.json); give the same "
+                "data, or another --out for a new run"
+            )
 
     def _introduce(self) -> None:
         count = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -381,7 +399,8 @@ class Trainer:
         names = list(self._losses)  # in the order of the first step, the same in every process
         table = self.processes.mean(torch.stack([torch.stack(self._losses[name]) for name in names]))
         self._losses = {}
-        self.progress.add(dict(zip(names, table.tolist(), strict=True)))
+        for name, values in zip(names, table.tolist(), strict=True):
+            self.progress.window.setdefault(name, []).extend(values)
         saved = self.folder.checkpoints / "last"
         try:
             if self.recipe.run.max_skipped_steps:

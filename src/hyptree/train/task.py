@@ -44,6 +44,11 @@ class Task(ABC):
     """Whether ``build_model`` puts the recipe's ``model.plugin`` on (see ``hyptree.train.plugin``)."""
     pack: Callable[..., Any] | None = None
     """Optional method: the batch of pictures (B, 3, S, S) and labels (B,); pictures may then stay whole arrays."""
+    before_training: Callable[[nn.Module], None] | None = None
+    """Optional method: what the task wants to know of the model as a run begins, on its device, in eval mode, without
+    gradients. A resumed run asks again, before its weights are filled in."""
+    after_step: Callable[[nn.Module], None] | None = None
+    """Optional method: what the model does to itself after each optimiser step, beside its gradients; no wrapper."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -133,9 +138,6 @@ class Task(ABC):
         means: ``training_loss`` then finds the number to divide its sum by under ``count`` in the batch.
         """
         return None
-
-    def after_step(self, model: nn.Module) -> None:  # noqa: B027  (most models have nothing to do)
-        """What the model does to itself after each optimiser step, beside its gradients. The bare model, no wrapper."""
 
     def probe(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Numbers on the inside of the model for a line of metrics, e.g. norms; asked every ``run.log_steps`` steps.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hyptree.vlm.lathadapter.head import LatentHierarchyHead
     from hyptree.vlm.radial.hierarchy_report import hierarchy_report
     from hyptree.vlm.radial.loss import RadialLoss, exterior_angle
-    from hyptree.vlm.radial.trainer import RadialTrainer
     from hyptree.vlm.radii import RadiusLoss, radius
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "LoraConfig",
     "OrthogonalConfig",
     "RadialLoss",
-    "RadialTrainer",
     "RadiusLoss",
     "ScaleAdapterConfig",
     "attach",

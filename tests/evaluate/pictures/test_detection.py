@@ -13,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("pycocotools", reason="install hyptree[eval]")
 
 from hyptree.evaluate.pictures.detection import CocoScorer, encode_masks
+from tests.processes import run_in_two
 
 SIZE = (120, 160)
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools adds a spacing of floats to its denominators
@@ -206,7 +207,7 @@ def test_two_processes_score_as_one(shares: list[range], tmp_path: Path) -> None
     score_noisy(alone, range(7))
     expected = alone.scores()
     assert 0.1 < expected["box_ap"] < 0.9 and 0.1 < expected["mask_ap"] < 0.9
-    torch.multiprocessing.spawn(one_of_two, (str(tmp_path), shares), nprocs=2)
+    run_in_two(one_of_two, str(tmp_path), shares)
     for rank in range(2):
         scores, num_results = json.loads((tmp_path / f"{rank}.json").read_text())
         assert scores == expected

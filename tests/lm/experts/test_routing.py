@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from hyptree.lm.experts.routing import Gate, balance_loss, balance_step, gates_of, update_biases
 from hyptree.ops.experts.grouped import dispatch, grouped_linear, sort_by_expert, unpermute
+from tests.processes import forkserver
 
 SIZES = ((5, 0, 9, 2), (0, 0, 0, 16), (1, 1, 1, 1), (7, 3, 0, 0))
 
@@ -282,7 +282,7 @@ def test_counts_are_summed_over_processes(tmp_path: Path) -> None:
     assert expected.abs().max() > 0
     actual = torch.full((2, 4), float("nan")).share_memory_()
     common = (str(tmp_path / "meet"), space, gate.state_dict(), actual)
-    other = mp.get_context("spawn").Process(target=_bias_of_rank, args=(1, *common))
+    other = forkserver().Process(target=_bias_of_rank, args=(1, *common))
     other.start()  # the second process; the first is this one
     try:
         _bias_of_rank(0, *common)

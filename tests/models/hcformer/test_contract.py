@@ -10,6 +10,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 import hyptree.models  # noqa: F401  registers the models
 from hyptree.models import HCFormer
@@ -91,7 +92,8 @@ def test_forward_and_classifier(name):
         assert model(x).shape == features.shape
     assert model.pretrained_cfg["input_size"][1] == (64 if name == "pico" else 224)
     modules = dict(model.named_modules())
-    assert isinstance(modules[model.pretrained_cfg["first_conv"]], nn.Conv2d)
+    first = modules[model.pretrained_cfg["first_conv"]]  # timm asks for its weight, to adapt it to other channels
+    assert isinstance(first, _ConvNd) and first.weight.dim() == 4
     assert model.pretrained_cfg["classifier"] in dict(create(name).named_modules())
 
 

@@ -102,6 +102,14 @@ def test_an_adapter_on_every_layer_by_name(x: Tensor) -> None:
         check_adapted(built(), [name], x, 1)
 
 
+@pytest.mark.parametrize("target", ["stages.0.downsample", "stages.1.downsample", "stages.1.downsample.conv"])
+def test_no_adapter_for_other_maps_on_a_convolution(target: str) -> None:
+    """Its numbers would be added with channels and rows changed about, without a word where these are as many."""
+    model = built("normed" if target.endswith("conv") else "paper")
+    with pytest.raises(ValueError, match="not supported"):
+        get_peft_model(model, LoraConfig(r=2, target_modules=[target]))
+
+
 def test_an_adapter_under_kernels(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (backends.HAS_TRITON and backends.interpreted()):
         pytest.skip("TRITON_INTERPRET=1 runs the kernels on the CPU")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hyptree.vlm.clip.world_clip import MAX_SCALE, WorldClip, as_encoder, build_
 from hyptree.vlm.clip.world_text import PROMPTS, captions_of, class_prompts, encode_table, world_tokenizer, world_words
 from hyptree.vlm.encoders.encoder import load_encoder
 from hyptree.vlm.encoders.pixels import PixelFormat
+from tests.processes import forkserver
 from tests.vlm.clip import two_processes
 
 pytest.importorskip("transformers")
@@ -167,12 +167,10 @@ def test_two_processes_give_loss_and_gradient_of_the_joint_batch(tmp_path: Path,
         "chosen": captions[:, :2].clone(),
     }
     torch.save(inputs, tmp_path / "given.pt")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([two_processes.__name__])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [context.Process(target=two_processes.run, args=(rank, port, str(tmp_path))) for rank in range(2)]
+    ranks = [forkserver().Process(target=two_processes.run, args=(rank, port, str(tmp_path))) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

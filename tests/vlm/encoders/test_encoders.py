@@ -267,7 +267,9 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_one_line(monkeypatch:
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"train it first: hyptree train clip_world_tiny --out runs/clip_world_tiny$"):
         load_encoder("hf:runs/clip_world_tiny")
-    with pytest.raises(UserError, match=r"^hf:runs/mine: no such folder; give a run of the task contrast, or a folder"):
+    with pytest.raises(
+        UserError, match=r"^hf:runs/mine: no such folder; give a run of the task contrast or radial, or"
+    ):
         load_encoder("hf:runs/mine")  # can only be a folder: the hub is not asked
 
 

@@ -488,7 +488,7 @@ def test_another_clip_is_refused(clip_folder: Path, tmp_path: Path) -> None:
     fit(recipe, tmp_path / "run", quiet=True)
     other = save_dual(tmp_path / "other", "clip", seed=1)
     moved = small_recipe(other, "model.args.method=frozen", "model.args.adapter={}")
-    with pytest.raises(UserError, match="trained on another CLIP than hf:"):
+    with pytest.raises(UserError, match="trained on another encoder than hf:"):
         evaluate_run(tmp_path / "run", recipe=moved)
 
 

@@ -151,7 +151,7 @@ def test_loss_is_that_of_the_formula(seed):
     assert terms.keep.item() == pytest.approx(keep.item(), abs=1e-12)
     assert terms.total.item() == pytest.approx((terms.entail + terms.hard + 10 * terms.keep).item(), abs=1e-12)
     assert terms.positive.item() == pytest.approx(P.mean().item(), abs=1e-12)
-    assert terms.numbers()["negative"] == pytest.approx(N.mean().item(), abs=1e-12)
+    assert terms.negative.item() == pytest.approx(N.mean().item(), abs=1e-12)
     plain = RadialLoss(weights=(2, 1, 0), hard=False)(positive, negative, root, first_p, first_n)
     assert plain.total.item() == pytest.approx(2 * terms.entail.item(), abs=1e-12) and plain.hard == 0
     scaled = RadialLoss()(3 * positive, 0.1 * negative, 7 * root, first_p, first_n)

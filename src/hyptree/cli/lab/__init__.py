@@ -61,8 +61,8 @@ class SweepConfig:
     """Where biases start. [normal]"""
     eval_samples: int | None = None
     """Fresh samples for the final loss. [65536]"""
-    device: str = "cpu"
-    """cpu, cuda, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     dtype: Literal["float32", "float64"] = "float32"
     """float64 only to check; fewer bits than float32 give other results."""
     threads: int = 0

@@ -5,16 +5,14 @@ from __future__ import annotations
 from hyptree.cli.vlm.attach import attach_info, merge
 from hyptree.cli.vlm.chains import build_chains
 from hyptree.cli.vlm.fewshot import train_fewshot
-from hyptree.cli.vlm.radial import eval_hierarchy, train_radial
-from hyptree.cli.vlm.scale import eval_openvocab, train_scale
+from hyptree.cli.vlm.openvocab import eval_openvocab
+from hyptree.cli.vlm.radial import eval_hierarchy
 
 SUBVERBS = {
     "attach-info": attach_info,
     "merge": merge,
-    "train-scale": train_scale,
     "eval-openvocab": eval_openvocab,
     "train-fewshot": train_fewshot,
-    "train-radial": train_radial,
     "eval-hierarchy": eval_hierarchy,
     "build-chains": build_chains,
 }

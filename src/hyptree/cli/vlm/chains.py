@@ -26,7 +26,7 @@ class BuildChainsConfig:
     wordnet: Path
     """Folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz)."""
     out: Path = Path("chains.csv")
-    """CSV to write, as train-radial reads it."""
+    """CSV to write, as radial.chains of a recipe reads it."""
     generator: str | None = None
     """Language model that writes more general captions: a folder of transformers or a name on the hub. [WordNet]"""
     entailment: str | None = None
@@ -39,8 +39,8 @@ class BuildChainsConfig:
     """Only so many captions."""
     seed: int = 0
     """Of the choice of contradictions."""
-    device: str = "cpu"
-    """cpu, cuda, ... for the models."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     overwrite: bool = False
     """Replace the file."""
 

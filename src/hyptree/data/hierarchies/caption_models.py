@@ -149,6 +149,8 @@ class InferenceEntailment:
 
 def _load(name: str, device: str, classifies: bool = False) -> tuple[Any, Any]:
     """Model and tokenizer: one that tells classes apart, or one that writes text."""
+    from hyptree.devices import find_device
+
     transformers = require("transformers", "lm")
     what = "model"
     try:
@@ -169,7 +171,7 @@ def _load(name: str, device: str, classifies: bool = False) -> tuple[Any, Any]:
     missing = sorted(info["missing_keys"])
     if missing:  # a head that is not in the checkpoint would be random
         raise UserError(f"{name} lacks {len(missing)} weights, e.g. {missing[0]}; it was made for another task")
-    return model.to(device), tokenizer
+    return model.to(find_device(device)), tokenizer
 
 
 def _lines(answer: str) -> list[str]:

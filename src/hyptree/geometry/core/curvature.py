@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class Curvature(nn.Module):
         learnable: make it a parameter; otherwise a float stays a float (nothing moves between devices).
         min: lower bound of a learned curvature. max: upper bound.
     """
+
+    CURVATURE_PARAMETERS: ClassVar = ("raw",)
 
     def __init__(
         self, init: float | Tensor = 1.0, learnable: bool = False, min: float | None = None, max: float | None = None
@@ -135,7 +137,11 @@ class Curvature(nn.Module):
 
 
 def curvature_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The raw curvature parameters of a model, for a learning rate or a clipping of their own."""
+    """The raw curvature parameters of a model, for a learning rate or a clipping of their own.
+
+    A module that learns one under a name of its own says so: ``CURVATURE_PARAMETERS = ("log_c",)``.
+    """
     for module in model.modules():
-        if isinstance(module, Curvature) and module.learnable:
-            yield module.raw
+        for name in getattr(module, "CURVATURE_PARAMETERS", ()):
+            if (parameter := module._parameters.get(name)) is not None:
+                yield parameter

@@ -53,6 +53,7 @@ class ExpertStack(nn.Module):
 
     PARAMETER_MARKS: ClassVar = {"log_curvature": (True, 0.1), "bias_in": (True, 1.0), "bias_out": (True, 1.0)}
     """For optimisers: spared weight decay, and the share of the learning rate."""
+    CURVATURE_PARAMETERS: ClassVar = ("log_curvature",)
     log_curvature: nn.Parameter | None
 
     def __init__(

@@ -7,7 +7,7 @@ The queries come from :mod:`hyptree.models.himapper.tree`. For evaluation in hal
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -129,6 +129,8 @@ class TreeSpace(nn.Module):
 
     Points are space components in float32, whatever the nodes are. "euclidean" leaves out the map and the curvature.
     """
+
+    CURVATURE_PARAMETERS: ClassVar = ("log_c",)
 
     def __init__(self, width: int, dim: int, geometry: Geometry = "lorentz"):
         super().__init__()

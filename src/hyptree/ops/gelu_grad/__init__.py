@@ -14,14 +14,6 @@ from hyptree.ops.gelu_grad import reference
 __all__ = ["gelu_grad", "reference"]
 
 
-def fits(x: Tensor, backend: str = "auto") -> bool:
-    """Whether the kernel runs."""
-    unsupported = None
-    if x.dtype not in KERNEL_DTYPES:
-        unsupported = f"{x.dtype}, the kernel takes float32, bfloat16 and float16"
-    return choose(backend, x, unsupported) == "triton"
-
-
 def gelu_grad(
     x: Tensor, grad: Tensor, *, overwrite: bool = False, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +28,9 @@ def gelu_grad(
         gradient of ``x`` (..., h), ``gelu(x)`` (..., h), and the sums (h,) of the former over all other axes: float32
         at least, of numbers not yet rounded, in the same order every time.
     """
-    if not fits(x, backend):
+    is_wide = x.dtype not in KERNEL_DTYPES
+    unsupported = f"{x.dtype}, the kernel takes float32, bfloat16 and float16" if is_wide else None
+    if choose(backend, x, unsupported) != "triton":
         return reference.gelu_grad(x, grad)
     width = x.shape[-1]
     rows, grads = (tensor.reshape(tensor.numel() // width, width).contiguous() for tensor in (x, grad))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def param_groups(model: nn.Module, settings: OptimSettings, marks: Marks | None 
             # Sharded and whole parameters cannot share a kernel.
             members.setdefault((kind, isinstance(p, DTensor), decay, own_scale), []).append(p)
         for (kind, _, decay, own_scale), params in members.items():
-            scale = own_scale * group.get("lr_scale", 1.0) * (rates.get(kind) or settings.lr) / settings.lr
+            rate = rates.get(kind)  # of its own: then what the layer says about itself does not count
+            scale = group.get("lr_scale", 1.0) * (own_scale if rate is None else rate / settings.lr)
             result.append({"params": params, "weight_decay": decay, "lr_scale": scale, "kind": kind})
     return result
 
@@ -94,6 +96,10 @@ def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | No
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
     options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    for key, kind, name in (("point_lr", "points", "point"), ("curvature_lr", "curvature", "learned curvature")):
+        rate = getattr(settings, key)
+        if rate is not None and all(group["kind"] != kind for group in groups):
+            warnings.warn(f"optim.{key} {rate:g} has no effect: this model has no {name}", stacklevel=2)
     parameters = [p for group in groups for p in group["params"]]
     # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
     fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -29,11 +28,6 @@ class RunState:
     """Steps that were left out because their gradient was not finite (``run.max_skipped_steps``)."""
     num_skipped_in_row: int = 0
     """Of these, the ones at the end without a good one after them."""
-
-    def add(self, numbers: Mapping[str, Sequence[float]]) -> None:
-        """Numbers of the newest steps, up to ``step``."""
-        for name, values in numbers.items():
-            self.window.setdefault(name, []).extend(values)
 
     def require_finite(self, count: int, kept: str = "") -> None:
         """Look at loss and gradient of the last ``count`` steps; ``kept`` says what is saved.

@@ -7,14 +7,17 @@ A YAML file fills it, flags override it (``hyptree train recipe.yaml --optim.lr 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hyptree.checks import require_numbers
+from hyptree.config import build
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
+from hyptree.vlm.radial.settings import RadialSettings
 
 
 @dataclass
@@ -213,6 +216,8 @@ class RunSettings:
     """With several processes (torchrun): ddp copies the model into each (auto does), fsdp2 shards it."""
     eval_every: float = 1
     """Epochs between evaluations; 0 for only at the end."""
+    eval_first: bool = False
+    """Evaluate before the first step too: where fine-tuning starts from. Those weights are never the best."""
     save_every: float = 1
     """Epochs between checkpoints; 0 for only after evaluations."""
     save_steps: int | None = None
@@ -243,13 +248,15 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab or openvocab_detect."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or radial."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
+    radial: RadialSettings = field(default_factory=RadialSettings)
+    """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
     loss: LossSettings = field(default_factory=LossSettings)
@@ -260,6 +267,24 @@ class Recipe:
     """How long."""
     run: RunSettings = field(default_factory=RunSettings)
     """Precision, files, processes."""
+
+    @classmethod
+    def fill_in(cls, data: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+        """What a file and flags say, and for common keys that they leave out the task's own defaults.
+
+        A task names them in the class of its section: ``common_defaults()`` of ``radial: RadialSettings`` gives dotted
+        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys.
+        """
+        task = str(data.get("task"))
+        section: Any = {f.name: f.default_factory for f in fields(cls)}.get(task)
+        if not hasattr(section, "common_defaults"):
+            return data
+        for key, value in build(section, data.get(task), task, source).common_defaults().items():
+            place, name = key.split(".")
+            keys = data.get(place) or {}
+            if isinstance(keys, Mapping):
+                data = {**data, place: {name: value, **keys}}
+        return data
 
     def __post_init__(self) -> None:
         if self.tokens.keep < 1 and self.task != "classify":
@@ -277,22 +302,31 @@ class Recipe:
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
 """What the task language reads of ``data``, or may be left there from a recipe of pictures."""
+_OF_CHAINS = ("batch_size", "eval_batch_size", "num_train", "num_val", "seed")
+"""What the task radial reads of it."""
+_SECTIONS = {"text": "language", "radial": "radial"}
+"""Sections of one task, which the others do not read."""
 _NOT_READ = {
-    "classify": ("text", "model.head", "data.augment.scale_jitter"),
-    "segment": ("text", "data.crop_pct", *_MIXES),
-    "detect": ("text", "loss", "data.crop_pct", *_MIXES),
-    "openvocab_detect": ("text", "loss", "data.crop_pct", *_MIXES),
-    "openvocab": ("text", "loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
-    "contrast": ("text", "loss", "data.augment.scale_jitter", *_MIXES),
+    "classify": ("model.head", "data.augment.scale_jitter"),
+    "segment": ("data.crop_pct", *_MIXES),
+    "detect": ("loss", "data.crop_pct", *_MIXES),
+    "openvocab_detect": ("loss", "data.crop_pct", *_MIXES),
+    "openvocab": ("loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
+    "contrast": ("loss", "data.augment.scale_jitter", *_MIXES),
     "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
+    "radial": (
+        *("loss", "model.args", "model.head", "model.pretrained", "optim.layer_decay", "run.accumulate"),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_CHAINS),
+    ),
 }
-"""Keys and sections that mean nothing to a task."""
+"""Other keys and sections that mean nothing to a task."""
 
 
 def require_read(recipe: Recipe) -> None:
     """Raise if a key was set that the recipe's task does not read: the run would not be what the recipe says."""
     standard, own = flatten(Recipe(task=recipe.task)), flatten(recipe)
-    for name in _NOT_READ.get(recipe.task, ()):
+    others = [section for section, task in _SECTIONS.items() if task != recipe.task]
+    for name in (*others, *_NOT_READ.get(recipe.task, ())):
         for key, value in own.items():
             if (key == name or key.startswith(f"{name}.")) and value != standard.get(key):
                 raise UserError(f"{key} {value} means nothing to the task {recipe.task}; leave it out")
@@ -308,6 +342,8 @@ FREE_TO_CHANGE = {
     "text.path",
     "text.val_path",
     "text.cache",
+    "radial.chains",
+    "radial.held_out",
     "run.device",
     "run.threads",
     "run.parallel",

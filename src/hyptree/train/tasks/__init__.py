@@ -19,6 +19,7 @@ TASKS: dict[str, str] = {
     "contrast": "hyptree.train.tasks.contrast:Contrast",
     "openvocab": "hyptree.train.tasks.openvocab:OpenVocab",
     "openvocab_detect": "hyptree.train.tasks.openvocab_detect:OpenVocabDetect",
+    "radial": "hyptree.train.tasks.radial:Radial",
 }
 
 

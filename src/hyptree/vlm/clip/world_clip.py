@@ -188,7 +188,7 @@ def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> En
     recipe = folder.settings()
     if recipe.get("task") != "contrast":
         task = recipe.get("task")
-        raise UserError(f"{run} is a run of the task {task}; an encoder of text and pictures is a run of contrast")
+        raise UserError(f"{run} is a run of the task {task}; an encoder is a run of contrast or radial")
     about = folder.dataset("vocab_size", "tokenizer")
     try:
         model, data, head = recipe["model"], recipe["data"], recipe["model"]["head"]
@@ -209,11 +209,3 @@ def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> En
                 f"the weights of {run} are not those of its recipe: {' '.join(str(error).split())}"
             ) from error
     return as_encoder(clip, unpack_tokenizer(about["tokenizer"]), pixels, f"hf:{run}")
-
-
-def export_run(run: Path, out: Path | None = None) -> Path:
-    """Write that encoder as a Hugging Face folder, by default ``hf`` in the run, for ``hf:RUN/hf``."""
-    out = out if out is not None else run / "hf"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there and not empty; choose another --out")
-    return load_run(run).save(out)

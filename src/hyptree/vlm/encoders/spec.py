@@ -17,12 +17,12 @@ def is_encoder(model: str) -> bool:
 
 
 def check_spec(spec: str) -> tuple[str, str]:
-    """The kind and the rest of a spec.
+    """The kind and the rest of a spec; the folder of a run needs no ``hf:`` before it.
 
     Raises:
         UserError: an unknown kind, or a folder that is not there.
     """
-    kind, colon, rest = spec.partition(":")
+    kind, colon, rest = ("hf", ":", spec) if (Path(spec) / "recipe.yaml").is_file() else spec.partition(":")
     if not colon or not rest or kind not in KINDS:
         hint = suggest(kind, KINDS) if colon else ""
         raise UserError(
@@ -47,7 +47,7 @@ def hf_source(rest: str) -> str:
         return str(path / "hf" if inside else path)
     is_beside = path.parent != Path() and path.parent.is_dir()
     if is_beside or rest.startswith((".", "/", "~", "runs/")) or rest.count("/") > 1:
-        then, own = "give a run of the task contrast, or a folder of save_pretrained", recipe_folder()
+        then, own = "give a run of the task contrast or radial, or a folder of save_pretrained", recipe_folder()
         if own is not None and (own / f"{path.name}.yaml").is_file():  # recipes name runs of others, which come first
             then = f"train it first: {as_called('train', path.name, '--out', path)}"
         raise UserError(f"hf:{rest}: no such folder; {then}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hyptree.data.text.tokenizer import require_plain_templates
 from hyptree.errors import UserError, require
 from hyptree.files import check_weights, read_json, sign_weights, write_text
 from hyptree.progress import quiet_transformers
+from hyptree.runs import RunFolder
 from hyptree.vlm.encoders.encoder import Encoder, no_weights, readable_imports, seeded
 from hyptree.vlm.encoders.pixels import CLIP_MEAN, CLIP_STD, PixelFormat
 from hyptree.vlm.encoders.spec import hf_source
@@ -153,14 +155,12 @@ class SentenceEncoder(Encoder):
 
 
 def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
-    """The encoder of a folder on this machine (a run of the task contrast is one too), or of a name on the hub."""
+    """The encoder of a folder on this machine (a run of contrast or radial is one too), or of a name on the hub."""
     with readable_imports():
         require("transformers", "vlm")
         from transformers import AutoConfig, AutoModel
     spec, source = f"hf:{rest}", hf_source(rest)
-    if (Path(source) / "recipe.yaml").is_file():
-        from hyptree.vlm.clip.world_clip import load_run
-
+    if RunFolder(source).holds_run:
         return load_run(source, random_init=random_init, seed=seed)
     with readable_imports(), quiet_transformers():
         try:
@@ -180,6 +180,14 @@ def load(rest: str, *, random_init: bool, seed: int) -> Encoder:
         raise UserError(f"{spec} is a {config.model_type} model; expected CLIP, SigLIP, SigLIP2 or a text encoder")
     length = _settings(source, "sentence_bert_config.json").get("max_seq_length")
     return SentenceEncoder(model, spec, tokenizer, _pooling(spec, source), length)
+
+
+def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
+    """The encoder with the best weights of a run of the task contrast or radial."""
+    task = RunFolder(run).settings().get("task")
+    home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
+    encoder: Encoder = home.load_run(run, random_init=random_init, seed=seed)
+    return encoder
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:

@@ -7,6 +7,6 @@ detector.py     boxes of any detector of the library, named by text
 loss.py         what training minimises
 settings.py     what a recipe of the task ``openvocab`` may say
 
-Training is in hyptree/train (tasks/openvocab*.py, openvocab_job.py); numbers of seen and unseen classes and panoptic
+Training is in hyptree/train (tasks/openvocab*.py); numbers of seen and unseen classes and panoptic
 maps are in hyptree/evaluate (openvocab*.py, panoptic*.py).
 """

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyptree.errors import UserError, as_user_error, require_known
-from hyptree.files import hash_tensors
-from hyptree.vlm.adapters import adapter_config
-from hyptree.vlm.adapters.attachment import attach
 from hyptree.vlm.encoders.patch_features import dense_tower
+from hyptree.vlm.encoders.tuned import TunedEncoder, attach_method
 from hyptree.vlm.openvocab.cost_volume import CostVolumeHead, cosine_volume
 from hyptree.vlm.openvocab.settings import OpenVocabSettings
 from hyptree.vlm.openvocab.sliding import sliding_scores
 
 
-class OpenVocabSegmenter(nn.Module):
+class OpenVocabSegmenter(TunedEncoder):
     """Segments pictures into classes given as text.
 
-    Only what is trained is in its ``state_dict``: the head, and the adapter or the tuned weights of CLIP. The frozen
-    rest comes from where the encoder comes from, and ``check_base`` tells whether it is the one that was trained with.
+    Only what is trained is in its ``state_dict``: the head, and the adapter or the tuned weights of CLIP.
 
     Args:
         encoder: a ``hyptree.vlm.Encoder`` with an image tower. All its weights are frozen here, then
@@ -33,12 +29,7 @@ class OpenVocabSegmenter(nn.Module):
         settings: method, sentence for a class, windows.
         window: side of the windows that ``scores`` looks by, in pixels; ``settings.window`` wins over it.
         head: options of ``CostVolumeHead``.
-
-    Attributes:
-        handle: of the adapter (``hyptree.vlm.AdapterHandle``), None for a frozen CLIP.
     """
-
-    base: Tensor
 
     def __init__(
         self,
@@ -48,31 +39,21 @@ class OpenVocabSegmenter(nn.Module):
         window: int | None = None,
         head: Mapping[str, Any] | None = None,
     ):
-        super().__init__()
-        self.settings = settings or OpenVocabSettings()
         if encoder.pixels is None:
             raise UserError(f"{encoder.name} reads text alone; to segment pictures load a CLIP")
-        self.encoder = encoder
-        self.clip: nn.Module = encoder.model
+        super().__init__(encoder)
+        self.settings = settings or OpenVocabSettings()
         self.tower = dense_tower(encoder, self.settings.blocks or None)
         self.window = self.settings.window or window or encoder.pixels.size
         for name, side in (("window", self.window), ("eval_size", self.settings.eval_size)):
             if side is not None and side % self.tower.patch:
                 raise UserError(f"{name} {side} must be a multiple of the patch of {encoder.name}, {self.tower.patch}")
-        self.clip.requires_grad_(False)
-        # What the frozen weights are, before an adapter renames or replaces them.
-        self.register_buffer("base", _digest(self.clip))
-        self._own_base = tuple(self.base.tolist())
         self.handle = attach_method(encoder, self.settings.method, self.settings.adapter)
         self._mark_rates()
         options = {"gain": float(encoder.logit_scale.detach())} | _checked(head or {})
         with as_user_error("model.head"):
             self.head = CostVolumeHead(self.tower.width, self.tower.block_width, **options)
-        trained = {id(p) for p in self.adapter_parameters()}
-        self._frozen = {
-            f"clip.{name}" for name, tensor in self.clip.state_dict(keep_vars=True).items() if id(tensor) not in trained
-        }
-        self.register_state_dict_post_hook(_leave_out_frozen)
+        self.save_trained_alone()
 
     def forward(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
         """Logits (B, T, H, W), at the size of the pictures.
@@ -119,42 +100,9 @@ class OpenVocabSegmenter(nn.Module):
         volume = cosine_volume(self.tower(pixels).features, text).mean(2)
         return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
 
-    def adapter_parameters(self) -> list[nn.Parameter]:
-        """What is trained in CLIP; none where it is frozen."""
-        return [p for p in self.clip.parameters() if p.requires_grad]
-
-    def check_base(self) -> None:
-        """Refuse weights that were trained on another CLIP than the one that is loaded.
-
-        Raises:
-            UserError: the fingerprint that came with the weights is not that of this encoder.
-        """
-        if tuple(self.base.tolist()) != self._own_base:
-            raise UserError(
-                f"these weights were trained on another CLIP than {self.encoder.name}; give the one they were made with"
-            )
-
-    def train(self, mode: bool = True) -> OpenVocabSegmenter:
-        """Training mode for the head; CLIP stays in eval mode, as it was trained."""
-        super().train(mode)
-        self.clip.eval()
-        return self
-
     def _mark_rates(self) -> None:
-        for parameter in self.adapter_parameters():
+        for parameter in self.tuned_parameters():
             parameter._lr_scale = self.settings.adapter_lr  # type: ignore[attr-defined]
-
-
-def attach_method(encoder: Any, method: str, options: Mapping[str, Any]) -> Any:
-    """Attach the adapter of a method name to both towers; None for ``frozen``.
-
-    Raises:
-        UserError: an unknown method or option, or an adapter that does not fit the model.
-    """
-    if method == "frozen":
-        return None
-    with as_user_error(f"method {method}"):
-        return attach(encoder, adapter_config(method, options, f"model.args.adapter of method {method}"))
 
 
 def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,17 +113,3 @@ def _checked(head: Mapping[str, Any]) -> dict[str, Any]:
     ]
     require_known("unknown key model.head.{}", head, names)
     return dict(head)
-
-
-def _digest(model: nn.Module) -> Tensor:
-    """Four numbers that differ when a weight, a name or a shape does."""
-    whole = hashlib.sha256()
-    hash_tensors(whole, model.state_dict())
-    words = whole.digest()
-    return torch.tensor([int.from_bytes(words[i : i + 8], "big", signed=True) for i in range(0, 32, 8)])
-
-
-def _leave_out_frozen(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    assert isinstance(module, OpenVocabSegmenter)
-    for name in module._frozen:
-        state.pop(prefix + name, None)

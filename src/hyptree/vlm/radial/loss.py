@@ -164,10 +164,6 @@ class RadialTerms:
     positive: Tensor
     negative: Tensor
 
-    def numbers(self) -> dict[str, float]:
-        """All of them as floats."""
-        return {name: float(value.detach()) for name, value in vars(self).items()}
-
 
 class RadialLoss(nn.Module):
     """Aligns chains of captions outward from the root: ``entail + hard + keep``, weighted.

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyptree.geometry.core.numerics import Scalar, sqnorm, strict_matmul
-from hyptree.nn.precision import like
 from hyptree.ops.rounding import wide
 
 
@@ -25,7 +24,8 @@ def affine(x: Tensor, weight: Tensor, weight_time: Tensor, bias: Tensor | None, 
     Returns:
         (..., m)
     """
-    out: Tensor = _Affine.apply(x, weight, weight_time, bias, 1 / like(c, wide(x)))[0]
+    over_c = 1 / (c.to(wide(x).dtype) if isinstance(c, Tensor) else c)
+    out: Tensor = _Affine.apply(x, weight, weight_time, bias, over_c)[0]
     return out
 
 
