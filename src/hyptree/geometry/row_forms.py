@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from hyptree.geometry.core.numerics import ball_limit
-from hyptree.geometry.core.rows import Numbers, Pull, RowForm
+from hyptree.geometry.core.rows import Numbers, Pull, RowForm, np
 
 _Result = tuple[tuple[Any, ...], Any, Pull]
 _PAIR = ((0, 0), (1, 1), (0, 1))

@@ -17,17 +17,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Numbers = NDArray[Any]
+try:
+    import numpy as np
+except ImportError:  # the geometry needs torch alone: without numpy there is the plain form
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Numbers: TypeAlias = "NDArray[Any]"
 """One number per row (N,), float64 but where a form says that float32 will do; in this module also rows (N, n)."""
-Pull = Callable[..., tuple[Numbers, ...]]
+Pull = Callable[..., "tuple[Numbers, ...]"]
 """From the gradients of the outputs of a form to those of its sums."""
 Plain = Callable[..., Tensor]
 
@@ -69,7 +75,7 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 
 def fits(rows: Sequence[Any], c: Any) -> bool:
     """Whether the fast form may take these arguments: good float32 tensors on a CPU that nobody looks into."""
-    if torch.compiler.is_compiling():
+    if np is None or torch.compiler.is_compiling():
         return False
     size = None
     for x in rows:
