@@ -67,6 +67,7 @@ class _Piece(NamedTuple):
 
 
 _PIECE = 1 << 17  # numbers of one argument, one MiB in float64
+_MOST_PIECES = 4  # as many times more with several threads
 _SMALL = 1 << 12  # numbers for which memory costs nothing
 _NARROW, _NARROW_SIZE = 1 << 15, 256  # from how many numbers on float32 sums pay, and how long they may be
 _CURVATURES = (1e-12, 1e12)
@@ -213,7 +214,9 @@ def _forward(
     pieces: list[_Piece] = []
     narrow = form.narrow and count * size >= _NARROW and size <= _NARROW_SIZE
     left: list[Any] = []
-    todo: list[Any] = _parts(count, size, 2 * _PIECE if narrow else _PIECE)
+    # Threads share each operation on a piece: the more there are, the larger it should be.
+    piece_size = _PIECE * min(torch.get_num_threads(), _MOST_PIECES)
+    todo: list[Any] = _parts(count, size, 2 * piece_size if narrow else piece_size)
     with np.errstate(all="ignore"):
         while todo:
             for where in todo:
@@ -249,10 +252,10 @@ _scratch = _Scratch()
 def _buffer(which: int, shape: tuple[int, ...]) -> Numbers:
     """Memory for rows in float64; which one, so that rows of one piece do not share it."""
     size = shape[0] * shape[1]
-    if size > _PIECE or size <= _SMALL:
+    if size > _PIECE * _MOST_PIECES or size <= _SMALL:
         return np.empty(shape)
     if which not in _scratch.buffers:
-        _scratch.buffers[which] = np.empty(_PIECE)
+        _scratch.buffers[which] = np.empty(_PIECE * _MOST_PIECES)
     return _scratch.buffers[which][:size].reshape(shape)
 
 
