@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyptree.geometry import lorentz
+from hyptree.geometry import lorentz, row_forms
 from hyptree.geometry.core import debug
 from hyptree.geometry.core.numerics import (
     Scalar,
@@ -74,7 +74,7 @@ def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- exponential, logarithm
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_expmap0)
 def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Exponential map at the origin, ``tanh(s|v|) v / (s|v|)``.
 
@@ -89,7 +89,7 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     return cap_norm(x, longest)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.poincare_logmap0)
 def logmap0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Logarithmic map at the origin, ``atanh(s|x|) x / (s|x|)``, the inverse of ``expmap0``."""
     x = _inside(x, c, "poincare.logmap0")
@@ -112,13 +112,13 @@ def _add(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     return cap_norm(total, ball_limit(x.dtype) / root(c))
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_mobius_add)
 def mobius_add(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Möbius sum ``x (+) y``: the translation that takes the origin to ``x``, applied to ``y``."""
     return _add(_inside(x, c, "poincare.mobius_add"), _inside(y, c, "poincare.mobius_add"), c)
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_expmap)
 def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Point reached from ``x`` along the geodesic with initial velocity ``v``."""
     x = _inside(x, c, "poincare.expmap")
@@ -129,7 +129,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     return _add(x, step, c)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.poincare_logmap)
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``; its Riemannian length is their distance."""
     x, y = _inside(x, c, "poincare.logmap"), _inside(y, c, "poincare.logmap")
@@ -152,7 +152,7 @@ def midpoint(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- distances
 
 
-@geometric("scalar")
+@geometric("scalar", form=row_forms.poincare_dist)
 def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, ``(2/s) asinh(s|x-y| / sqrt((1-c|x|^2)(1-c|y|^2)))``; symmetric bit for bit."""
     x, y = _inside(x, c, "poincare.dist"), _inside(y, c, "poincare.dist")
@@ -316,7 +316,7 @@ def cone_energy(x: Tensor, y: Tensor, c: Scalar = 1.0, *, K: float = 0.1, eta: f
 # ------------------------------------------------------------------------------------------------------- other models
 
 
-@geometric("point")
+@geometric("point", form=row_forms.poincare_to_lorentz)
 def to_lorentz(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Space components of the same point on the hyperboloid."""
     return lorentz.from_poincare(_inside(x, c, "poincare.to_lorentz"), c)

@@ -30,6 +30,7 @@ def draw(
     names: bool | int = 24,
     title: str | None = None,
     size: float = 8.0,
+    dpi: int = 160,
     flat: bool = False,
 ) -> Any:
     """Draws the tree on the Poincaré disk, edges as geodesics, and gives the matplotlib axes.
@@ -43,7 +44,7 @@ def draw(
             colours from 0 to 1.
         names: how many labels to write, the nodes with most leaves first; False for none, True for all.
         title: above the disk.
-        size: of the new figure, in inches.
+        size: of the new figure, in inches. dpi: of the file, pixels per inch.
         flat: the points to draw are of the ordinary plane: edges are straight and there is no rim.
     """
     require("matplotlib", "plot")
@@ -90,7 +91,7 @@ def draw(
     if title:
         ax.set_title(title, fontsize=13, color="#2b2f3a", pad=8)
     if path is not None:
-        ax.figure.savefig(path, dpi=160)
+        ax.figure.savefig(path, dpi=dpi, metadata={"Software": None} if str(path).endswith(".png") else None)
     return ax
 
 
@@ -133,8 +134,7 @@ def _colors(tree: Tree, color: str | np.ndarray) -> np.ndarray:
         if color != "branch":
             raise ValueError(f'color must be "branch", "depth" or (n,) values, got {color!r}')
         # Hue follows the place of a node's leaves around the disk, so neighbours match; grey towards the root.
-        first = np.cumsum(tree.is_leaf[tree.order("preorder")])[tree._position] - tree.is_leaf
-        hue = (first + tree.num_leaves_below / 2) / tree.num_leaves
+        hue = (first_leaf(tree) + tree.num_leaves_below / 2) / tree.num_leaves
         pure = 1 - tree.num_leaves_below / tree.num_leaves if tree.num_leaves > 1 else np.ones(tree.num_nodes)
         hsv = np.stack([(0.58 + 0.92 * hue) % 1, 0.15 + 0.57 * pure**0.5, 0.45 + 0.33 * pure], 1)
         return hsv_to_rgb(hsv)
@@ -208,6 +208,11 @@ def _write_names(tree: Tree, ax: Any, points: np.ndarray, names: bool | int, dot
     if names is not True:
         _drop_covered(inner, leaves, half_width / half, renderer)
     return half_width
+
+
+def first_leaf(tree: Tree) -> np.ndarray:
+    """Place of each node's first leaf, where the leaves stand in a row and what belongs together side by side, (n,)."""
+    return np.cumsum(tree.is_leaf[tree.order("preorder")])[tree._position] - tree.is_leaf
 
 
 def children_above(tree: Tree, points: np.ndarray) -> np.ndarray:
@@ -300,10 +305,8 @@ def text(tree: Tree, *, max_lines: int = 40, max_children: int = 10, max_depth: 
 def show(
     tree: Tree,
     *,
-    max_lines: int = 40,
-    max_children: int = 10,
-    max_depth: int | None = None,
     file: TextIO | None = None,
+    **options: Any,
 ) -> None:
-    """Prints ``text()``; the numbers in brackets are leaves below a node."""
-    print(text(tree, max_lines=max_lines, max_children=max_children, max_depth=max_depth), file=file)
+    """Prints ``text(**options)``; the numbers in brackets are leaves below a node."""
+    print(text(tree, **options), file=file)

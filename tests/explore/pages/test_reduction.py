@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from hyptree.explore.draw.dendrogram import LayerTree, leaf_order, svg_dendrogram
+from hyptree.explore.draw.dendrogram import LayerTree, svg_dendrogram
 from hyptree.explore.draw.reduced_pictures import Drawing, Shown, strip
 from hyptree.explore.pages.reduction import pareto_front, table_rows, text_table, to_csv, write_page, write_plot
 from hyptree.train.reduction.reduce import Results, Row
+from hyptree.tree import Tree
+from hyptree.tree.drawing import first_leaf
 from tests.explore.html import read
 
 ROWS = [
@@ -66,7 +68,7 @@ def merges(seed: int, num: int, k: int) -> LayerTree:
 
 def test_leaves_that_are_merged_stand_side_by_side(seed: int) -> None:
     tree = merges(seed, 25, 8)
-    place = leaf_order(tree.links)
+    place = first_leaf(Tree.from_linkage(tree.links))[:25]
     assert sorted(place) == list(range(25))
     for k in range(2, 25):
         labels = fcluster(tree.links, k, "maxclust")

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.explore.draw.style import hint, level_colours, read_beside, tag
+from hyptree.explore.draw.style import hint, level_colours, tag
 from hyptree.lab.figures.panels import Panel, Series
 from hyptree.tree import Tree
 
 __all__ = [
-    "STYLE",
     "Axes",
     "dot_chart",
     "level_chart",
@@ -239,7 +238,6 @@ def svg_confusion(counts: np.ndarray, tree: Tree | None, names: Sequence[str]) -
 
 MAX_DOTS = 1500
 """Of more dots some are left out, evenly along their order: more cannot be told apart."""
-STYLE = read_beside(__file__, "charts.css")
 
 
 def level_chart(distance: Any, words: Sequence[float]) -> str:

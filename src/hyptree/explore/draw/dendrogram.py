@@ -9,8 +9,10 @@ import numpy as np
 
 from hyptree.explore.draw.style import hex_colour, hint, img, read_beside, tag
 from hyptree.tokens.draw import cluster_colours
+from hyptree.tree import Tree
+from hyptree.tree.drawing import first_leaf
 
-__all__ = ["SCRIPT", "STYLE", "LayerTree", "leaf_order", "merge_figure", "svg_dendrogram"]
+__all__ = ["SCRIPT", "STYLE", "LayerTree", "merge_figure", "svg_dendrogram"]
 
 WIDTH, HEIGHT = 760, 240
 LEFT, TOP, BOTTOM = 44, 8, 14
@@ -35,21 +37,6 @@ class LayerTree:
     """Tokens that the layer gave on."""
 
 
-def leaf_order(links: np.ndarray) -> np.ndarray:
-    """(n,) place of every leaf from left to right, such that what is merged stands side by side."""
-    num = len(links) + 1
-    place = np.zeros(num, np.int64)
-    stack, done = [2 * num - 2], 0
-    while stack:
-        node = stack.pop()
-        if node < num:
-            place[node] = done
-            done += 1
-        else:
-            stack += [int(links[node - num, 1]), int(links[node - num, 0])]
-    return place
-
-
 def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
     """The links as brackets at their heights, those that were made in the colour of their cluster.
 
@@ -57,7 +44,10 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
         colours: (n, 3) uint8 of the leaves, alike within a cluster.
     """
     links, num = tree.links, len(tree.links) + 1
-    place = leaf_order(links)
+    merges = Tree.from_linkage(links)
+    first = first_leaf(merges)
+    last, place = first + merges.num_leaves_below, first[:num]
+    leaf_at = np.argsort(place)
     num_merges = num - tree.num_clusters
     top = float(links[:, 2].max(initial=0.0)) or 1.0
     step = (WIDTH - LEFT - 6) / num
@@ -67,9 +57,6 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
 
     x = np.concatenate([LEFT + (place + 0.5) * step, np.zeros(len(links))])
     y = np.concatenate([np.full(num, y_of(0.0)), np.zeros(len(links))])
-    first = np.concatenate([place, np.zeros(len(links), np.int64)])
-    last = first + 1
-    some = np.concatenate([np.arange(num), np.zeros(len(links), np.int64)])  # a leaf below each node
     alt = f"dendrogram of layer {tree.layer}"
     parts = [f'<svg class="dendrogram" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
     for height in (0.0, 0.5 * top, top):
@@ -77,9 +64,7 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
     for k, (a, b, height, _) in enumerate(links):
         left, right, node = int(a), int(b), num + k
         x[node], y[node] = (x[left] + x[right]) / 2, y_of(float(height))
-        first[node], last[node] = min(first[left], first[right]), max(last[left], last[right])
-        some[node] = some[left]
-        stroke = hex_colour(colours[some[node]]) if k < num_merges else "#b9bfcc"
+        stroke = hex_colour(colours[leaf_at[first[node]]]) if k < num_merges else "#b9bfcc"
         way = f"M{x[left]:.1f} {y[left]:.1f}V{y[node]:.1f}H{x[right]:.1f}V{y[right]:.1f}"
         says = hint(f"{last[node] - first[node]} tokens, distance {height:.3f}")
         paths = tag("path", d=way, stroke=stroke) + tag("path", class_="hit", d=way)
@@ -103,7 +88,9 @@ def merge_figure(picture: np.ndarray, grid: tuple[int, int], tree: LayerTree, so
     colours = np.full((num, 3), 160, np.uint8)
     there = tree.leaf >= 0
     colours[tree.leaf[there]] = cluster_colours(source)[there]
-    place = np.append(leaf_order(tree.links), -1)[tree.leaf] if num > 1 else np.where(there, 0, -1)
+    place = (
+        np.append(first_leaf(Tree.from_linkage(tree.links))[:num], -1)[tree.leaf] if num > 1 else np.where(there, 0, -1)
+    )
     caption = (
         f"Layer {tree.layer}: {num} tokens become {tree.num_clusters}. Links below the dashed line were made; the row "
         "of colours shows the clusters. Point at a link to see its patches."

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.errors import require
 from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE, RIM, hint, overlap, read_beside, tag
 from hyptree.tree import Tree
 from hyptree.tree.drawing import children_above, drawn_points
@@ -195,12 +194,5 @@ def draw_disk(
         points: (n, 2) points of the unit disk (curvature -1).
         dpi: dots per inch of a square of 8 inches.
     """
-    require("matplotlib", "plot")
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 8), facecolor="white", dpi=dpi)
-    ax = figure.add_axes((0.02, 0.02, 0.96, 0.96))
-    rgb = np.array([to_rgb(color) for color in branch_colors(tree)])
-    tree.draw(ax=ax, layout=points, color=rgb, names=True)
-    figure.savefig(path, metadata={"Software": None} if str(path).endswith(".png") else None)
+    rgb = [[int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)] for color in branch_colors(tree)]
+    tree.draw(path, layout=points, color=np.array(rgb), names=True, dpi=dpi)

@@ -135,7 +135,7 @@ def measured(texts: Texts, name: str, chains: Sequence[Chain], pairs: Sequence[W
     }
 
 
-STYLE = charts.STYLE + read_beside(__file__, "encoder.css")
+STYLE = read_beside(__file__, "encoder.css")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hyptree import __version__
-from hyptree.explore.draw.charts import STYLE, dot_chart
+from hyptree.explore.draw.charts import dot_chart
 from hyptree.explore.draw.style import read_beside
 from hyptree.explore.pages.page import Section, cards, chart, line_charts, page, table
 from hyptree.files import full_disk_is_one_line, write_text
@@ -30,7 +30,7 @@ VALIDATION = ("perplexity", "bits_per_byte")
 NUM_WORDS = 18
 KINDS = ("card", "card twin")
 """Of figures: of the model, and of its twin."""
-_STYLE = STYLE + read_beside(__file__, "language.css")
+_STYLE = read_beside(__file__, "language.css")
 
 
 def write_token_page(path: Path, models: Sequence[Numbers]) -> Path:
