@@ -53,7 +53,6 @@ def draw(
     from matplotlib.patches import Circle
 
     points = _layout_points(tree, layout, flat)
-    own_figure = None
     if ax is None:
         if path is None:  # for a notebook or a window, which pyplot looks after
             own_figure = require("matplotlib.pyplot", "plot").figure(figsize=(size, size))

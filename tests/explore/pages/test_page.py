@@ -9,7 +9,7 @@ import pytest
 
 from hyptree import files
 from hyptree.errors import UserError
-from hyptree.explore.draw import dendrogram, reduced_pictures
+from hyptree.explore.draw import reduced_pictures
 from hyptree.explore.pages import encoder_page, himapper_page, language
 from hyptree.explore.pages.page import STYLE, Section, page, table
 
@@ -41,7 +41,7 @@ def test_the_style_has_every_colour_in_light_and_in_dark() -> None:
 
 
 @pytest.mark.parametrize(
-    "css", [STYLE, encoder_page.STYLE, himapper_page.STYLE, language._STYLE, dendrogram.STYLE, reduced_pictures.STYLE]
+    "css", [STYLE, encoder_page.STYLE, himapper_page.STYLE, language._STYLE, reduced_pictures.STYLE]
 )
 def test_no_ground_stays_light_in_the_dark(css: str) -> None:
     on_screen = re.sub(r"@media print {.*", "", re.sub(r":root[^{]*{[^}]*}", "", css))

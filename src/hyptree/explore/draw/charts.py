@@ -15,17 +15,6 @@ from hyptree.explore.draw.style import hint, level_colours, tag
 from hyptree.lab.figures.panels import Panel, Series
 from hyptree.tree import Tree
 
-__all__ = [
-    "Axes",
-    "dot_chart",
-    "level_chart",
-    "line_chart",
-    "run_curves",
-    "svg_confusion",
-    "tau_chart",
-    "ticks",
-]
-
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 102, 14, 34
 """Room around the axes: numbers on the left and below, names of the lines on the right."""

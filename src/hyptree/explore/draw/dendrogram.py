@@ -12,13 +12,11 @@ from hyptree.tokens.draw import cluster_colours
 from hyptree.tree import Tree
 from hyptree.tree.drawing import first_leaf
 
-__all__ = ["SCRIPT", "STYLE", "LayerTree", "merge_figure", "svg_dendrogram"]
+__all__ = ["SCRIPT", "LayerTree", "merge_figure", "svg_dendrogram"]
 
 WIDTH, HEIGHT = 760, 240
 LEFT, TOP, BOTTOM = 44, 8, 14
 """Room for the heights on the left, and for the patches' own colours below."""
-
-STYLE = read_beside(__file__, "dendrogram.css")
 
 # Each link knows which stretch of leaves lies below it, each patch at which leaf it is: that is all the pointer needs.
 SCRIPT = read_beside(__file__, "dendrogram.js")

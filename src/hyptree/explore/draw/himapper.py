@@ -88,7 +88,8 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
     foot, between = 0.6, 0.16
     row_height = sum(drop) + between
     figure = Figure(facecolor="white")
-    ax = _page_axes(figure)
+    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
+    ax.set_axis_off()
     head = _heading(ax, picture, width, "Where the nodes of the tree look", MAPS_SAY, alarm)
     height = head + num_rows * row_height + foot
     _fit_page(ax, width, height)
@@ -156,13 +157,6 @@ def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[f
         ax.text(x, top + 0.17, text, fontsize=7.5, color=SOFT, va="top")
 
 
-def _page_axes(figure: Figure) -> Axes:
-    """Axes that cover the figure, for places in inches from its upper left corner."""
-    ax = figure.add_axes((0, 0, 1, 1))
-    ax.set_axis_off()
-    return ax
-
-
 def _fit_page(ax: Axes, width: float, height: float) -> None:
     """Gives the figure its size in inches, once it is known what is on it."""
     ax.get_figure(root=True).set_size_inches(width, height)  # type: ignore[union-attr]
@@ -215,7 +209,8 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     side = 2.5
     width = (side + 0.15) * (len(maps) + 1) + 0.15
     figure = Figure(facecolor="white")
-    ax = _page_axes(figure)
+    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
+    ax.set_axis_off()
     panels = [("the picture", picture)]
     for k in reversed(range(len(maps))):
         winner = maps[k].argmax(0)

@@ -113,24 +113,18 @@ def disk_of(latent: LatentTree) -> tuple[Tree, np.ndarray, float]:
 
     from hyptree.geometry import Lorentz, lorentz, poincare
 
-    tree = latent.tree
-    keep = np.flatnonzero((tree.depth > 0) | (tree.num_children > 0))
-    if not len(keep):
-        keep = np.arange(tree.num_nodes)
-    new = np.full(tree.num_nodes + 1, 0)  # a root of the forest hangs under node 0
-    new[keep] = 1 + np.arange(len(keep))
+    keep = (latent.tree.depth > 0) | (latent.tree.num_children > 0)
+    tree = latent.tree.take(keep if keep.any() else ~keep)
     manifold: Any = tree.manifold
     c = float(manifold.c)
-    points = poincare.to_lorentz(torch.as_tensor(np.array(tree.embedding)[keep], dtype=torch.float64), c)
-    kinds = tree.height[keep]
-    middle = lorentz.centroid(points[torch.as_tensor(kinds == 2)], c=c)
-    names = [tree.label[i] if tree.label else str(i) for i in keep.tolist()]
+    points = poincare.to_lorentz(torch.as_tensor(np.array(tree.embedding), dtype=torch.float64), c)
+    middle = lorentz.centroid(points[torch.as_tensor(tree.height == 2)], c=c)
     whole = Tree(
-        np.concatenate([[-1], np.where(tree.parent[keep] < 0, 0, new[tree.parent[keep]])]),
-        np.concatenate([[3], kinds]),
+        np.concatenate([[-1], tree.parent + 1]),
+        np.concatenate([[3], tree.height]),
         embedding=torch.cat([middle[None], points]).numpy(),
         manifold=Lorentz(c),
-        label=[ROOT, *names],
+        label=[ROOT, *(tree.label or map(str, range(tree.num_nodes)))],
     )
     return whole, *disk_points(whole)
 

@@ -1,8 +1,8 @@
 """The page of a vision-language model (or of any encoder of text): what hierarchy lies in it, for the eye.
 
-    from hyptree.explore import vlm_page
-    vlm_page.write(encoder, "clip.html")                         # chains of the built-in world
-    vlm_page.write(encoder, "clip.html", chains=read_hierarcaps("hierarcaps", "test"), pairs=read_hyperlex("hyperlex"))
+    from hyptree.explore.pages import encoder_page
+    encoder_page.write(encoder, "clip.html")                         # chains of the built-in world
+    encoder_page.write(encoder, "clip.html", chains=read_hierarcaps("hierarcaps", "test"))
 
 One HTML file that needs nothing else. Every number stands beside its baseline: order by distance beside order by word
 count, angles beside cosines.

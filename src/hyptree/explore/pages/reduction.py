@@ -154,7 +154,7 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
         lead,
         sections,
         script=dendrogram.SCRIPT if any(one.trees for one in shown) else "",
-        style=reduced_pictures.STYLE + dendrogram.STYLE,
+        style=reduced_pictures.STYLE,
         footer=" ".join(results.machine) + " Written by hyptree reduce.",
     )
 

@@ -37,18 +37,10 @@ class Answers:
 
     def accuracy(self, depth: int | None = None) -> float:
         """Share of right answers; at a depth of the tree, share of answers under the right node of that depth."""
-        if depth is None or self.tree is None:
-            same = np.eye(len(self.classes), dtype=bool)
-        else:
-            above = np.array([self._at_depth(node, depth) for node in range(len(self.classes))])
-            same = above[:, None] == above[None, :]
-        return float(self.confusion[same].sum() / max(self.confusion.sum(), 1))
-
-    def _at_depth(self, node: int, depth: int) -> int:
-        assert self.tree is not None
-        while self.tree.depth[node] > depth:
-            node = int(self.tree.parent[node])
-        return node
+        at = np.arange(len(self.classes))
+        while depth is not None and self.tree is not None and (deep := self.tree.depth[at] > depth).any():
+            at = np.where(deep, self.tree.parent[at], at)
+        return float(self.confusion[at[:, None] == at].sum() / max(self.confusion.sum(), 1))
 
 
 @dataclass(frozen=True)
