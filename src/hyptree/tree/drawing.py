@@ -301,11 +301,6 @@ def text(tree: Tree, *, max_lines: int = 40, max_children: int = 10, max_depth: 
     return "\n".join(lines)
 
 
-def show(
-    tree: Tree,
-    *,
-    file: TextIO | None = None,
-    **options: Any,
-) -> None:
+def show(tree: Tree, *, file: TextIO | None = None, **options: Any) -> None:
     """Prints ``text(**options)``; the numbers in brackets are leaves below a node."""
     print(text(tree, **options), file=file)

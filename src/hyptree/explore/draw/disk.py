@@ -181,13 +181,7 @@ def _moving_data(tree: Tree, points: np.ndarray) -> str:
     )
 
 
-def draw_disk(
-    tree: Tree,
-    points: Any,
-    path: Path | str,
-    *,
-    dpi: int = 140,
-) -> None:
+def draw_disk(tree: Tree, points: Any, path: Path | str, *, dpi: int = 140) -> None:
     """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
 
     Args:
