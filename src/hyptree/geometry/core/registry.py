@@ -71,7 +71,7 @@ def geometric(
             arguments.update(kwargs)
             dtype = _check(name, arguments, free_names)
             compute = torch.float32 if dtype in _HALF else dtype
-            cast: dict[int, Tensor] = {}  # one tensor given twice stays one tensor: `x is y` means something below
+            cast: dict[int, Tensor] = {}  # one tensor passed twice stays one tensor: `x is y` means something below
             for key, value in arguments.items():
                 if isinstance(value, Tensor) and value.dtype != compute:
                     arguments[key] = cast.setdefault(id(value), value.to(compute))
@@ -99,11 +99,11 @@ def _by_rows(
     form: rows.RowForm, fn: Callable[..., Tensor], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
 ) -> Tensor | None:
     """The result by the fast form if the arguments, of which ``c`` may be missing, are what it takes."""
-    given = args
+    values = args
     if kwargs:
-        given = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
-    points, c = (given[:-1], given[-1]) if len(given) == len(names) else (given, 1.0)
-    if len(points) != len(names) - 1 or len(given) != len(args) + len(kwargs) or not rows.fits(points, c):
+        values = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+    points, c = (values[:-1], values[-1]) if len(values) == len(names) else (values, 1.0)
+    if len(points) != len(names) - 1 or len(values) != len(args) + len(kwargs) or not rows.fits(points, c):
         return None
     return rows.apply(form, fn, points, c)
 

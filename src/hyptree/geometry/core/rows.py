@@ -145,10 +145,10 @@ def _plain_gradient(
     """Gradients of ``c`` and of the rows through the plain function, differentiable if gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        # One tensor given twice has two gradients here.
-        given = [x.view_as(x) if isinstance(x, Tensor) else x for x in (c, *rows)]
-        wanted: Any = [x for x, need in zip(given, needed, strict=True) if need]
-        out = plain(*given[1:], given[0])
+        # One tensor passed twice has two gradients here.
+        leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in (c, *rows)]
+        wanted: Any = [x for x, need in zip(leaves, needed, strict=True) if need]
+        out = plain(*leaves[1:], leaves[0])
         grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, materialize_grads=True))
     return [next(grads) if need else None for need in needed]
 
@@ -334,11 +334,11 @@ def _backward(
                     _combine(factors, terms, into, where)
     if ctx.left is not None:
         index, k = ctx.left, _take(curvature, ctx.left, c)
-        given = [torch.from_numpy(x[index]) for x in arrays]
-        for x, need in zip((k, *given), needed, strict=True):
+        doubtful = [torch.from_numpy(x[index]) for x in arrays]
+        for x, need in zip((k, *doubtful), needed, strict=True):
             if need and isinstance(x, Tensor):
                 x.requires_grad_()
-        values = _plain_gradient(ctx.plain, given, k, torch.from_numpy(incoming[index]), needed)
+        values = _plain_gradient(ctx.plain, doubtful, k, torch.from_numpy(incoming[index]), needed)
         for whole, value in zip((in_c, *in_rows), values, strict=True):
             if whole is not None and value is not None:
                 whole[index] = value.numpy().reshape(whole[index].shape)
