@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from hyptree.checks import require_numbers
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
@@ -22,7 +20,7 @@ from hyptree.train.run.settings import EmbedSettings
 class EmbedConfig(EmbedSettings):
     """``hyptree tree embed``: the job and where it goes."""
 
-    edges: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="EDGES")]
+    edges: Annotated[Path, "EDGES"]
     """File of (child, parent) or (child, ancestor) rows: .tsv, .csv, .txt (also .gz), or .npz with an array pairs."""
     out: Path = Path("runs/embed")
     """Folder for the run."""
@@ -54,7 +52,7 @@ class EmbedConfig(EmbedSettings):
 class EvalConfig:
     """``hyptree tree eval``."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, "RUN"]
     """Folder that hyptree tree embed wrote."""
     samples: int | None = None
     """Nodes whose ancestors are ranked; 0 for all. By default all up to 20,000 nodes, 2,000 of more."""
@@ -73,7 +71,7 @@ class EvalConfig:
 class DrawConfig:
     """``hyptree tree draw``."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, "RUN"]
     """Folder that hyptree tree embed wrote."""
     out: Path | None = None
     """Picture to write (.png, .svg, .pdf); by default disk.png in the folder."""
@@ -88,7 +86,7 @@ class DrawConfig:
 class ShowConfig:
     """``hyptree tree show``."""
 
-    edges: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="EDGES")]
+    edges: Annotated[Path, "EDGES"]
     """File of (child, parent) or (child, ancestor) rows."""
     max_lines: int = 40
     """How much of the tree to print."""
