@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A CLIP of our own with three seeds, then everything that attaches to it, seed by seed (docs/RESULTS.md).
 source "$(dirname "$0")/common.sh"
-clips=$OUT/clip world=() few=() radial=() chains=()
+clips=$OUT/clip shots=() few=() radial=() chains=()
 if [ -n "$QUICK" ]; then
     few=(schedule.steps=2 schedule.warmup=0 data.num_train=600 data.num_val=40)
-    world=(--num-train 200 --num-val 60 --epochs 1 --shots 1) radial=(--data.num_train 40) chains=(--limit 40)
+    shots=(schedule.steps=2 schedule.warmup=0 data.num_train=400 data.num_val=60 fewshot.shots=1) radial=(--data.num_train 40) chains=(--limit 40)
 fi
 
 clip() { "${HYPTREE[@]}" compare recipes/compare_clip.yaml --out "$clips" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" "${few[@]}"; }
@@ -25,12 +25,9 @@ each_seed() { # COMMAND: runs `COMMAND SEED` for three seeds at once
     return $code
 }
 
-fewshot() { # SEED
-    local host
-    for host in frozen prompt; do
-        "${HYPTREE[@]}" vlm train-fewshot --model "hf:$clips/clip/seed$1" --data world --size 64 --protocol base-to-new --host "$host" --ablate \
-            --seed "$1" --seeds 1 --device "$DEVICE" --cache "$OUT/features" --out "$OUT/fewshot-$host-$1" --overwrite "${world[@]}" || return 1
-    done
+fewshot() {
+    "${HYPTREE[@]}" compare recipes/compare_fewshot.yaml --out "$OUT/fewshot" --jobs "${JOBS:-6}" --overrides "run.device=$DEVICE" \
+        "model.name=hf:$clips/clip/seed{seed}" "fewshot.cache=$OUT/features" "${shots[@]}"
 }
 
 radial() { # SEED
@@ -44,6 +41,6 @@ radial() { # SEED
 share_gpu
 step clip clip
 step openvocab openvocab
-step fewshot each_seed fewshot
+step fewshot fewshot
 step radial each_seed radial
 finish

@@ -1,7 +1,7 @@
 """Reports of ``hyptree vlm`` as one table for a page: mean and spread over folders, one folder per seed.
 
-``python -m results.vlm_reports --row frozen runs/a0 runs/a1 runs/a2 --row prompt runs/b0 runs/b1 runs/b2`` reads what
-``train-fewshot`` wrote (results.json), or what ``eval-hierarchy`` wrote (report.json); the folders decide.
+``python -m results.vlm_reports --row plain runs/a0 runs/a1 runs/a2 --row tuned runs/b0 runs/b1 runs/b2`` reads what
+``eval-hierarchy`` wrote (report.json).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hyptree.errors import UserError, as_user_error
 from hyptree.machine import describe
 from hyptree.tables import markdown_head, markdown_row, spread, write_between_marks
 
-FEWSHOT, HIERARCHY = "results.json", "report.json"
+HIERARCHY = "report.json"
 ABSENT = "–"
 
 CHAINS = {
@@ -55,41 +55,18 @@ def vlm_table(rows: Mapping[str, Sequence[Path]], about: Sequence[str] = ()) -> 
     """Markdown of the reports in folders.
 
     Args:
-        rows: name of a row (for few shots: of a host) to folders, one for each seed.
+        rows: name of a row to folders, one for each seed.
         about: lines below the table: machine, versions.
 
     Raises:
-        UserError: a folder without a report, or folders of both kinds.
+        UserError: a folder without a report.
     """
-    folders = [folder for group in rows.values() for folder in group]
-    kinds = {name for name in (FEWSHOT, HIERARCHY) for folder in folders if (folder / name).is_file()}
-    missing = [folder for folder in folders if not any((folder / name).is_file() for name in (FEWSHOT, HIERARCHY))]
+    missing = [folder for group in rows.values() for folder in group if not (folder / HIERARCHY).is_file()]
     if missing:
-        raise UserError(f"{missing[0]} holds neither {FEWSHOT} of train-fewshot nor {HIERARCHY} of eval-hierarchy")
-    if len(kinds) != 1:
-        raise UserError("expected folders of one kind, got results of train-fewshot and of eval-hierarchy")
-    kind = kinds.pop()
-    reports = {name: [_read(folder / kind) for folder in group] for name, group in rows.items()}
-    lines = few_shot_lines(reports) if kind == FEWSHOT else hierarchy_lines(reports)
+        raise UserError(f"{missing[0]} holds no {HIERARCHY} of eval-hierarchy")
+    reports = {name: [_read(folder / HIERARCHY) for folder in group] for name, group in rows.items()}
+    lines = hierarchy_lines(reports)
     return "\n".join([*lines, *(["", *(f"    {line}" for line in about)] if about else [])]) + "\n"
-
-
-def few_shot_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Accuracies in percent by host and variant, over all runs of all folders."""
-    from hyptree.vlm.lathadapter.fewshot_run import measured
-
-    first = next(iter(reports.values()))[0]["rows"][0]
-    names = [name for name in measured(first) if name != "slope_ratio"]
-    lines = markdown_head(["", "shots", "runs", *("H" if name == "h" else name for name in names)])
-    for host, group in reports.items():
-        groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-        for report in group:
-            for row in report["rows"]:
-                groups.setdefault((row["variant"], row["shots"]), []).append(row)
-        for (variant, shots), same in groups.items():
-            cells = [spread([100 * row[name] for row in same], 1) for name in names]
-            lines.append(markdown_row([f"{host}: {variant}", str(shots), str(len(same)), *cells]))
-    return lines
 
 
 def hierarchy_lines(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -149,7 +126,7 @@ def table(config: TableConfig) -> None:
     """Reports of hyptree vlm as one table, over seeds."""
     rows = {name: [Path(folder) for folder in folders] for name, *folders in config.row}
     if len(rows) < len(config.row) or not rows or not all(rows.values()):
-        raise UserError("--row takes a name of its own and at least one folder, e.g. --row frozen runs/a0 runs/a1")
+        raise UserError("--row takes a name of its own and at least one folder, e.g. --row plain runs/a0 runs/a1")
     text = vlm_table(rows, describe())
     print(text, end="")
     if config.results is not None:

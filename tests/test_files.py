@@ -5,14 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from hyptree.data.text import unpack_tokenizer
 from hyptree.errors import UserError
-from hyptree.files import new_folder, open_packed, path_inside, read_json, read_log
+from hyptree.files import (
+    load_tensors,
+    new_folder,
+    open_packed,
+    path_inside,
+    read_json,
+    read_log,
+    save_tensors,
+    write_atomic,
+    write_text,
+)
 from hyptree.runs import MANIFEST, damage
 
 
@@ -136,3 +148,34 @@ def test_a_packed_text_is_read_or_one_line(tmp_path: Path, suffix: str) -> None:
 def test_a_damaged_tokenizer_of_a_run_is_one_line(files: object) -> None:
     with pytest.raises(UserError, match=r"dataset\.json is damaged: expected the text of each of its files"):
         unpack_tokenizer(files)  # type: ignore[arg-type]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, fail)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_open_to_those_the_umask_allows(tmp_path: Path) -> None:
+    """Some writers make files for their owner alone; others must be able to read a run."""
+    (tmp_path / "plain").touch()
+    write_atomic(tmp_path / "made", lambda path: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)) or path.chmod(0o600))
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(2)})
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["made"] == modes["a.safetensors"] == modes["plain"]
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.arange(3)}, {"epoch": 2, "value": 0.1})
+    tensors, state = load_tensors(tmp_path / "a.safetensors")
+    assert tensors["x"].tolist() == [0, 1, 2] and state == {"epoch": 2, "value": 0.1}
+    (tmp_path / "a.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(UserError, match="is damaged"):
+        load_tensors(tmp_path / "a.safetensors")

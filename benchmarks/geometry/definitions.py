@@ -42,6 +42,12 @@ def lorentz_logmap(x: Tensor, y: Tensor, c: float) -> Tensor:
     return z / torch.sinh(z) * (y - torch.cosh(z) * x)
 
 
+def lorentz_transport(x: Tensor, y: Tensor, v: Tensor, c: float) -> Tensor:
+    tx, ty = lorentz_time(x, c), lorentz_time(y, c)
+    xy, xv, yv = (x * y).sum(-1, keepdim=True), (x * v).sum(-1, keepdim=True), (y * v).sum(-1, keepdim=True)
+    return v + c * (yv - ty * xv / tx) / (1 + c * (tx * ty - xy)) * (x + y)
+
+
 def lorentz_pairwise(x: Tensor, y: Tensor, c: float) -> Tensor:
     product = lorentz_time(x, c) * lorentz_time(y, c).mT - x @ y.mT
     return torch.acosh(c * product) / c**0.5
@@ -101,6 +107,11 @@ def mobius_add(x: Tensor, y: Tensor, c: float) -> Tensor:
 def poincare_dist(x: Tensor, y: Tensor, c: float) -> Tensor:
     ratio = c * (x - y).square().sum(-1) / (gap(x, c) * gap(y, c)).squeeze(-1)
     return 2 / c**0.5 * torch.asinh(ratio.sqrt())
+
+
+def poincare_expmap(x: Tensor, v: Tensor, c: float) -> Tensor:
+    length = v.norm(dim=-1, keepdim=True)
+    return mobius_add(x, torch.tanh(c**0.5 * length / gap(x, c)) / (c**0.5 * length) * v, c)
 
 
 def poincare_logmap(x: Tensor, y: Tensor, c: float) -> Tensor:

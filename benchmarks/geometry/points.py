@@ -19,12 +19,15 @@ from hyptree.ops import pairwise_lorentz, pairwise_poincare
 
 # ------------------------------------------------------------------------------------------------------ row by row
 
-_ROWS = ((64, 49, 32), (65536, 64))
+_ROWS = ((64, 32), (8192, 64), (65536, 64))
+_GPU_ROWS = ((64, 49, 32), (65536, 64))
 _QUICK_ROWS = (4, 9, 8)
 
 
 def _row_shapes(make: Maker) -> Sequence[tuple[int, ...]]:
-    return (_QUICK_ROWS,) if make.quick else _ROWS
+    if make.quick:
+        return (_QUICK_ROWS,)
+    return _GPU_ROWS if make.device == "cuda" else _ROWS
 
 
 def _rms_norm(x: Tensor) -> Tensor:
@@ -80,6 +83,16 @@ def lorentz_logmap(make: Maker) -> Iterator[Case]:
         yield from make.cases("lorentz.logmap", inputs, exact.lorentz_logmap, ours, ("x - y", torch.sub), geoopt=geoopt)
 
 
+def lorentz_transport(make: Maker) -> Iterator[Case]:
+    manifold = functools.partial(rivals.geoopt_lorentz, C, make.dtype, make.device)
+    for shape in _row_shapes(make):
+        prepare = functools.partial(rivals.transported, C)
+        geoopt = Rival(rivals.geoopt_method(manifold, "transp"), prepare, rivals.space)
+        inputs = [make.points(*shape), make.points(*shape), make.tangent(*shape)]
+        ours, twin = functools.partial(lorentz.transport, c=C), ("x + y + v", lambda x, y, v: x + y + v)
+        yield from make.cases("lorentz.transport", inputs, exact.lorentz_transport, ours, twin, geoopt=geoopt)
+
+
 def _poincare_rows(
     make: Maker,
     name: str,
@@ -124,6 +137,14 @@ def _two_balls(make: Maker) -> Callable[..., Sequence[Tensor]]:
 def poincare_dist(make: Maker) -> Iterator[Case]:
     hypll = functools.partial(rivals.hypll_method, name="dist")
     return _poincare_rows(make, "dist", _two_balls(make), exact.poincare_dist, _DISTANCE, hypll)
+
+
+def poincare_expmap(make: Maker) -> Iterator[Case]:
+    def inputs(*shape: int) -> Sequence[Tensor]:
+        point, v = make.ball_points(*shape), make.tangent(*shape)
+        return [point, v * exact.gap(point, C) / 2]  # hyperbolic length 0.1 to 3, as everywhere
+
+    return _poincare_rows(make, "expmap", inputs, exact.poincare_expmap, ("x + v", torch.add), rivals.hypll_expmap)
 
 
 def poincare_logmap(make: Maker) -> Iterator[Case]:

@@ -76,6 +76,11 @@ def tangent(c: float, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return point, torch.cat([(x * v).sum(-1, keepdim=True) / point[..., :1], v], -1)
 
 
+def transported(c: float, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Two points and a tangent vector at the first, all with their time in front."""
+    return (*ambient(c, x, y), tangent(c, x, v)[1])
+
+
 def space(out: Tensor) -> Tensor:
     """Without the time."""
     return out[..., 1:]
@@ -153,6 +158,20 @@ def hypll_expmap0(ball: Callable[[], Any]) -> Callable[[], Callable[..., Tensor]
     def make() -> Callable[..., Tensor]:
         manifold, tensors = ball(), import_module("hypll.tensors")
         return lambda v: manifold.expmap(tensors.TangentTensor(v, manifold=manifold)).tensor
+
+    return make
+
+
+def hypll_expmap(ball: Callable[[], Any]) -> Callable[[], Callable[..., Tensor]]:
+    def make() -> Callable[..., Tensor]:
+        manifold, tensors = ball(), import_module("hypll.tensors")
+
+        def call(x: Tensor, v: Tensor) -> Tensor:
+            point = tensors.ManifoldTensor(x, manifold)
+            moved: Tensor = manifold.expmap(tensors.TangentTensor(v, point, manifold)).tensor
+            return moved
+
+        return call
 
     return make
 

@@ -35,7 +35,6 @@ reduce vit_tiny_patch16_224 --image nope.png
 reduce vit_tiny_patch16_224 --weights nope
 reduce vit_tiny_patch16_224 --data nope/a
 reduce vit_tiny_patch16_224 --data pets:nope
-tree embed nope.tsv
 tree eval nope
 tree draw nope
 tree show nope.tsv
@@ -48,9 +47,6 @@ vlm attach-info hf:runs/nope
 vlm attach-info hf:a/b --adapter nope
 vlm merge --model hf:a/b --adapter nope --out out
 vlm eval-openvocab --detector nope --segmenter nope
-vlm train-fewshot --model hf:runs/nope --data world
-vlm train-fewshot --model hf:a/b --data nope/a
-vlm train-fewshot --model hf:a/b --data world --transfer nope/a
 vlm eval-hierarchy --model hf:runs/nope
 vlm eval-hierarchy --model hf:a/b --data nope
 vlm build-chains nope.txt --wordnet wordnet

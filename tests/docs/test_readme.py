@@ -36,9 +36,7 @@ SHRUNK = {
         "hyptree train demo --optim.lr 1e-3 --schedule.epochs 2 --out runs/mine": FEW,
         "hyptree train clip_world_tiny": FEW,
         "hyptree vlm eval-hierarchy --model hf:runs/clip_world_tiny --suite world-text": "--limit 50",
-        "hyptree vlm train-fewshot --model hf:runs/clip_world_tiny --data world --size 32 --shots 4": (
-            "--num-train 400 --num-val 100 --epochs 2"
-        ),
+        "hyptree train fewshot_world": "--data.num-train 400 --data.num-val 100 --schedule.epochs 2",
         "hyptree train radial_world": "--data.num-train 40 --data.num-val 20",
         "hyptree train openvocab_world_tiny": FEW,
         "hyptree train helm_builtin": "--schedule.steps 2 --schedule.warmup 0",

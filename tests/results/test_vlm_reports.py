@@ -12,16 +12,6 @@ from hyptree.cli import call
 from results.vlm_reports import table, vlm_table
 
 
-def fewshot(folder: Path, base: float, full: float) -> Path:
-    rows = [
-        {"variant": name, "shots": shots, "seed": 0, "base": value, "new": 0.5, "h": 0.4, "cosine only": value}
-        for name, shots, value in (("zero-shot", 0, base), ("full", 16, full))
-    ]
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"rows": rows}))
-    return folder
-
-
 def hierarchy(folder: Path, tau: float, suites: dict[str, Any] | None = None) -> Path:
     actual = {
         "tau_d": {"tau_b": tau, "first_two": 0.25},
@@ -32,15 +22,6 @@ def hierarchy(folder: Path, tau: float, suites: dict[str, Any] | None = None) ->
     report = {"geometry": "lorentz", "suites": {"world-text": actual} if suites is None else suites}
     (folder / "report.json").write_text(json.dumps(report))
     return folder
-
-
-def test_few_shots_over_folders(tmp_path: Path) -> None:
-    folders = [fewshot(tmp_path / str(i), *values) for i, values in enumerate(((0.2, 0.3), (0.4, 0.3), (0.3, 0.3)))]
-    lines = vlm_table({"frozen": folders}, ["machine   a small one"]).splitlines()
-    assert lines[0] == "|  | shots | runs | base | new | H | cosine only |"
-    assert lines[2] == "| frozen: zero-shot | 0 | 3 | 30.0 ± 10.0 | 50.0 ± 0.0 | 40.0 ± 0.0 | 30.0 ± 10.0 |"
-    assert lines[3].startswith("| frozen: full | 16 | 3 | 30.0 ± 0.0 |")
-    assert lines[-1] == "    machine   a small one"
 
 
 def test_reports_over_folders_with_the_length_of_captions_below(tmp_path: Path) -> None:
@@ -70,14 +51,13 @@ def test_the_command_writes_into_a_page_and_says_mistakes_in_a_line(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- few -->\n<!-- /few -->\nafter\n")
-    shots, report = fewshot(tmp_path / "f", 0.1, 0.2), hierarchy(tmp_path / "h", 0.5)
-    assert call(table, "vlm", ["--row", "frozen", str(shots), "--results", str(page), "--name", "few"]) == 0
+    report = hierarchy(tmp_path / "h", 0.5)
+    assert call(table, "vlm", ["--row", "plain", str(report), "--results", str(page), "--name", "few"]) == 0
     text = capsys.readouterr().out
     assert "commit" in text and text in page.read_text() and page.read_text().endswith("after\n")
     for options, message in (
-        (["--row", "a", str(tmp_path / "none")], "holds neither results.json of train-fewshot"),
-        (["--row", "a", str(shots), "--row", "b", str(report)], "expected folders of one kind"),
-        (["--row", "a", str(shots), "--row", "a", str(shots)], "a name of its own"),
+        (["--row", "a", str(tmp_path / "none")], "holds no report.json of eval-hierarchy"),
+        (["--row", "a", str(report), "--row", "a", str(report)], "a name of its own"),
         (["--row", "a"], "at least one folder"),
     ):
         assert call(table, "vlm", options) == 2

@@ -37,9 +37,11 @@ def save_world_clip(folder: Path, seed: int = 0) -> Path:
     model = transformers.CLIPModel(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, p in sorted(model.named_parameters()):
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=generator) * (0.5 if p.shape[0] > 40 else p.shape[-1] ** -0.5))
+        for name, p in sorted(model.named_parameters()):
+            size = 0.5 if "embedding" in name else p.shape[-1] ** -0.5 if p.dim() > 1 else 0.0
+            p.copy_(torch.randn(p.shape, generator=generator) * size)
+            if "norm" in name and name.endswith("weight"):
+                p.fill_(1.0)
         model.logit_scale.fill_(3.0)
     model.save_pretrained(folder)
     assert json.loads((folder / "config.json").read_text())["projection_dim"] == 24

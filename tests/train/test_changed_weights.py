@@ -229,15 +229,6 @@ def _adapter(folder: Path) -> tuple[Path, Callable[[], object]]:
     return folder / "adapter.safetensors", lambda: AdapterHandle.load(model, folder).detach()
 
 
-def _head(folder: Path) -> tuple[Path, Callable[[], object]]:
-    from hyptree.vlm.lathadapter.head import LatentHierarchyHead
-    from hyptree.vlm.lathadapter.head_file import load_head, save_head
-
-    path = folder / "head.safetensors"
-    save_head(LatentHierarchyHead(16, 4), path)
-    return path, lambda: load_head(path)
-
-
 def _encoder(folder: Path) -> tuple[Path, Callable[[], object]]:
     from hyptree.vlm.encoders.encoder import load_encoder
     from tests.vlm.small_models import save_dual
@@ -257,16 +248,14 @@ def _open_clip(folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 def _embedding(folder: Path) -> tuple[Path, Callable[[], object]]:
-    from hyptree.evaluate.hierarchy.embedding import POINTS, load_embedding
+    from hyptree.train.tasks.embed import load_embedding
 
-    edges = folder / "toy.tsv"
-    edges.write_text("child\tparent\n" + "".join(f"n{i}\tn{(i - 1) // 3}\n" for i in range(1, 14)))
-    words = ["tree", "embed", str(edges), "--out", str(folder / "out"), "--epochs", "2", "--dim", "2"]
+    words = ["train", "embed_world", "--out", str(folder / "out"), "--schedule.epochs", "2", "--run.device", "cpu"]
     assert main(words) == 0
-    return folder / "out" / POINTS, lambda: load_embedding(folder / "out")
+    return folder / "out/checkpoints/best/model.safetensors", lambda: load_embedding(folder / "out")
 
 
-@pytest.mark.parametrize("make", [_adapter, _head, _encoder, _open_clip, _embedding])
+@pytest.mark.parametrize("make", [_adapter, _encoder, _open_clip, _embedding])
 def test_other_files_of_ours(make: Callable[[Path], tuple[Path, Callable[[], object]]], tmp_path: Path) -> None:
     path, read = make(tmp_path)
     read()
@@ -297,16 +286,6 @@ def test_a_run_of_others_makes_no_file_elsewhere(copy: Path, tmp_path: Path, nam
     (copy / name).symlink_to(tmp_path / "new")
     with pytest.raises(UserError, match=r"is a link to .*new; remove it"):
         fit(tiny.recipe("run.save_steps=4"), copy, resume=True, quiet=True)
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_embedding_of_others_makes_no_file_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points, _ = _embedding(tmp_path)
-    out = points.parent
-    (out / "metrics.jsonl").unlink()
-    (out / "metrics.jsonl").symlink_to(tmp_path / "new")
-    assert main(["tree", "embed", "--config", str(out / "config.yaml"), "--resume"]) == 2
-    assert "is a link to" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

@@ -19,7 +19,7 @@ from hyptree.optim import RiemannianAdamW
 from hyptree.optim import param_groups as library_groups
 from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.loop import fit
-from hyptree.train.optimizer.build import build_optimizer, param_groups, set_lr
+from hyptree.train.optimizer.build import build_optimizer, clip_gradients, param_groups, set_lr
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
 from hyptree.train.run.log import Reporter
@@ -53,6 +53,7 @@ def test_recipe_survives_yaml(tmp_path):
         ("run.accumulate=3", "data.batch_size 128 must be a multiple of run.accumulate 3"),
         ("run.precision=fp16", "run.precision must be one of fp32, bf16, got 'fp16'"),
         ("run.seed=-1", "seed must be from 0"),
+        ("optim.momentum=0.5", "momentum means nothing to adamw; leave it out"),
     ],
 )
 def test_a_wrong_recipe_is_one_clear_line(override, message):
@@ -141,6 +142,25 @@ def test_points_and_curvatures_get_groups_of_their_own():
     assert type(build_optimizer(tiny.Net(), OptimSettings())) is torch.optim.AdamW
 
 
+def test_sgd_decays_and_keeps_its_momentum():
+    from hyptree.optim import RiemannianSGD
+
+    model = torch.nn.Linear(3, 2, bias=False)
+    settings = OptimSettings(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.8)
+    optimizer, weight, velocity = build_optimizer(model, settings), model.weight.detach().clone(), 0.0
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+        velocity = 0.8 * velocity + 1 + 0.5 * weight
+        weight = weight - 0.1 * velocity
+    torch.testing.assert_close(model.weight.detach(), weight)
+    assert type(build_optimizer(tiny.Net(points=True), settings)) is RiemannianSGD
+    for name, ignored in (("sgd", {"betas": (0.9, 0.98)}), ("sgd", {"eps": 1e-6}), ("adamw", {"momentum": 0.5})):
+        with pytest.raises(ValueError, match=rf"{next(iter(ignored))} means nothing to {name}; leave it out"):
+            OptimSettings(name=name, **ignored)
+
+
 def test_curvatures_under_names_of_their_own_get_that_rate_too():
     from hyptree.lm.experts.mixture import ExpertStack
     from hyptree.models.himapper.plain import TreeSpace
@@ -162,6 +182,24 @@ def test_a_rate_for_what_the_model_has_not_is_said():
         build_optimizer(tiny.Net(), OptimSettings(curvature_lr=0.01))
     with pytest.warns(UserWarning, match=r"optim\.point_lr 0\.01 has no effect: this model has no point"):
         build_optimizer(tiny.Net(), OptimSettings(point_lr=0.01))
+    with pytest.warns(UserWarning, match=r"optim\.max_step 0\.5 has no effect: this model has no point"):
+        build_optimizer(tiny.Net(), OptimSettings(max_step=0.5, name="sgd"))
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_sparse_gradients_have_the_norm_of_dense_ones_and_are_clipped_alike(limit):
+    gradients, norms = [], []
+    for sparse in (False, True):
+        table = nn.Embedding.from_pretrained(torch.arange(12.0).view(4, 3), freeze=False, sparse=sparse)
+        model = nn.ModuleDict({"table": table, "linear": nn.Linear(3, 1, bias=False)})
+        nn.init.ones_(model["linear"].weight)
+        for index in ([0, 2, 2], [2, 3, 0]):  # a row may come twice in one gradient, and again in the next part
+            model["linear"](table(torch.tensor(index))).square().sum().backward()
+        norms.append(clip_gradients(model, limit))
+        gradients.append([table.weight.grad.to_dense(), model["linear"].weight.grad])
+    torch.testing.assert_close(norms[1], norms[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert limit is None or torch.cat([g.flatten() for g in gradients[1]]).norm() <= 0.5
 
 
 def test_timm_models_say_what_is_not_decayed_and_which_layer_is_where():
@@ -312,7 +350,9 @@ class GardenSettings:
     plant: str = "oak"
 
     def common_defaults(self) -> dict[str, Any]:
-        return {"optim.lr": 1e-7 if self.plant == "oak" else 1e-4, "optim.clip": None, "data.batch_size": 8}
+        rate = 1e-7 if self.plant == "oak" else 1e-4
+        own = {"optim.betas": [0.8, 0.9], "optim.momentum": 0.0}  # of two optimisers: one of them is given
+        return {"optim.lr": rate, "optim.clip": None, "data.batch_size": 8, **own}
 
 
 @dataclass
@@ -334,6 +374,8 @@ def test_a_task_has_its_own_defaults_for_common_keys_that_are_not_given(tmp_path
     recipe = load(GardenRecipe, None, ["task=garden", *lines])
     assert (recipe.optim.lr, recipe.optim.clip, recipe.data.batch_size) == (rate, clip, size)
     assert recipe.optim.eps == 1e-8
+    assert recipe.optim.betas == ((0.9, 0.999) if recipe.task == "classify" else (0.8, 0.9))
+    assert load(GardenRecipe, None, ["task=garden", "optim.name=sgd"]).optim.momentum == 0.0
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     assert load(GardenRecipe, tmp_path / "recipe.yaml") == recipe
     with pytest.raises(UserError, match="optim must be a section of keys, got 3"):

@@ -19,10 +19,10 @@ How to add a verb
        has ``keys`` and ``bases`` (:func:`hyptree.cli.config.parse`); ``--print-config`` prints what came out of them.
     2. Add a line to ``VERBS`` below.
 
-How to add a subverb (``hyptree tree embed``)
+How to add a subverb (``hyptree tree draw``)
     In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
 
-        SUBVERBS = {"embed": embed, "eval": evaluate}
+        SUBVERBS = {"eval": evaluate, "draw": draw}
 
     The first line of the function's docstring is its summary in ``hyptree tree --help``. A module has ``SUBVERBS`` or
     ``run``, not both. Nothing in this file changes.
@@ -54,7 +54,7 @@ VERBS: dict[str, str] = {
     "reduce": "measure and draw a vision transformer with fewer tokens",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
-    "tree": "embed a hierarchy in hyperbolic space, measure embeddings",
+    "tree": "look at hierarchies, measure and draw embeddings of them",
     "lab": "superposition: train grids of toy models, fit how loss falls with width",
     "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
     "bench": "time and check the library against its rivals in one run",
@@ -62,7 +62,7 @@ VERBS: dict[str, str] = {
 
 GONE: dict[str, str] = {
     "vlm train-radial": "hyptree train recipes/radial_world.yaml --model.name MODEL",
-    "vlm train-fewshot": "hyptree train fewshot_world --model.name MODEL",
+    "vlm train-fewshot": "hyptree train recipes/fewshot_world.yaml --model.name MODEL",
     "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
     "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
 }

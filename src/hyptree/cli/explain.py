@@ -16,8 +16,8 @@ class ExplainConfig:
     """``hyptree explain``."""
 
     model: Annotated[str, "MODEL"]
-    """Folder that hyptree train wrote (of a language model too), or a name such as hcformer_nano (fresh weights), or an
-    encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
+    """Folder that hyptree train wrote (of a language model or a few-shot head too), or a name such as hcformer_nano
+    (fresh weights), or an encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
     images: Annotated[tuple[Path, ...], "[IMAGE ...]"] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
@@ -44,7 +44,8 @@ class ExplainConfig:
     texts: tuple[str, ...] = ()
     """Of an encoder: chains 'an animal => a dog => a black dog', or files of them. [captions of the built-in world]"""
     head: Path | None = None
-    """Of an encoder: a head that train-fewshot wrote, whose tree of classes, attributes and pictures is shown."""
+    """Of an encoder: a run of the task fewshot, whose tree of classes, attributes and pictures is shown (validation
+    pictures of its own data where none are given)."""
     pairs: Path | None = None
     """Of an encoder: HyperLex, its folder or one of its files."""
     geometry: str | None = None
@@ -60,8 +61,10 @@ def run(config: ExplainConfig) -> None:
     """Show what a model clustered: one page with the pictures, the tree of their clusters, and the disk.
 
     Of a Hi-Mapper (a run with model.plugin.name himapper): where each query of its tree looked, and where it lies.
+    Of an embedded hierarchy (a run of the task embed): its tree on the Poincaré disk.
     Of a language model's run: how far from the origin its tokens lie, by frequency and by depth in WordNet.
-    Of an encoder (hf:..., open_clip:...): how far captions lie from the root, and the tree class > attribute > image.
+    Of an encoder (hf:..., open_clip:...) or of a few-shot run on one: how far captions lie from the root, and the tree
+    class > attribute > image.
 
     hyptree explain runs/demo photo.jpg --out page.html
     """
@@ -75,6 +78,8 @@ def run(config: ExplainConfig) -> None:
         require_path(config.wordnet, "folder", "leave --wordnet out to do without depths")
     if _task_of(config.model) in ("contrast", "radial"):
         config = replace(config, model=f"hf:{config.model}", out=config.out or Path(config.model) / "index.html")
+    if _task_of(config.model) == "fewshot":
+        config = _with_head(config)
     if is_encoder(config.model):
         check_spec(config.model)
         _require_read(config, "encoders")
@@ -85,6 +90,9 @@ def run(config: ExplainConfig) -> None:
             require_path(model, "folder", "give the folder of a run, or a name such as hcformer_nano")
     if _task_of(config.model) == "language":
         print(_page_of_tokens(config))
+        return
+    if _task_of(config.model) == "embed":
+        print(_page_of_embedding(config))
         return
     _require_read(config, "tables of clusters" if config.table else "pages of pictures")
     from hyptree.explore.pages import run_pictures as report
@@ -109,6 +117,7 @@ def run(config: ExplainConfig) -> None:
 _READ = {
     "encoders": ("images", "out", "pictures", "texts", "head", "pairs", "geometry", "random_init"),
     "language models": ("out", "wordnet", "rival", "samples"),
+    "embedded hierarchies": ("out",),
     "tables of clusters": ("table", "size", "samples", "target", "heads", "rival", "json"),
     "pages of pictures": ("images", "out", "size", "pictures"),
 }
@@ -140,8 +149,29 @@ def _page_of_tokens(config: ExplainConfig) -> Path:
     return page_of_tokens(config.model, config.rival, out=config.out, wordnet=config.wordnet, num_blocks=config.samples)
 
 
+def _with_head(config: ExplainConfig) -> ExplainConfig:
+    """For a few-shot run: its encoder, with the head of the run."""
+    from hyptree.runs import RunFolder
+    from hyptree.train.run.recipe import Recipe
+    from hyptree.vlm.encoders.spec import is_encoder
+
+    if config.head is not None:
+        raise UserError(f"{config.model} is a run with a head of its own; leave --head out")
+    run, recipe = Path(config.model), RunFolder(config.model).recipe(Recipe)
+    name, out = recipe.model.name, config.out or run / "index.html"
+    name = name if is_encoder(name) else f"hf:{name}"
+    return replace(config, model=name, head=run, out=out, random_init=recipe.fewshot.random_init)
+
+
+def _page_of_embedding(config: ExplainConfig) -> Path:
+    from hyptree.train.explain import page_of_embedding
+
+    _require_read(config, "embedded hierarchies")
+    return page_of_embedding(config.model, config.out)
+
+
 def _page_of_encoder(config: ExplainConfig) -> Path:
-    from hyptree.explore.pages.encoder_subject import page_of_encoder
+    from hyptree.train.explain import page_of_encoder
 
     return page_of_encoder(
         config.model,

@@ -137,8 +137,8 @@ class DataSettings:
             raise ValueError(f"mixup and cutmix need an even batch_size, got {self.batch_size}")
 
 
-def read_data_flag(text: str) -> tuple[Any, Path | None]:
-    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``."""
+def read_data_flag(text: str, flag: str = "--data") -> tuple[Any, Path | None]:
+    """Name and root of ``DataSettings`` from ``world``, a folder, a .npz file or ``NAME:ROOT``, as ``flag`` has it."""
     names = typing.get_args(typing.get_type_hints(DataSettings)["name"])
     name, colon, root = text.partition(":")
     if text == "world":
@@ -157,5 +157,5 @@ def read_data_flag(text: str) -> tuple[Any, Path | None]:
     if text in names:
         hint = f"it needs a folder, e.g. {text}:DIR"
     raise UserError(
-        f"--data {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
+        f"{flag} {text}: no such folder or file, nor world, none or NAME:ROOT" + (f"; {hint}" if hint else "")
     )

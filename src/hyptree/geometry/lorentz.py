@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hyptree.geometry import row_forms
 from hyptree.geometry.core import debug
 from hyptree.geometry.core.numerics import (
     Scalar,
@@ -90,7 +91,7 @@ def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- exponential, logarithm
 
 
-@geometric("point")
+@geometric("point", form=row_forms.lorentz_expmap0)
 def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Exponential map at the origin, ``sinh(s|v|)/(s|v|) v``; ``|v|`` is the hyperbolic distance of the result.
 
@@ -118,7 +119,7 @@ def dist0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     return (asinh(s * safe_norm(x)) / s).squeeze(-1)
 
 
-@geometric("point")
+@geometric("point", form=row_forms.lorentz_expmap)
 def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Point reached from ``x`` along the geodesic with initial velocity ``v``.
 
@@ -164,7 +165,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     return cap_norm(y, longest)
 
 
-@geometric("scalar")
+@geometric("scalar", form=row_forms.lorentz_dist)
 def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, to the last digits for points that nearly coincide and for points far apart.
 
@@ -193,7 +194,7 @@ def lorentz_sqdist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     return (sqsinh_half(x, y, c) * (4 / c)).squeeze(-1).to(x.dtype)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.lorentz_logmap)
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``, as long as their distance."""
     s = root(wide(c))
@@ -215,17 +216,20 @@ def geodesic(x: Tensor, y: Tensor, tau: Scalar, c: Scalar = 1.0) -> Tensor:
 # ------------------------------------------------------------------------------------------------ transport, isometry
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.lorentz_transport)
 def transport(x: Tensor, y: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Parallel transport of ``v`` from ``x`` to ``y`` along their geodesic; keeps lengths and angles."""
     s = root(wide(c))
     xh, along, across, tx = radial_frame(x, y, c)
     w = s * safe_hypot(along, safe_norm(across))
-    # <y, v>_L, which is zero for y = x: by the radial frame, or, where x has no clear direction, by differences.
+    # <y, v>_L, which is zero for y = x, and cosh(s d): by the radial frame, or, where x has no clear direction and so
+    # the frame no gradient, by differences.
+    ty, at_origin = time_of(wide(y), c), c * sqnorm(x) < 0.25
     framed = along * dot(xh, v) / (s * tx) + dot(across, v)
-    plain = dot(y - x, v) - (time_step(x, y, tx, time_of(y, c)) / tx) * dot(x, v)
-    yv = torch.where(c * sqnorm(x) < 0.25, plain, framed)
-    return v + (c * yv / (1 + torch.hypot(w, torch.ones_like(w)))).to(v.dtype) * (x + y)
+    plain = dot(y - x, v) - (time_step(x, y, tx, ty) / tx) * dot(x, v)
+    yv = torch.where(at_origin, plain, framed)
+    cosh = torch.where(at_origin, c * (tx * ty - dot(wide(x), wide(y))), torch.hypot(w, torch.ones_like(w)))
+    return v + (c * yv / (1 + cosh)).to(v.dtype) * (x + y)
 
 
 @geometric("tangent")

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyptree.geometry import lorentz
+from hyptree.geometry import lorentz, row_forms
 from hyptree.geometry.core import debug
 from hyptree.geometry.core.numerics import (
     Scalar,
@@ -112,13 +112,13 @@ def _add(x: Tensor, y: Tensor, c: Scalar) -> Tensor:
     return cap_norm(total, ball_limit(x.dtype) / root(c))
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_mobius_add)
 def mobius_add(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Möbius sum ``x (+) y``: the translation that takes the origin to ``x``, applied to ``y``."""
     return _add(_inside(x, c, "poincare.mobius_add"), _inside(y, c, "poincare.mobius_add"), c)
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_expmap)
 def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Point reached from ``x`` along the geodesic with initial velocity ``v``."""
     x = _inside(x, c, "poincare.expmap")
@@ -129,7 +129,7 @@ def expmap(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
     return _add(x, step, c)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.poincare_logmap)
 def logmap(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Tangent vector at ``x`` that points to ``y``; its Riemannian length is their distance."""
     x, y = _inside(x, c, "poincare.logmap"), _inside(y, c, "poincare.logmap")
@@ -152,7 +152,7 @@ def midpoint(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- distances
 
 
-@geometric("scalar")
+@geometric("scalar", form=row_forms.poincare_dist)
 def dist(x: Tensor, y: Tensor, c: Scalar = 1.0) -> Tensor:
     """Hyperbolic distance, ``(2/s) asinh(s|x-y| / sqrt((1-c|x|^2)(1-c|y|^2)))``; symmetric bit for bit."""
     x, y = _inside(x, c, "poincare.dist"), _inside(y, c, "poincare.dist")

@@ -30,6 +30,11 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     Returns:
         (..., K) logits, float32 at least.
     """
+    return hyperplane_logits(*planes(x, weight, offset, c), c)
+
+
+def planes(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the operations on hyperplanes take: points as the product reads them, its matrix, time column and scale."""
     if isinstance(c, Tensor) and c.numel() != 1:
         raise ValueError(f"lorentz_mlr: expected one curvature for all points, got c of shape {tuple(c.shape)}")
     x = gemm_input(x)
@@ -42,7 +47,7 @@ def lorentz_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> T
     matrix = normal * (s * torch.cosh(angle) / torch.where(length > 0, length, 1.0))  # (K, n)
     # Laid out in memory, so that a compiler does not evaluate them again for every point.
     time_column, scale = torch.cat([-s * torch.sinh(angle).mT, length.mT / s]).unbind()  # (K,) each
-    return hyperplane_logits(x, matrix.to(x.dtype), time_column, scale, c)
+    return x, matrix.to(x.dtype), time_column, scale
 
 
 def poincare_mlr(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hyptree.geometry import Manifold, PointModule
 
 
-class ManifoldEmbedding(PointModule):
+class ManifoldEmbedding(nn.Embedding, PointModule):
     """Look up points of a manifold by index, as in ``ManifoldEmbedding(1000, 5, Lorentz())``.
 
     The parameter is marked as points, so Riemannian optimisers move its rows along the manifold, and it stays marked
@@ -23,11 +23,11 @@ class ManifoldEmbedding(PointModule):
         padding_idx: index of a row that starts at the origin and gets no gradient.
         sparse: give a sparse gradient, for ``RiemannianAdam(..., sparse=True)`` and tables with many rows.
 
+    It is an ``nn.Embedding`` because DDP asks only such tables whether their gradients are sparse.
+
     Shape:
         index (...) integers -> (..., n)
     """
-
-    weight: nn.Parameter
 
     def __init__(
         self,
@@ -40,17 +40,15 @@ class ManifoldEmbedding(PointModule):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
         if not isinstance(manifold, Manifold):
             raise ValueError(
                 f"ManifoldEmbedding: expected a manifold such as Lorentz(c=1.0), got {type(manifold).__name__}"
             )
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(f"ManifoldEmbedding: padding_idx must be below {num_embeddings} rows, got {padding_idx}")
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.manifold, self.std, self.sparse = manifold, std, sparse
-        self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_embeddings
         empty = torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=empty)
+        self.manifold, self.std = manifold, std
         self.register_point("weight", empty, manifold)
         self.reset_parameters()
 

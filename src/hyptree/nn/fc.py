@@ -5,23 +5,14 @@ logit ``v`` of the classifier of :mod:`hyptree.nn.classifier`. In Lorentz coordi
 ball version is the same point seen in the ball.
 """
 
-import torch
 from torch import Tensor
 
-from hyptree.geometry import Lorentz, Poincare, lorentz
-from hyptree.geometry.core.numerics import Scalar, cap_norm, lorentz_limit, root, sinh
-from hyptree.nn.classifier import Hyperplanes, lorentz_mlr, poincare_mlr
+from hyptree.geometry import Lorentz, Poincare, poincare
+from hyptree.geometry.core.numerics import Scalar
+from hyptree.nn.classifier import Hyperplanes, planes
 from hyptree.nn.point_layer import require_features, uniform_
-from hyptree.nn.precision import ball_store, gemm_input, like, store
-
-
-def _point_with_distances(v: Tensor, c: Scalar, c_out: Scalar | None) -> Tensor:
-    """Space components ``sinh(s v)/s_out`` of the point with signed distances ``v``, up to the limit of the dtype."""
-    s = root(like(c, v))
-    s_out = s if c_out is None else root(like(c_out, v))
-    limit = lorentz_limit(s_out, v.dtype)
-    within = (s * v).clamp(-limit, limit)  # type: ignore[arg-type]
-    return cap_norm(torch.sinh(within) / s_out, sinh(limit) / s_out)
+from hyptree.nn.precision import ball_store, store
+from hyptree.ops.fc_point import fc_point
 
 
 def lorentz_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_out: Scalar | None = None) -> Tensor:
@@ -36,8 +27,8 @@ def lorentz_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_out
     Returns:
         (..., m) points in the dtype of the matrix product.
     """
-    v = lorentz_mlr(x, weight, offset, c)
-    return store(_point_with_distances(v, c, c_out), gemm_input(x).dtype)
+    points, matrix, time_column, scale = planes(x, weight, offset, c)
+    return store(fc_point(points, matrix, time_column, scale, c, c if c_out is None else c_out), points.dtype)
 
 
 def poincare_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_out: Scalar | None = None) -> Tensor:
@@ -50,9 +41,10 @@ def poincare_fc(x: Tensor, weight: Tensor, offset: Tensor, c: Scalar = 1.0, c_ou
     Returns:
         (..., m) points of the ball in the dtype of ``x``; close to the boundary every digit of a ball point counts.
     """
-    v = poincare_mlr(x, weight, offset, c)
+    points, matrix, time_column, scale = planes(poincare.to_lorentz(x, c), weight, 2 * offset, c)
     c_last = c if c_out is None else c_out
-    return ball_store(lorentz.to_poincare(_point_with_distances(v, c, c_out), c_last), x.dtype, c_last)
+    point = fc_point(points, matrix, time_column, 2 * scale, c, c_last, in_ball=True)
+    return ball_store(point, x.dtype, c_last)
 
 
 class LorentzFC(Hyperplanes[Lorentz]):

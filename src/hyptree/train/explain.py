@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from hyptree.config import load
 from hyptree.data.pictures.single import default_size
 from hyptree.errors import UserError
 from hyptree.evaluate.text.token_radii import NUM_BLOCKS, curvatures
-from hyptree.explore.pages import himapper_page
+from hyptree.explore.pages import encoder_subject, himapper_page
 from hyptree.explore.pages.language import VALIDATION, write_token_page
 from hyptree.explore.pages.run_pictures import Subject
 from hyptree.files import data_folder
@@ -20,7 +23,7 @@ from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.language import measure_run
 from hyptree.train.model import create_model
-from hyptree.train.run.recipe import ModelSettings
+from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.tree import Tree
 
 
@@ -48,6 +51,26 @@ def subject_of_name(name: str, size: int | None = None) -> Subject:
     torch.manual_seed(0)  # fresh weights, but the same ones each time
     model = create_model(ModelSettings(name=name)).eval()
     return Subject(model, name, size or default_size(model))
+
+
+def page_of_encoder(model: str, out: Path | str, *, random_init: bool = False, **options: Any) -> Path:
+    """The page of an encoder (``hyptree.explore.pages.encoder_subject``), with a head that is trained for it.
+
+    The head learns from four pictures of each class of the built-in world, where no head, picture or text is given.
+    """
+    from hyptree.train.loop import fit
+
+    keys = {"task": "fewshot", "model.name": model, "fewshot.random_init": random_init, "fewshot.shots": 4}
+    keys |= {"data.size": 96, "data.num_train": 400, "data.num_val": 40, "run.tensorboard": False}
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "the built-in world"
+
+        def make_head() -> Path:
+            words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+            fit(load(Recipe, None, [*words, f"fewshot.cache={json.dumps(folder)}"]), run, quiet=True)
+            return run
+
+        return encoder_subject.page_of_encoder(model, out, random_init=random_init, make_head=make_head, **options)
 
 
 def page_of_tokens(
@@ -81,6 +104,18 @@ def page_of_tokens(
         metrics = RunFolder(source).read_metrics()
         models.append(numbers | {"curvatures": curvatures(metrics), "val": _last_validation(metrics)})
     return write_token_page(path, models)
+
+
+def page_of_embedding(run: Path | str, out: Path | str | None = None) -> Path:
+    """Writes the page of a run of the task ``embed``, by default ``index.html`` in its folder, and gives its path."""
+    from hyptree.evaluate.hierarchy.embedding import measure, sample_size
+    from hyptree.explore.pages.tree_demo import write_embedding_page
+    from hyptree.train.tasks.embed import load_embedding
+
+    embedding = load_embedding(run)
+    numbers = measure(embedding, num_samples=sample_size(len(embedding.names), None))
+    path = Path(out) if out is not None else Path(run) / "index.html"
+    return write_embedding_page(path, embedding, numbers, RunFolder(run).read_metrics())
 
 
 def _find_wordnet(folder: Path | str | None) -> Path | None:

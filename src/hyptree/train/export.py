@@ -57,8 +57,12 @@ def export(
         model.check_base()  # type: ignore[operator]
         return handle.save(_fresh(out or run / "adapter")), None
     kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
+    if recipe.task == "embed" and format != "safetensors":
+        raise UserError(f"points of a hierarchy are exported as safetensors, not {format}")
     if kind is not None and format != "safetensors":
         raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
+    if recipe.task == "fewshot" and format != "safetensors":
+        raise UserError(f"a few-shot head works beside its encoder and is exported as safetensors, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -128,18 +128,19 @@ def test_pictures_find_chains(tmp_path: Path, clip: Path, seed: int) -> None:
 def test_explain_an_encoder_with_texts_picture_and_head(
     tmp_path: Path, clip: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hyptree.vlm import LatentHierarchyHead
-    from hyptree.vlm.lathadapter.head_file import save_head
+    from PIL import Image
 
-    head = LatentHierarchyHead(24, 2, seed=seed)
-    (tmp_path / "run" / "heads").mkdir(parents=True)
-    file = tmp_path / "run" / "heads" / "full-1-0.safetensors"
-    save_head(head, file, about={"classes": ["car", "truck"], "shots": 1})
+    for place in ("train/car", "train/truck", "val/car", "val/truck"):
+        (tmp_path / "data" / place).mkdir(parents=True)
+        Image.new("RGB", (40, 40), (len(place), 90, 10)).save(tmp_path / "data" / place / "1.png")
+    train = ["train", "fewshot_world", "--model.name", f"hf:{clip}", "--data.name", "folder", "--data.root"]
+    train += [str(tmp_path / "data"), "--fewshot.shots", "1", "--fewshot.num_attributes", "2", "--schedule.steps", "1"]
+    train += ["--fewshot.shift", "[]", "--fewshot.cache", str(tmp_path / "cache"), "--run.device", "cpu"]
+    assert cli.main([*train, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
     mine, out = picture(tmp_path, seed), tmp_path / "p.html"
-    assert explain(f"hf:{clip}", mine, "--texts", *CHAINS, "--head", file, "--out", out) == 0
-    captured = capsys.readouterr()
-    assert captured.out.strip() == str(out)
-    assert "results.json that tells its template, so texts are made by 'a photo of a {}.'" in captured.err
+    assert explain(f"hf:{clip}", mine, "--texts", *CHAINS, "--head", tmp_path / "run", "--out", out) == 0
+    assert capsys.readouterr().out.strip() == str(out)
     reader = read(out.read_text(encoding="utf-8"))
     assert ("img", "alt", "a <picture>.png") in reader.attributes
     assert "Classes, attributes, pictures" in reader.text and "a <picture>.png" in reader.text
@@ -178,23 +179,26 @@ def test_the_built_in_world_needs_no_data(tmp_path: Path, seed: int, geometry: s
     model = WorldClip(build_clip(preset("clip-world-tiny"), len(tokenizer)), *(["lorentz"] * (geometry == "lorentz")))
     encoder = as_encoder(model, tokenizer, PixelFormat(32))
     encoder.model.eval()
-    before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
-    latent = vlm_subject.world_latent(encoder, shots=1, count=6)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.model.state_dict().items())
-    assert len(latent.classes) == 30 and len(latent.pictures) == 6 and latent.right[1] == 6
-    again = vlm_subject.world_latent(encoder, shots=1, count=6)
-    assert np.array_equal(latent.tree.parent, again.tree.parent)
     looked = vlm_subject.world_pictures(2)
     sample = World("val", num_images=2, size=128)[1]
     assert np.array_equal(looked[1].picture, sample.image.permute(1, 2, 0).numpy())
     assert looked[1].true == set(sample.captions) and looked[1].name == sample.captions[2]
-    path = vlm_page.write(encoder, tmp_path / "p.html", pictures=looked, latent=latent)
+    path = vlm_page.write(encoder, tmp_path / "p.html", pictures=looked)
     text = "".join(read(path.read_text(encoding="utf-8")).text)
     assert (
         f"distance from it is true ({geometry})" in text.lower()
         and "of 500 chains" in text
         and "of the true ones are found" in text
     )
+
+
+def test_a_head_is_trained_where_nothing_is_given_to_look_at(tmp_path: Path, clip: Path) -> None:
+    out = tmp_path / "p.html"
+    assert explain(f"hf:{clip}", "--out", out) == 0
+    text = "".join(read(out.read_text(encoding="utf-8")).text)
+    assert "learned (the built-in world) from 4 pictures of each of 30 classes" in text
+    assert "30 classes, 11 learned attributes, 40 pictures" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
 
 
 def test_a_curvature_that_would_do_nothing_is_refused(tmp_path: Path, seed: int) -> None:
@@ -232,17 +236,3 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
     assert not (tmp_path / "p.html").exists()
-
-
-def test_a_head_for_another_encoder_is_told(tmp_path: Path, clip: Path) -> None:
-    from hyptree.vlm import LatentHierarchyHead, load_encoder
-    from hyptree.vlm.lathadapter.head_file import save_head
-
-    encoder, looked = load_encoder(f"hf:{clip}"), [EncodedPicture(np.zeros((8, 8, 3), np.uint8), "x")]
-    save_head(LatentHierarchyHead(16, 2), tmp_path / "a.safetensors", about={"classes": ["car", "truck"]})
-    with pytest.raises(UserError, match=r"for features of 16 numbers, .* gives 24"):
-        vlm_subject.head_latent(encoder, tmp_path / "a.safetensors", looked)
-    learned = {"context": torch.zeros(2, 4)}
-    save_head(LatentHierarchyHead(24, 2), tmp_path / "b.safetensors", learned, {"classes": ["car"]})
-    with pytest.raises(UserError, match="was trained with learned prompts"):
-        vlm_subject.head_latent(encoder, tmp_path / "b.safetensors", looked)

@@ -1,10 +1,9 @@
-"""``hyptree vlm``: adapters on CLIP-like models, few-shot heads, radial embeddings. One file per group of sub-verbs."""
+"""``hyptree vlm``: adapters on CLIP-like models, radial embeddings. One file per group of sub-verbs."""
 
 from __future__ import annotations
 
 from hyptree.cli.vlm.attach import attach_info, merge
 from hyptree.cli.vlm.chains import build_chains
-from hyptree.cli.vlm.fewshot import train_fewshot
 from hyptree.cli.vlm.openvocab import eval_openvocab
 from hyptree.cli.vlm.radial import eval_hierarchy
 
@@ -12,7 +11,6 @@ SUBVERBS = {
     "attach-info": attach_info,
     "merge": merge,
     "eval-openvocab": eval_openvocab,
-    "train-fewshot": train_fewshot,
     "eval-hierarchy": eval_hierarchy,
     "build-chains": build_chains,
 }

@@ -57,6 +57,9 @@ class Hierarchy:
     is_closed: bool
     num_dropped: int = 0
 
+    def __len__(self) -> int:
+        return len(self.names)
+
     @property
     def num_nodes(self) -> int:
         """How many nodes there are."""

@@ -1,4 +1,4 @@
-"""An embedded hierarchy as a folder: what is in it, how good it is, what it looks like."""
+"""An embedded hierarchy: how good it is, what it looks like."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyptree.errors import UserError, as_called
 from hyptree.evaluate.hierarchy.reconstruction import cone_score, reconstruction
-from hyptree.files import load_tensors, open_packed
 from hyptree.geometry import Euclidean, Lorentz, Manifold, Poincare, lorentz, poincare
+from hyptree.tree import Tree
 from hyptree.vlm.radial.order import spearman
-
-POINTS, CLOSURE, NAMES = "embedding.safetensors", "closure.safetensors", "names.txt"
 
 
 @dataclass
@@ -42,36 +39,11 @@ def make_manifold(name: str, curvature: float) -> Manifold:
     raise ValueError(f"manifold must be lorentz, poincare or euclidean, got {name!r}")
 
 
-def resume_command(folder: Path) -> str:
-    """What goes on with an embedding that is not finished; its settings lie in its folder."""
-    return as_called("tree", "embed", "--config", folder / "config.yaml", "--resume")
-
-
-def load_embedding(folder: Path | str) -> Embedding:
-    """The embedding that ``hyptree tree embed`` left in a run folder."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"no run in {folder}: no such folder; expected what `hyptree tree embed --out {folder}` writes")
-    if not (folder / POINTS).is_file():
-        unfinished = (folder / "checkpoint.safetensors").is_file()
-        hint = f"go on with: {resume_command(folder)}" if unfinished else "is it a run of tree embed?"
-        raise UserError(f"{folder} has no {POINTS}; {hint}")
-    tensors, state = load_tensors(folder / POINTS)
-    pairs = load_tensors(folder / CLOSURE)[0]["pairs"].long()
-    with open_packed(folder / NAMES) as file:
-        names = file.read().splitlines()
-    points = tensors["points"]
-    if points.ndim != 2 or len(points) != len(names):
-        raise UserError(
-            f"{folder}: {tuple(points.shape)} points for {len(names)} names; the files are of different runs"
-        )
-    if not bool(points.isfinite().all()):
-        row = int((~points.isfinite().all(1)).nonzero()[0])
-        raise UserError(
-            f"{folder / POINTS}: the point of {names[row]!r} (row {row}) is not finite; lower --lr, train again"
-        )
-    manifold = make_manifold(state["manifold"], state["curvature"])
-    return Embedding(points, names, pairs, manifold, state["loss"])
+def sample_size(num_nodes: int, asked: int | None) -> int | None:
+    """How many nodes to rank: what was asked, or all up to 20,000 nodes and 2,000 of more; None for all."""
+    if asked is not None:
+        return asked or None
+    return None if num_nodes <= 20_000 else 2000
 
 
 def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
@@ -110,10 +82,8 @@ def measure(embedding: Embedding, *, num_samples: int | None = None, seed: int =
     return result
 
 
-def as_tree(embedding: Embedding) -> Any:
+def as_tree(embedding: Embedding) -> Tree:
     """The hierarchy as a ``Tree`` with the names as labels: of several parents the most specific one is kept."""
-    from hyptree.tree import Tree
-
     pairs = embedding.pairs.cpu().numpy()
     if len(np.unique(pairs)) == len(embedding.names):
         return Tree.from_edges(pairs).relabel(embedding.names)
@@ -162,17 +132,24 @@ def disk_points(embedding: Embedding) -> np.ndarray:
     return poincare.from_lorentz(lorentz.expmap0(direction * radius * s)).numpy()
 
 
+def disk_tree(embedding: Embedding, max_nodes: int) -> tuple[Tree, np.ndarray]:
+    """The tree and its :func:`disk_points`; of more than ``max_nodes`` nodes those with the most descendants."""
+    tree, points = as_tree(embedding), disk_points(embedding)
+    if tree.num_nodes > max_nodes:
+        keep = np.sort(np.argsort(-tree.subtree_sizes, kind="stable")[:max_nodes])
+        tree, points = tree.take(keep), points[keep]
+    return tree, points
+
+
 def draw_disk(embedding: Embedding, path: Path | str, *, names: bool | int = 24, max_nodes: int = 3000) -> None:
     """Write a picture of the embedding on the Poincaré disk, with the edges of its tree.
 
     Of more than ``max_nodes`` nodes those with the most descendants are drawn.
     """
-    dim, n = embedding.points.shape[1], len(embedding.names)
-    tree, points = as_tree(embedding), disk_points(embedding)
+    n, dim = embedding.points.shape
+    tree, points = disk_tree(embedding, max_nodes)
     title = f"{n:,} nodes, {type(embedding.manifold).__name__}, {dim} dimensions"
     if n > max_nodes:
-        keep = np.sort(np.argsort(-tree.subtree_sizes, kind="stable")[:max_nodes])
-        tree, points = tree.take(keep), points[keep]
         title += f", the {max_nodes:,} largest"
     if dim > 2:
         title += ", true radius, directions projected"

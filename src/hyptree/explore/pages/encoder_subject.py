@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,13 @@ from hyptree.explore.draw.latent_tree import LatentTree
 from hyptree.explore.draw.radial import same_levels
 from hyptree.explore.pages.encoder_page import EncodedPicture, write
 from hyptree.explore.pages.run_pictures import world_pictures as drawn
-from hyptree.files import read_json
-from hyptree.progress import say
 
-__all__ = ["page_of_encoder", "read_texts", "world_latent", "world_pictures"]
+__all__ = ["page_of_encoder", "read_texts", "world_pictures"]
 
 NUM_LOOKED = 8
 """Pictures of the world for which captions are looked up."""
 NUM_TREE = 40
 """Pictures of the world in its tree."""
-SHOTS = 4
 SHOWN_PIXELS = 128
 
 
@@ -38,8 +35,13 @@ def page_of_encoder(
     num_pictures: int | None = None,
     geometry: str | None = None,
     random_init: bool = False,
+    make_head: Callable[[], Path] | None = None,
 ) -> Path:
-    """The page of an encoder by its name, see ``hyptree explain --help``."""
+    """The page of an encoder by its name, see ``hyptree explain --help``.
+
+    Args:
+        make_head: trains a head and gives its run, where nothing else is given to look at.
+    """
     from hyptree.data.hierarchies.hyperlex import read_hyperlex
     from hyptree.data.pictures.single import read_picture
     from hyptree.vlm.encoders.encoder import load_encoder
@@ -57,9 +59,9 @@ def page_of_encoder(
         looked = world_pictures(num_pictures or NUM_LOOKED)
     latent = None
     if head is not None:
-        latent = head_latent(encoder, head, looked if images else world_pictures(NUM_TREE))
-    elif sees and not images and not texts:
-        latent = world_latent(encoder)
+        latent = head_latent(encoder, head, looked if images else ())
+    elif make_head is not None and sees and not images and not texts:
+        latent = head_latent(encoder, make_head(), ())
     says = "" if texts else "Captions are those of the built-in world" + (", and so are the pictures." if sees else ".")
     if not texts and images:
         says = "Captions are those of the built-in world."
@@ -128,61 +130,37 @@ def world_pictures(count: int) -> list[EncodedPicture]:
     ]
 
 
-def world_latent(encoder: Any, shots: int = SHOTS, count: int = NUM_TREE, seed: int = 0) -> LatentTree:
-    """The tree of a head that learns here, in seconds, from a few pictures per class of the built-in world."""
-    import torch
-
-    from hyptree.data.world import World
-    from hyptree.vlm.clip.world_text import captions_of
-    from hyptree.vlm.encoders.features import FeatureSet
-    from hyptree.vlm.lathadapter import fewshot
-    from hyptree.vlm.lathadapter.hosts import Host
-    from hyptree.vlm.lathadapter.settings import PARTS, FewShotSettings
-
-    world = World("train", num_images=1500, size=SHOWN_PIXELS, seed=seed)
-    classes = list(range(len(world.classes)))
-    labels = torch.as_tensor(np.asarray(world.labels())).long()
-    index = fewshot.sample_shots(labels, shots, seed, classes, world.classes)
-    settings = FewShotSettings()
-    host = Host(encoder.encode_text, settings.template)
-    with torch.no_grad():
-        rows = encoder.encode_images(drawn(world, index, SHOWN_PIXELS)).float()
-    features = FeatureSet(rows, labels[index], world.classes)
-    head = fewshot.build_head(host, world.classes, float(encoder.logit_scale.detach()), settings, PARTS, seed)
-    everything = torch.arange(len(index))
-    with torch.enable_grad():
-        fewshot.train(head, host, features, everything, classes, world.classes, settings, seed)
-    says = (
-        f"A head with {head.num_attributes} attributes learned here from {shots} pictures of each of {len(classes)} "
-        "classes of the built-in world; the encoder stayed as it is."
-    )
-    val = World("val", num_images=count, size=SHOWN_PIXELS)
-    names = [captions[2] for captions, _ in captions_of(val)]
-    pictures = drawn(val, range(count), SHOWN_PIXELS)
-    return _latent(encoder, head, host, world.classes, pictures, names, val.labels().tolist(), says)
+# ---- the tree of a head ----------------------------------------------------------------------------------------------
 
 
-def head_latent(encoder: Any, path: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
-    """The tree of a head that ``hyptree vlm train-fewshot`` wrote, with these pictures in it."""
+def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> LatentTree:
+    """The tree of a head that ``hyptree train`` left in a run of the task ``fewshot``, with these pictures in it.
+
+    By default validation pictures of the run's own data, of classes that it learned.
+    """
+    from hyptree.data.build import build_dataset
+    from hyptree.vlm.encoders.features import labels_of
+    from hyptree.vlm.lathadapter.fewshot import build_host
     from hyptree.vlm.lathadapter.head_file import load_head
-    from hyptree.vlm.lathadapter.hosts import Host
-    from hyptree.vlm.lathadapter.settings import FewShotSettings
 
-    head, learned, about = load_head(path, encoder)
-    classes = about.get("classes")
-    if learned or not classes:
-        why = "was trained with learned prompts" if learned else "names no classes"
-        raise UserError(f"{path}: the head {why}; explain shows heads of the frozen host (train-fewshot --host frozen)")
-    results = Path(path).parent.parent / "results.json"
-    template = FewShotSettings.template
-    if results.is_file():
-        template = read_json(results, "settings")["settings"].get("template", template)
-    else:
-        why = f"there is no {results} that tells its template, so texts are made by {template!r}"
-        say(f"warning: {path}: {why}")
-    says = f"The head of {Path(path).name}, {about.get('shots', '?')} shots per class."
-    pictures, names = [one.picture for one in looked], [one.name for one in looked]
-    return _latent(encoder, head, Host(encoder.encode_text, template), classes, pictures, names, (), says)
+    head, learned, about = load_head(run, encoder)
+    settings = about["settings"]
+    host = build_host(settings, encoder, encoder.encode_text, 0)
+    host.load_state_dict(learned)
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in about["numbers"].items())
+    says = (
+        f"A head with {head.num_attributes} attributes learned ({Path(run).name}) from {settings.shots} pictures of "
+        f"each of {len(about['classes'])} classes; the encoder stayed as it is. When it was tested: {numbers}."
+    )
+    pictures, names, labels = [one.picture for one in looked], [one.name for one in looked], list[int]()
+    if not looked:
+        dataset = build_dataset(about["data"], "val")
+        places = [i for i, label in enumerate(labels_of(dataset).tolist()) if label < len(about["classes"])]
+        samples = [dataset[i] for i in places[:: max(1, len(places) // NUM_TREE)][:NUM_TREE]]
+        pictures = [sample.image.permute(1, 2, 0).numpy() for sample in samples]
+        names = [sample.captions[2] if sample.captions else sample.id for sample in samples]
+        labels = [int(sample.label or 0) for sample in samples]
+    return _latent(encoder, head, host, about["classes"], pictures, names, labels, says)
 
 
 def _latent(
@@ -198,6 +176,8 @@ def _latent(
     import torch
 
     with torch.no_grad():
-        images = encoder.encode_images(list(pictures)).float()
-        tree = head.to_tree(host.text_features(classes).float(), images, list(classes), list(names))
+        takes_pixels = hasattr(host, "to_image")
+        inputs = encoder.preprocess(list(pictures)).to(encoder.device) if takes_pixels else list(pictures)
+        images = host.image_features(inputs if takes_pixels else encoder.encode_images(inputs)).float()
+        tree = head.to_tree(host.text_features(classes).to(images), images, list(classes), list(names))
     return LatentTree(tree, list(pictures), labels, says)

@@ -1,20 +1,24 @@
-"""``hyptree tree demo``: a small tree learned in the hyperbolic plane and in the flat one, and what that means."""
+"""Pages of embedded trees: of a run of the task ``embed``, and that of ``hyptree tree demo``.
+
+The demo learns a small tree in the hyperbolic plane and in the flat one, and says what that means.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hyptree.errors import require
+from hyptree.explore.draw.curves import line_chart, run_curves
 from hyptree.explore.draw.disk import draw_disk, move_script, svg_disk
-from hyptree.explore.pages.page import Section, page, table
+from hyptree.explore.pages.page import Section, cards, chart, page, table
 from hyptree.files import write_text
 from hyptree.progress import progress_bar
 from hyptree.tables import aligned
@@ -23,9 +27,10 @@ from hyptree.tree import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hyptree.evaluate.hierarchy.embedding import Embedding
     from hyptree.geometry import Manifold
 
-__all__ = ["TAXONOMY", "Scores", "demo_tree", "fit", "run"]
+__all__ = ["TAXONOMY", "Scores", "demo_tree", "fit", "run", "write_embedding_page"]
 
 TAXONOMY = """
 things
@@ -283,3 +288,61 @@ def _write_page(path: Path, tree: Tree, disk: np.ndarray, flat: np.ndarray, scor
         footer=f"Written by `hyptree tree demo --seed {seed}`. Curvature -1, edge length {EDGE_LENGTH:g}. "
         "All numbers are in numbers.json beside this page.",
     )
+
+
+# ---- a run of the task embed -----------------------------------------------------------------------------------------
+
+MAX_NODES = 400
+"""Nodes that are drawn: more dots and names would lie on each other."""
+_SHOWN = {
+    "map": ("MAP", ".3f"),
+    "mean_rank": ("mean rank", ".2f"),
+    "cone_f1": ("F1 of cones", ".3f"),
+    "distortion": ("average distortion", ".0%"),
+    "radius_depth_correlation": ("radius and depth", ".2f"),
+}
+_CURVES = ("step", "epoch", "time", "split", "lr", "loss", "map", "cone_map", "cone_f1")
+
+
+def write_embedding_page(
+    path: Path, embedding: Embedding, numbers: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> Path:
+    """Writes the page and gives its path.
+
+    Args:
+        numbers: what :func:`hyptree.evaluate.hierarchy.embedding.measure` gives.
+        metrics: rows of the run's metrics.jsonl.
+    """
+    from hyptree.evaluate.hierarchy.embedding import disk_tree
+    from hyptree.geometry import Euclidean
+
+    tree, points = disk_tree(embedding, MAX_NODES)
+    count, dim = embedding.points.shape
+    drawn = f"the {tree.num_nodes:,} of {count:,} nodes with the most descendants" if tree.num_nodes < count else ""
+    projected = "every node at its true distance from the middle, directions projected" if dim > 2 else ""
+    note = "; ".join(filter(None, (drawn, projected)))
+    is_flat = isinstance(embedding.manifold, Euclidean)
+    space = "flat space, drawn as if it were hyperbolic" if is_flat else "hyperbolic space"
+    picture = (
+        f"<figure>{svg_disk(tree, points, move=dim == 2)}<figcaption>Point at a node to see the way to it."
+        f"{' Shown: ' + note + '.' if note else ''}</figcaption></figure>"
+    )
+    shown = {name: format(numbers[key], form) for key, (name, form) in _SHOWN.items() if key in numbers}
+    ranked = f"{numbers['num_ranked_nodes']:,} random nodes" if numbers["is_sampled"] else "all nodes"
+    meaning = (
+        f"<p>Measured on {ranked}. <b>MAP</b>: whether the points nearest to a node are its ancestors; 1 is always. "
+        "<b>Mean rank</b> of an ancestor among all nodes that are none. <b>Average distortion</b>: by how much "
+        "distances miss path lengths, after the best common scaling. <b>Radius and depth</b>: whether specific nodes "
+        "lie farther out (rank correlation).</p>"
+    )
+    rows = [{key: row[key] for key in _CURVES if key in row} for row in metrics]
+    charts = "".join(chart(title, line_chart(title, lines, form)) for title, lines, form in run_curves(rows))
+    sections = [
+        Section("", cards(shown)),
+        Section("", picture),
+        Section("How good is it?", meaning),
+        Section("How it was learned", charts),
+    ]
+    lead = f"{count:,} nodes and {len(embedding.pairs):,} pairs in {dim} dimensions, in {space}."
+    footer = "Written by hyptree explain."
+    return page(path, "A hierarchy, embedded", lead, sections, script=move_script(), footer=footer)

@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec
 import torch
 from torch import Tensor
 
-from hyptree.geometry.core import debug
+from hyptree.geometry.core import debug, rows
 from hyptree.geometry.core.numerics import cap_norm, root
 
 Returns = Literal["point", "tangent", "ball", "scalar"]
@@ -36,18 +36,23 @@ class GeometryFunction:
     returns: Returns
     free: frozenset[str]
     """Tensor arguments whose last axis is not the manifold axis."""
+    form: rows.RowForm | None = None
+    """Its fast form."""
 
 
 FUNCTIONS: dict[str, GeometryFunction] = {}
 
 
-def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+def geometric(
+    returns: Returns, free: tuple[str, ...] = (), form: rows.RowForm | None = None
+) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """Decorate a public function of a geometry module.
 
     Args:
         returns: "point", "tangent" and "ball" (a point that must stay inside the ball when it is rounded) come back in
             the dtype of the input, "scalar" in float32 at least.
         free: names of tensor arguments with a last axis of their own (weights, matrices, steps).
+        form: the same function in few passes, for the rows and the calls it fits.
     """
 
     def decorate(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
@@ -58,6 +63,10 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Tensor:
+            if form is not None and not debug.is_enabled():
+                out = _by_rows(form, fn, names, args, kwargs)
+                if out is not None:
+                    return out
             arguments = dict(zip(names, args, strict=False))
             arguments.update(kwargs)
             dtype = _check(name, arguments, free_names)
@@ -68,7 +77,9 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
                     arguments[key] = cast.setdefault(id(value), value.to(compute))
             if debug.is_enabled():
                 arguments = _watch_inputs(name, arguments)
-            out = fn(**arguments)  # type: ignore[call-arg]
+            out = _by_rows(form, fn, names, (), arguments) if form and cast and not debug.is_enabled() else None
+            if out is None:
+                out = fn(**arguments)  # type: ignore[call-arg]
             if debug.is_enabled():
                 debug.require_finite(name, "the result", out, rowwise=returns != "scalar")
                 debug.watch_gradient(name, "its result", out)
@@ -78,10 +89,23 @@ def geometric(returns: Returns, free: tuple[str, ...] = ()) -> Callable[[Callabl
                 out = cap_norm(out, (1 - torch.finfo(dtype).eps) / root(arguments.get("c", 1.0)))
             return _store(out, dtype, name)
 
-        FUNCTIONS[name] = GeometryFunction(name, call, names, returns, free_names)
+        FUNCTIONS[name] = GeometryFunction(name, call, names, returns, free_names, form)
         return call
 
     return decorate
+
+
+def _by_rows(
+    form: rows.RowForm, fn: Callable[..., Tensor], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
+) -> Tensor | None:
+    """The result by the fast form if the arguments, of which ``c`` may be missing, are what it takes."""
+    given = args
+    if kwargs:
+        given = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+    points, c = (given[:-1], given[-1]) if len(given) == len(names) else (given, 1.0)
+    if len(points) != len(names) - 1 or len(given) != len(args) + len(kwargs) or not rows.fits(points, c):
+        return None
+    return rows.apply(form, fn, points, c)
 
 
 def _check(name: str, arguments: dict[str, Any], free: frozenset[str]) -> torch.dtype:

@@ -1,1 +1,1 @@
-"""Embedding a hierarchy into a space: its loop, its batches, what it minimises."""
+"""Embedding a hierarchy into a space: its batches, where points start, what is minimised (the task ``embed``)."""

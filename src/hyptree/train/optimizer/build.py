@@ -1,4 +1,4 @@
-"""AdamW with timm's parameter groups, and with ours where the model has points or curvatures among its parameters."""
+"""AdamW or SGD with timm's parameter groups, and ours where a model has points or curvatures among its parameters."""
 
 from __future__ import annotations
 
@@ -91,37 +91,50 @@ def parameter_marks(model: nn.Module) -> Marks:
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings, marks: Marks | None = None) -> torch.optim.Optimizer:
-    """``torch.optim.AdamW``, or :class:`hyptree.optim.RiemannianAdamW` when some parameter is a point."""
+    """``torch.optim.AdamW`` or ``SGD``, or :mod:`hyptree.optim`'s Riemannian form when some parameter is a point."""
     groups = param_groups(model, settings, marks)
     if not groups:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
-    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    for key, kind, name in (("point_lr", "points", "point"), ("curvature_lr", "curvature", "learned curvature")):
-        rate = getattr(settings, key)
-        if rate is not None and all(group["kind"] != kind for group in groups):
-            warnings.warn(f"optim.{key} {rate:g} has no effect: this model has no {name}", stacklevel=2)
+    has_points = any(group["kind"] == "points" for group in groups)
+    of_kind = {"point_lr": "points", "max_step": "points", "curvature_lr": "curvature"}
+    for key, kind in of_kind.items():
+        value, name = getattr(settings, key), "point" if kind == "points" else "learned curvature"
+        if value is not None and all(group["kind"] != kind for group in groups):
+            warnings.warn(f"optim.{key} {value:g} has no effect: this model has no {name}", stacklevel=2)
+    if settings.name == "sgd":
+        options: dict[str, Any] = {"lr": settings.lr, "momentum": settings.momentum}
+        if not has_points:
+            return torch.optim.SGD(groups, **options)
+        from hyptree.optim import RiemannianSGD
+
+        return RiemannianSGD(groups, **options, max_step=settings.max_step)
+    options = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    if has_points:
+        from hyptree.optim import RiemannianAdamW
+
+        return RiemannianAdamW(groups, **options, max_step=settings.max_step)
     parameters = [p for group in groups for p in group["params"]]
     # One kernel for all parameters; on CPUs it is also several times quicker for small ones. Not for shards.
     fused = all(p.is_floating_point() and not isinstance(p, DTensor) for p in parameters)
-    if any(group["kind"] == "points" for group in groups):
-        from hyptree.optim import RiemannianAdamW
-
-        return RiemannianAdamW(groups, **options)
     return torch.optim.AdamW(groups, fused=fused or None, **options)
 
 
 def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
     """Shrink all gradients such that their common norm is at most ``limit``; gives the norm before.
 
-    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients.
+    As ``torch.nn.utils.clip_grad_norm_``, which refuses a mixture of sharded and whole gradients, and of sparse ones
+    knows no norm.
     """
     parts: dict[bool, list[nn.Parameter]] = {}
     for p in model.parameters():
         if p.grad is not None:
+            if p.grad.is_sparse:
+                p.grad = p.grad.coalesce()  # each row once: its norm is that of the sum
             parts.setdefault(isinstance(p.grad, DTensor), []).append(p)
     norms = []
     for params in parts.values():
-        norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        grads = [p.grad.values() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:

@@ -24,12 +24,14 @@ class Schedule:
             )
 
     def factor(self, step: int) -> float:
-        """Share of the top learning rate at this step (from 0): rises linearly, then falls to ``min_lr``.
+        """Share of the top learning rate at this step (from 0): rises linearly or waits, then falls to ``min_lr``.
 
         The first step of a warm-up of n has 1/(n + 1), the first after it 1; the last step of the run comes out just
         above ``min_lr``, which would be that of the step after it.
         """
         warmup = self.num_warmup_steps
+        if step < warmup and self.settings.warmup_lr is not None:
+            return self.settings.warmup_lr
         if step < warmup:
             return (step + 1) / (warmup + 1)
         low = self.settings.min_lr

@@ -17,6 +17,8 @@ from hyptree.config import build
 from hyptree.data.settings import DataSettings
 from hyptree.data.text.settings import TextSettings
 from hyptree.errors import UserError
+from hyptree.train.run.settings import EmbedSettings
+from hyptree.vlm.lathadapter.settings import FewShotSettings
 from hyptree.vlm.radial.settings import RadialSettings
 
 
@@ -131,10 +133,16 @@ class LossSettings:
     """Share of the target that is spread over all classes."""
 
 
+_OF_OTHERS = {"adamw": ("momentum",), "sgd": ("betas", "eps")}
+"""By optimiser, what only the other one reads."""
+
+
 @dataclass
 class OptimSettings:
-    """AdamW; its Riemannian form when the model has points among its parameters."""
+    """AdamW or SGD; their Riemannian form when the model has points among its parameters."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd reads momentum, adamw reads betas and eps."""
     lr: float = 1e-3
     """Learning rate at the top of the schedule."""
     weight_decay: float = 0.05
@@ -143,6 +151,8 @@ class OptimSettings:
     """Memory of the two moments."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
+    momentum: float = 0.9
+    """Of sgd."""
     layer_decay: float | None = None
     """Learning rate of a layer relative to the one above it, e.g. 0.75 for fine-tuning."""
     clip: float | None = 1.0
@@ -151,10 +161,16 @@ class OptimSettings:
     """Learning rate of points on a manifold; lr by default."""
     curvature_lr: float | None = None
     """Learning rate of learned curvatures; lr by default."""
+    max_step: float | None = None
+    """Longest move of a point on a manifold in one step; null for no limit."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr")
-        require_numbers(self, "at least 0", "weight_decay")
+        positive = ("lr", "eps", "layer_decay", "clip", "point_lr", "curvature_lr", "max_step")
+        require_numbers(self, "a positive number", *positive)
+        require_numbers(self, "at least 0", "weight_decay", "momentum")
+        for key in _OF_OTHERS[self.name]:
+            if getattr(self, key) != getattr(OptimSettings, key):
+                raise ValueError(f"{key} means nothing to {self.name}; leave it out")
         if self.layer_decay is not None and self.layer_decay > 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
 
@@ -171,16 +187,20 @@ class ScheduleSettings:
     """Optimiser steps; wins over epochs."""
     warmup: float = 0
     """Length of the linear warm-up, in the same unit."""
+    warmup_lr: float | None = None
+    """Constant learning rate of the warm-up, as a share of optim.lr, instead of a linear rise."""
     min_lr: float = 0.01
     """Where the learning rate ends, as a share of optim.lr."""
     power: float = 0.9
     """Of poly."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "a positive number", "epochs", "steps", "power")
+        require_numbers(self, "a positive number", "epochs", "steps", "power", "warmup_lr")
         length = self.epochs if self.steps is None else self.steps
         if not 0 <= self.warmup <= length:
             raise ValueError(f"warmup must be from 0 to the length of the run ({length:g}), got {self.warmup:g}")
+        if self.warmup_lr is not None and self.warmup == length:
+            raise ValueError(f"warmup {self.warmup:g} at a constant rate is all of the run; 0 switches it off")
         if not 0 <= self.min_lr <= 1:
             raise ValueError(f"min_lr is a share of optim.lr, from 0 to 1, got {self.min_lr}")
 
@@ -248,7 +268,8 @@ class Recipe:
     """One training run."""
 
     task: str = "classify"
-    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect or radial."""
+    """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot or
+    embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
     text: TextSettings = field(default_factory=TextSettings)
@@ -257,8 +278,12 @@ class Recipe:
     """What is trained."""
     radial: RadialSettings = field(default_factory=RadialSettings)
     """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
+    fewshot: FewShotSettings = field(default_factory=FewShotSettings)
+    """How a head learns from few pictures and what it is tested on, for the task fewshot."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How many of its tokens a vision transformer keeps."""
+    embed: EmbedSettings = field(default_factory=EmbedSettings)
+    """Which hierarchy is embedded and how, for the task embed; data.batch_size then counts nodes."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -273,7 +298,8 @@ class Recipe:
         """What a file and flags say, and for common keys that they leave out the task's own defaults.
 
         A task names them in the class of its section: ``common_defaults()`` of ``radial: RadialSettings`` gives dotted
-        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys.
+        keys and values, e.g. ``{"optim.lr": 1e-7}``, which may depend on the section's other keys. Keys of another
+        optimiser than the given one are left out.
         """
         task = str(data.get("task"))
         section: Any = {f.name: f.default_factory for f in fields(cls)}.get(task)
@@ -282,7 +308,9 @@ class Recipe:
         for key, value in build(section, data.get(task), task, source).common_defaults().items():
             place, name = key.split(".")
             keys = data.get(place) or {}
-            if isinstance(keys, Mapping):
+            if not isinstance(keys, Mapping):  # which is refused when it is read
+                continue
+            if place != "optim" or name not in _OF_OTHERS.get(str(keys.get("name", "adamw")), ()):
                 data = {**data, place: {name: value, **keys}}
         return data
 
@@ -301,10 +329,10 @@ class Recipe:
 
 _MIXES = ("data.augment.mixup", "data.augment.cutmix", "data.augment.mix_prob")
 _OF_TEXT = ("batch_size", "eval_batch_size", "workers", "cache", "strict", "resident")
-"""What the task language reads of ``data``, or may be left there from a recipe of pictures."""
+"""What language and embed read of ``data``, or may be left there from a recipe of pictures."""
 _OF_CHAINS = ("batch_size", "eval_batch_size", "num_train", "num_val", "seed")
 """What the task radial reads of it."""
-_SECTIONS = {"text": "language", "radial": "radial"}
+_SECTIONS = {"text": "language", "radial": "radial", "embed": "embed", "fewshot": "fewshot"}
 """Sections of one task, which the others do not read."""
 _NOT_READ = {
     "classify": ("model.head", "data.augment.scale_jitter"),
@@ -313,10 +341,20 @@ _NOT_READ = {
     "openvocab_detect": ("loss", "data.crop_pct", *_MIXES),
     "openvocab": ("loss", "data.crop_pct", "data.mean", "data.std", "model.pretrained", *_MIXES),
     "contrast": ("loss", "data.augment.scale_jitter", *_MIXES),
+    "fewshot": (
+        *("loss", "model.args", "model.head", "model.pretrained", "run.accumulate", "run.compile", "run.channels_last"),
+        *(f"data.{name}" for name in ("workers", "resident", "crop_pct", "mean", "std", "augment")),
+    ),
     "language": ("loss", "model.head", *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT)),
     "radial": (
         *("loss", "model.args", "model.head", "model.pretrained", "optim.layer_decay", "run.accumulate"),
         *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_CHAINS),
+    ),
+    "embed": (
+        *("loss", "optim.weight_decay", "optim.layer_decay", "optim.curvature_lr"),
+        *("run.precision", "run.grad_checkpointing", "run.compile", "run.channels_last"),
+        *(f"model.{f.name}" for f in fields(ModelSettings) if f.name not in ("name", "backbone")),
+        *(f"data.{f.name}" for f in fields(DataSettings) if f.name not in _OF_TEXT),
     ),
 }
 """Other keys and sections that mean nothing to a task."""
@@ -344,6 +382,9 @@ FREE_TO_CHANGE = {
     "text.cache",
     "radial.chains",
     "radial.held_out",
+    "embed.edges",
+    "embed.num_ranked",
+    "fewshot.cache",
     "run.device",
     "run.threads",
     "run.parallel",

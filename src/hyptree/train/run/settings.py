@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hyptree.checks import require_numbers
 
@@ -13,59 +13,55 @@ from hyptree.checks import require_numbers
 class EmbedSettings:
     """How a hierarchy is embedded. The defaults are the fastest found for WordNet's mammals."""
 
-    dim: int = 5
-    """Dimension of the space."""
-    manifold: Literal["lorentz", "poincare", "euclidean"] = "lorentz"
-    """Space: the hyperboloid, the Poincaré ball, or flat space as a control."""
-    curvature: float = 1.0
-    """c > 0, the sectional curvature is -c; flat space ignores it."""
-    loss: Literal["distance", "cones"] = "distance"
-    """distance: softmax of distances over negatives; cones: descendants inside entailment cones."""
+    edges: Path | None = None
+    """File of (child, parent) or (child, ancestor) rows: .tsv, .csv, .txt (also .gz), or .npz with an array pairs. By
+    default the classes of the built-in world."""
     closure: Literal["auto", "given", "compute"] = "auto"
     """auto, compute: embed the transitive closure of the edges; given: the pairs as they are."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line of the file names the columns."""
-    epochs: int = 30
-    """Passes over the nodes."""
-    batch_size: int = 128
-    """Nodes per step; each comes with all its ancestors."""
+    dim: int = 5
+    """Dimension of the space; model.name says which one: lorentz, poincare, or euclidean as a control."""
+    curvature: float = 1.0
+    """c > 0, the sectional curvature is -c; flat space ignores it."""
+    loss: Literal["distance", "cones"] = "distance"
+    """distance: softmax of distances over negatives; cones: descendants inside entailment cones."""
     negatives: int = 300
     """Negatives per positive; one sample of nodes serves all pairs of a step."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Riemannian Adam, or plain Riemannian SGD as in the original paper."""
-    lr: float | None = None
-    """Learning rate: the usual step of adam, for sgd per pair. By default 0.3 for adam on distances, else 0.1."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """How the learning rate falls to zero."""
-    max_step: float = 0.5
-    """Longest move of a point in one step, in hyperbolic length."""
     init: Literal["ancestors", "random"] = "ancestors"
-    """ancestors: nodes that share ancestors start in similar directions; random: around the origin, wants a burn-in."""
-    burn_in: int = 0
-    """Epochs at a hundredth of the learning rate, with frequent ancestors as negatives."""
+    """ancestors: nodes that share ancestors start in similar directions; random: around the origin, wants a burn-in,
+    which is schedule.warmup: a stretch at schedule.warmup_lr with frequent ancestors as negatives."""
     margin: float = 0.1
     """cones: angle by which negatives must miss the cone, in radians."""
     aperture: float = 0.1
     """cones: the constant K of the aperture."""
     dtype: Literal["float32", "float64"] = "float64"
     """Precision. float32 blurs neighbours that are far from the origin."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, ..."""
-    threads: int | None = None
-    """CPU threads; by default one where a step is too small to share (batch_size * negatives below 2^20), else all."""
-    seed: int = 0
-    """Same seed, same device, same number of threads: same result."""
+    num_ranked: int | None = None
+    """Nodes whose ancestors are ranked to measure; 0 for all. By default all up to 20,000 nodes, 2,000 of more."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "at least 1", "dim", "epochs", "batch_size", "negatives", "threads")
-        if self.lr is None:
-            self.lr = 0.3 if self.optimizer == "adam" and self.loss == "distance" else 0.1
-        require_numbers(self, "a positive number", "curvature", "lr", "max_step", "margin", "aperture")
-        if not 0 <= self.burn_in < self.epochs:
-            raise ValueError(f"burn_in must be from 0 to epochs - 1 = {self.epochs - 1}, got {self.burn_in}")
-        if self.loss == "cones" and self.manifold == "euclidean":
-            raise ValueError("loss cones needs a hyperbolic manifold, got euclidean; use lorentz or poincare")
-        require_numbers(self, "from 0 to 2^31 - 1", "seed")
+        require_numbers(self, "at least 1", "dim", "negatives")
+        require_numbers(self, "a positive number", "curvature", "margin", "aperture")
+        require_numbers(self, "at least 0", "num_ranked")
+
+    def common_defaults(self) -> dict[str, Any]:
+        """Steps take milliseconds: one thread, and no number, line or file more often than they are looked at."""
+        return {
+            "model.name": "lorentz",
+            "optim.lr": 0.3 if self.loss == "distance" else 0.1,
+            "optim.betas": [0.9, 0.99],
+            "optim.momentum": 0.0,
+            "optim.clip": None,
+            "optim.max_step": 0.5,
+            "schedule.min_lr": 0.0,
+            "schedule.warmup_lr": 0.01,
+            "run.threads": 1,
+            "run.eval_every": 0.0,
+            "run.save_every": 0.0,
+            "run.save_steps": 2000,
+            "run.log_steps": 100,
+        }
 
 
 @dataclass(kw_only=True)

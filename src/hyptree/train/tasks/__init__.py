@@ -19,7 +19,9 @@ TASKS: dict[str, str] = {
     "contrast": "hyptree.train.tasks.contrast:Contrast",
     "openvocab": "hyptree.train.tasks.openvocab:OpenVocab",
     "openvocab_detect": "hyptree.train.tasks.openvocab_detect:OpenVocabDetect",
+    "embed": "hyptree.train.tasks.embed:Embed",
     "radial": "hyptree.train.tasks.radial:Radial",
+    "fewshot": "hyptree.train.tasks.fewshot:FewShot",
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from hyptree.data.sample import BadSample, PictureDataset
 from hyptree.errors import UserError
 from hyptree.files import hash_tensors, load_tensors, save_tensors
+from hyptree.progress import progress_bar
 from hyptree.vlm.adapters.container import adapter_state
 from hyptree.vlm.encoders.encoder import Encoder
 
@@ -34,13 +36,13 @@ class FeatureSet:
         labels: (n,) places in ``classes``.
         classes: their names.
         features: (n, D) as the image encoder gives them, not normalised.
-        num_bad: pictures that could not be read and are left out.
+        bad: pictures that could not be read and are left out, and why.
     """
 
     features: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    num_bad: int = 0
+    bad: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.features) != len(self.labels):
@@ -59,14 +61,17 @@ class PixelSet:
 
     def __init__(self, encoder: Encoder, dataset: PictureDataset, change: Change | None = None):
         self.encoder, self.dataset, self.change = encoder, dataset, change
-        self.labels, self.classes, self.num_bad = labels_of(dataset), tuple(dataset.classes), 0
+        self.labels, self.classes, self.bad = labels_of(dataset), tuple(dataset.classes), dict[str, str]()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def inputs(self, index: Tensor) -> Tensor:
         """(n, 3, size, size) prepared pictures, on the encoder's device."""
-        pictures = [_picture(self.dataset[int(i)].image, self.change) for i in index]
+        try:
+            pictures = [_picture(self.dataset[int(i)].image, self.change) for i in index]
+        except BadSample as bad:
+            raise UserError(f"cannot read picture {bad}; take it out, its features are made in every step") from bad
         return self.encoder.preprocess(pictures).to(self.encoder.device)
 
 
@@ -114,7 +119,8 @@ def picture_features(
     change: Change | None = None,
     change_name: str = "",
     batch_size: int = 64,
-    progress: Callable[[int], None] | None = None,
+    shown_as: str = "",
+    fingerprint: str | None = None,
 ) -> FeatureSet:
     """Features of all pictures of a dataset, read from ``cache`` where they are there, else made and kept.
 
@@ -124,58 +130,85 @@ def picture_features(
     Args:
         cache: folder; None keeps nothing.
         change: what happens to every picture first (a shift of domain), with the name that tells it from others.
-        progress: called with the number of pictures done.
+        shown_as: what the progress is called while features are made; nothing is shown without it.
+        fingerprint: of the encoder, where it is known already.
     """
-    name = f"{encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}{'-' + change_name if change_name else ''}"
-    whole = None if cache is None else cache / f"{name}.safetensors"
-    if whole is not None and whole.is_file():
-        tensors, state = load_tensors(whole)
-        return FeatureSet(tensors["features"], tensors["labels"], tuple(dataset.classes), int(state["num_bad"]))
-    folder = None if cache is None else cache / f"{name}.parts"
+    name = f"{fingerprint or encoder_fingerprint(encoder)}-{data_fingerprint(dataset)}"
+    name += f"-{change_name}" if change_name else ""
+    if cache is None:
+        return _make_features(encoder, dataset, change, batch_size, shown_as, None)
+    whole, folder = cache / f"{name}.safetensors", cache / f"{name}.parts"
+    with _alone_in(cache):
+        if not whole.is_file():
+            features = _make_features(encoder, dataset, change, batch_size, shown_as, folder)
+            about = {"encoder": encoder.name, "classes": list(dataset.classes), "bad": features.bad}
+            save_tensors(whole, {"features": features.features, "labels": features.labels}, about)
+            shutil.rmtree(folder)
+    tensors, state = load_tensors(whole)
+    return FeatureSet(tensors["features"], tensors["labels"], tuple(dataset.classes), state["bad"])
+
+
+@contextmanager
+def _alone_in(cache: Path) -> Iterator[None]:
+    """Inside, no other process is: it waits, and finds what was made meanwhile. A kill lets go."""
+    import fcntl
+
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make_features(
+    encoder: Encoder,
+    dataset: PictureDataset,
+    change: Change | None,
+    batch_size: int,
+    shown_as: str,
+    folder: Path | None,
+) -> FeatureSet:
+    """The features of a dataset, part by part; the parts are kept in ``folder``."""
+    parts: list[dict[str, Tensor]] = []
+    bad: dict[str, str] = {}
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    parts: list[tuple[dict[str, Tensor], int]] = []
-    for start in range(0, len(dataset), PART):
-        stop = min(start + PART, len(dataset))
-        path = None if folder is None else folder / f"{start:09d}.safetensors"
-        if path is not None and path.is_file():
-            tensors, state = load_tensors(path)
-            parts.append((tensors, int(state["num_bad"])))
-        else:
-            features, bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
-            if path is not None:
-                save_tensors(path, features, {"num_bad": bad})
-            parts.append((features, bad))
-        if progress is not None:
-            progress(stop)
-    joined = {key: torch.cat([part[key] for part, _ in parts]) for key in ("features", "labels")}
-    num_bad = sum(bad for _, bad in parts)
-    if whole is not None:
-        save_tensors(whole, joined, {"num_bad": num_bad, "encoder": encoder.name, "classes": list(dataset.classes)})
-        assert folder is not None
-        shutil.rmtree(folder)
-    return FeatureSet(joined["features"], joined["labels"], tuple(dataset.classes), num_bad)
+        folder.mkdir(exist_ok=True)
+    with progress_bar(shown_as, len(dataset), quiet=not shown_as) as shown:
+        for start in range(0, len(dataset), PART):
+            stop = min(start + PART, len(dataset))
+            path = None if folder is None else folder / f"{start:09d}.safetensors"
+            if path is not None and path.is_file():
+                part, state = load_tensors(path)
+                part_bad = state["bad"]
+            else:
+                part, part_bad = _encode(encoder, dataset, range(start, stop), change, batch_size)
+                if path is not None:
+                    save_tensors(path, part, {"bad": part_bad})
+            parts.append(part)
+            bad |= part_bad
+            shown.reach(stop)
+    joined = {key: torch.cat([part[key] for part in parts]) for key in ("features", "labels")}
+    return FeatureSet(joined["features"], joined["labels"], tuple(dataset.classes), bad)
 
 
 @torch.no_grad()
 def _encode(
     encoder: Encoder, dataset: PictureDataset, index: range, change: Change | None, batch_size: int
-) -> tuple[dict[str, Tensor], int]:
-    """Features and labels of some pictures, and how many could not be read."""
-    features, labels, num_bad = [torch.zeros(0, encoder.width)], [], 0
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Features and labels of some pictures, and which could not be read."""
+    features, labels, bad = [torch.zeros(0, encoder.width)], [], dict[str, str]()
     for start in range(index.start, index.stop, batch_size):
         pictures = []
         for i in range(start, min(start + batch_size, index.stop)):
             try:
                 sample = dataset[i]
-            except BadSample:
-                num_bad += 1
+            except BadSample as error:
+                bad[error.id] = error.why
                 continue
             pictures.append(_picture(sample.image, change))
             labels.append(_label(sample))
         if pictures:
             features.append(encoder.encode_images(encoder.preprocess(pictures)).float().cpu())
-    return {"features": torch.cat(features), "labels": torch.tensor(labels, dtype=torch.int64)}, num_bad
+    return {"features": torch.cat(features), "labels": torch.tensor(labels, dtype=torch.int64)}, bad
 
 
 def _picture(image: Tensor, change: Change | None) -> Tensor:

@@ -29,19 +29,13 @@ class Host(nn.Module):
     Args:
         encode: (n, D) features of texts; no gradient is asked of it.
         template: what becomes a text when a class is put in.
-        encode_pixels: (n, D) features of prepared pictures; by default the inputs are features already.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[list[str]], Tensor],
-        template: str = TEMPLATE,
-        encode_pixels: Callable[[Tensor], Tensor] | None = None,
-    ):
+    def __init__(self, encode: Callable[[list[str]], Tensor], template: str = TEMPLATE):
         super().__init__()
         if "{}" not in template:
             raise UserError(f"template {template!r} has no place for the class; write {{}} where it belongs")
-        self._encode, self.template, self._encode_pixels = encode, template, encode_pixels
+        self._encode, self.template = encode, template
 
     def text_features(self, names: Sequence[str]) -> Tensor:
         """(C, D) features of classes."""
@@ -53,8 +47,8 @@ class Host(nn.Module):
         return self._encode(list(words)).detach()
 
     def image_features(self, inputs: Tensor) -> Tensor:
-        """(B, D) features of pictures."""
-        return inputs if self._encode_pixels is None else self._encode_pixels(inputs)
+        """(B, D) features of pictures: the inputs are features already."""
+        return inputs
 
 
 class PromptHost(Host):

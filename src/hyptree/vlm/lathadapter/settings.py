@@ -1,32 +1,45 @@
-"""Settings of few-shot learning with a latent hierarchy: plain dataclasses, no torch."""
+"""Settings of few-shot learning with a latent hierarchy: a plain dataclass, no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hyptree.checks import require_numbers
 
-HostName = Literal["frozen", "prompt", "joint"]
+Part = Literal["atr", "va", "at", "h"]
 
-PARTS = ("atr", "va", "at", "h")
+PARTS: tuple[Part, ...] = ("atr", "va", "at", "h")
 """What can be switched: the refinement of classes, the two hierarchy losses, the hyperbolic classification loss."""
 
-ZERO_SHOT = "zero-shot"
-"""The encoder as it is, without head or training."""
+_TEST_BATCH = 256
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FewShotSettings:
-    """How a head learns from few pictures per class. What is None follows from the host."""
+    """How a head learns from few pictures per class, and what it is tested on: the section of the task ``fewshot``."""
 
-    host: HostName = "frozen"
-    """frozen: the attributes alone learn. prompt: words of context too. joint: prompts in both towers (MaPLe-like)."""
+    host: Literal["frozen", "prompt", "joint"] = "frozen"
+    """frozen: the attributes alone learn (Adam). prompt: words of context too (SGD). joint: prompts in both towers, as
+    in MaPLe (SGD). Rates, batches and epochs follow from it where they are not given."""
+    parts: tuple[Part, ...] = PARTS
+    """What is on: atr refines classes, va and at are the hierarchy losses, h classifies by distance. None at all is the
+    host alone, which is zero-shot CLIP where it is frozen."""
+    shots: int = 16
+    """Training pictures per class, drawn by run.seed."""
+    protocol: Literal["all", "base-to-new"] = "all"
+    """all: train and test on all classes. base-to-new: train on the first half, test on both halves."""
+    transfer: tuple[str, ...] = ()
+    """Other data to test on, with its own classes (cross-dataset): world, a folder, an .npz file or NAME:ROOT."""
+    shift: tuple[str, ...] = ()
+    """The same classes in other pictures: grey, noise, blur, negative, upside-down, or data with these class names."""
     num_attributes: int | None = None
     """Attributes between classes and pictures; by default 2 sqrt(classes), from 4 to 24."""
     attribute_words: tuple[str, ...] = ()
     """Words at which attributes begin, one each, instead of the mean class."""
+    attribute_lr: float | None = None
+    """Learning rate of the attributes; by default optim.lr."""
     curvature: float = 0.1
     """c > 0, the curvature is -c."""
     beta: float = 0.1
@@ -51,89 +64,40 @@ class FewShotSettings:
     """Learned vectors of context; by default as many as the words (prompt) or 2 (joint)."""
     depth: int = 9
     """joint: blocks with prompts of their own."""
-    epochs: int | None = None
-    """Passes over the shots. [30 for frozen, 5 otherwise]"""
-    batch_size: int | None = None
-    """Pictures per step. [32 for frozen, 4 otherwise]"""
-    lr: float | None = None
-    """Learning rate at its peak. [Adam 0.01 for frozen, SGD 0.0035 otherwise]"""
-    attribute_lr: float | None = None
-    """Learning rate of the attributes; by default lr."""
+    random_init: bool = False
+    """An encoder with random weights, for smoke tests."""
+    cache: Path = Path("runs/features")
+    """Folder that keeps the encoder's features for the next run."""
 
     def __post_init__(self) -> None:
-        frozen = self.host == "frozen"
-        self.epochs = self.epochs if self.epochs is not None else (30 if frozen else 5)
-        self.batch_size = self.batch_size if self.batch_size is not None else (32 if frozen else 4)
-        self.lr = self.lr if self.lr is not None else (0.01 if frozen else 0.0035)
-        self.attribute_lr = self.attribute_lr if self.attribute_lr is not None else self.lr
-        require_numbers(self, "at least 1", "epochs", "batch_size", "k", "depth", flag="--")
-        require_numbers(self, "a positive number", "curvature", "lr", "attribute_lr", flag="--")
-        if self.num_attributes is not None and self.num_attributes < 0:
-            raise ValueError(f"--num-attributes must be 0 or more, got {self.num_attributes}")
+        require_numbers(self, "at least 1", "shots", "k", "depth", "num_context")
+        require_numbers(self, "at least 0", "num_attributes")
+        require_numbers(self, "a positive number", "curvature", "attribute_lr")
+        if len(set(self.parts)) < len(self.parts):
+            raise ValueError(f"parts must be different ones of {', '.join(PARTS)}, got {', '.join(self.parts)}")
         words = len(self.attribute_words)
         if words and self.num_attributes not in (None, words):
             raise ValueError(
-                f"{words} attribute words make {words} attributes, but --num-attributes is {self.num_attributes}"
+                f"{words} attribute_words make {words} attributes, but num_attributes is {self.num_attributes}"
             )
 
-
-@dataclass(kw_only=True)
-class FewShotJob(FewShotSettings):
-    """``hyptree vlm train-fewshot``: which encoder, which pictures, how often."""
-
-    model: str
-    """open_clip:NAME:PRETRAINED, or hf:FOLDER_OR_ID with a CLIP or SigLIP model."""
-    data: str
-    """Pictures: world, a folder with one folder per class, a .npz file, or NAME:ROOT as in recipes (pets:DIR, ...)."""
-    shots: tuple[int, ...] = (16,)
-    """Training pictures per class, one run for each number."""
-    protocol: Literal["all", "base-to-new"] = "all"
-    """all: train and test on all classes. base-to-new: train on the first half, test on both halves."""
-    transfer: tuple[str, ...] = ()
-    """Other data to test on, with its own classes (cross-dataset)."""
-    shift: tuple[str, ...] = ()
-    """The same classes in other pictures: grey, noise, blur, negative, upside-down, or data with these class names."""
-    ablate: bool = False
-    """Each part (ATR, L_va, L_at, L_h) on and off, beside zero-shot and the host alone."""
-    seeds: int = 3
-    """Runs of everything, each with other shots, attributes and batches."""
-    seed: int = 0
-    """The first one."""
-    num_train: int | None = None
-    """Training pictures to choose shots from; by default all."""
-    num_val: int | None = None
-    """Test pictures; by default all."""
-    size: int = 64
-    """Side of the built-in world's pictures; the encoder resizes them."""
-    random_init: bool = False
-    """Random weights, for smoke tests."""
-    device: str = "cpu"
-    """cpu, cuda, ..."""
-    cache: Path = Path("runs/features")
-    """Folder that keeps features for the next run."""
-    out: Path = Path("runs/fewshot")
-    """Folder for results.json, results.txt and the heads."""
-    resume: bool = False
-    """Go on with the results in the folder."""
-    overwrite: bool = False
-    """Replace the results in the folder."""
-    quiet: bool = False
-    """No progress."""
-    json: bool = False
-    """Print the results as JSON."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
-            raise ValueError(f"--shots must be different numbers from 1 on, got {' '.join(map(str, self.shots))}")
-        require_numbers(self, "at least 1", "seeds", flag="--")
-        require_numbers(self, "from 0 to 2^31 - 1", "seed", flag="--")
-
-    def variants(self) -> dict[str, tuple[str, ...]]:
-        """Rows of the table: their names and the parts that are on."""
-        full = {ZERO_SHOT: (), "full": PARTS}
-        if not self.ablate:
-            return full
-        without = {f"without {part}": tuple(other for other in PARTS if other != part) for part in PARTS}
-        only = {f"only {part}": (part,) for part in PARTS}
-        return {ZERO_SHOT: (), "host alone": (), **only, **without, "full": PARTS}
+    def common_defaults(self) -> dict[str, Any]:
+        """The published settings of common keys. No picture is kept for validation, so the last weights count."""
+        common = {"data.eval_batch_size": _TEST_BATCH, "optim.clip": None, "schedule.min_lr": 0.0, "run.eval_every": 0}
+        if self.host == "frozen":
+            return common | {
+                "data.batch_size": 32,
+                "optim.lr": 0.01,
+                "optim.weight_decay": 0.0,
+                "schedule.epochs": 30,
+                "run.save_every": 5,  # an epoch takes no longer than writing it down
+            }
+        return common | {
+            "data.batch_size": 4,
+            "optim.name": "sgd",
+            "optim.lr": 0.0035,
+            "optim.weight_decay": 5e-4,
+            "schedule.epochs": 5,
+            "schedule.warmup": 1,
+            "schedule.warmup_lr": 1e-5 / 0.0035,
+        }
