@@ -191,7 +191,8 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
             }
     else:
         raise TypeError(f"{key}: configurations cannot hold {kind}; see the types listed in hyptree.config")
-    hint = suggest(str(value), [str(choice) for choice in arguments]) if origin is typing.Literal else ""
+    literals = [option for option in (kind, *arguments) if typing.get_origin(option) is typing.Literal]
+    hint = suggest(str(value), [str(choice) for literal in literals for choice in typing.get_args(literal)])
     place = f"{source}: " if source else ""
     raise UserError(f"{place}{key} must be {expected(kind)}, got {_show(value)}{hint and f'; {hint}'}")
 

@@ -166,6 +166,8 @@ def test_every_verb_follows_the_rules():
             assert cli._summary(command)
             fields = {field.name for field in dataclasses.fields(configs.config_class(command))}
             assert not fields & {"config", "print_config", "traceback", "help"}
+            keys = getattr(configs.config_class(command), "keys", None)
+            assert keys is None or not fields & {field.name for field in dataclasses.fields(keys)}
 
 
 def test_version(capsys):
@@ -332,7 +334,7 @@ def test_every_kind_of_value_is_read(words, expected):
         ("--quiet maybe", None),
         ("--quiet=maybe", "--quiet must be true or false, got 'maybe'"),
         ("--choice lfet", "--choice must be one of left, right, on or null, got 'lfet'"),
-        ("--very-long-name-of-a-flag --quiet", "--very-long-name-of-a-flag needs a path or null"),
+        ("--very-long-name-of-a-flag --quiet", "--very-long-name-of-a-flag needs a path"),
         ("--paths a", "unknown flag --paths for hyptree every"),
         ("--base 3", "unknown flag --base for hyptree every"),
         ("--base.args {x", "--base.args: not valid YAML"),
@@ -362,7 +364,7 @@ def test_help_shows_everything_and_fits_the_terminal(width, monkeypatch, capsys)
         "--very-long-name-of-a-flag Folder. (a path)",
         "(one of left, right, on)",
         "--folder Whether to keep it. (true or false or a path)",
-        "--quiet --draw, --no-draw Also a picture. [True]",
+        "--quiet --draw, --no-draw Also a picture. [true]",
         "base: What is below. --base.depth Levels. (a whole number) [3] --base.args.KEY Whatever else.",
     ):
         assert text in said

@@ -180,7 +180,7 @@ def _take(option: Option, flag: str, rest: list[str], takes_all: bool = False) -
     elif not words and (option.kind is Any or bool in option.kinds):
         value = True
     elif not words:
-        raise UserError(f"{flag} needs {expected(option.kind)}")
+        raise UserError(f"{flag} needs {expected(option.kind).removesuffix(' or null')}")
     elif words[0] in _OWN_TYPE:
         value = parse_yaml(words[0], flag) if {_OWN_TYPE[words[0]], Any} & {*option.kinds} else words[0]
     else:
@@ -216,7 +216,8 @@ def _help(about: str, prog: str, options: Sequence[Option]) -> Iterator[str]:
         if option.kind is not bool and not option.metavar:
             text += f" ({expected(option.kind).removesuffix(' or null')})"
         if value is not False and value not in (dataclasses.MISSING, None, "", (), [], {}):
-            text += f" [{' '.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)}]"
+            shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            text += f" [{'true' if value is True else shown}]"
         yield from _row(left, text, width)
 
 

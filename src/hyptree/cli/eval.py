@@ -53,7 +53,7 @@ class EvalConfig:
             RunFolder(self.source).require_run()
             return [self.source / "recipe.yaml"]
         for name in [*given, *(["split"] if self.split else [])]:
-            raise UserError(f"--{name} is for the data of a recipe and does not go with --tasks; leave it out")
+            raise UserError(f"--{name} does not go with --tasks: it is for the data of a recipe")
         if not self.tasks.strip(" ,"):
             raise UserError("--tasks needs names of tasks with commas, e.g. arc_easy,piqa")
         return []
