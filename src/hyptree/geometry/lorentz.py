@@ -402,7 +402,7 @@ def from_ambient(x: Tensor, c: Scalar = 1.0, *, check: bool = False) -> Tensor:
     return space.clone()
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.lorentz_to_poincare)
 def to_poincare(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """The same point in the Poincaré ball, ``x / (1 + s t)``."""
     return cap_norm(x / (1 + root(c) * time_of(x, c)), ball_limit(x.dtype) / root(c))

@@ -74,7 +74,7 @@ def norm(x: Tensor, v: Tensor, c: Scalar = 1.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- exponential, logarithm
 
 
-@geometric("ball")
+@geometric("ball", form=row_forms.poincare_expmap0)
 def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     """Exponential map at the origin, ``tanh(s|v|) v / (s|v|)``.
 
@@ -89,7 +89,7 @@ def expmap0(v: Tensor, c: Scalar = 1.0) -> Tensor:
     return cap_norm(x, longest)
 
 
-@geometric("tangent")
+@geometric("tangent", form=row_forms.poincare_logmap0)
 def logmap0(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Logarithmic map at the origin, ``atanh(s|x|) x / (s|x|)``, the inverse of ``expmap0``."""
     x = _inside(x, c, "poincare.logmap0")
@@ -316,7 +316,7 @@ def cone_energy(x: Tensor, y: Tensor, c: Scalar = 1.0, *, K: float = 0.1, eta: f
 # ------------------------------------------------------------------------------------------------------- other models
 
 
-@geometric("point")
+@geometric("point", form=row_forms.poincare_to_lorentz)
 def to_lorentz(x: Tensor, c: Scalar = 1.0) -> Tensor:
     """Space components of the same point on the hyperboloid."""
     return lorentz.from_poincare(_inside(x, c, "poincare.to_lorentz"), c)

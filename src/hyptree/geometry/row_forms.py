@@ -15,6 +15,7 @@ from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.core.rows import Numbers, Pull, RowForm, np
 
 _Result = tuple[tuple[Any, ...], Any, Pull]
+_ONE = ((0, 0),)
 _PAIR = ((0, 0), (1, 1), (0, 1))
 _LONGEST = ball_limit(torch.float32)
 _GAP = 1 - _LONGEST**2
@@ -133,6 +134,35 @@ def _inside(gap: Numbers) -> Any:
     return gap > 1.5 * _GAP
 
 
+def _poincare_expmap0(A: Numbers) -> _Result:
+    q = np.maximum(A, 1e-30)
+    tanh = np.tanh(np.sqrt(q))
+    tanhc = tanh / np.sqrt(q)
+    slope = _or_limit(q, (1 - tanh * tanh - tanhc) / (2 * q), -1 / 3)
+    return (tanhc,), _inside(1 - tanh * tanh), lambda g: (g * slope,)
+
+
+def _poincare_logmap0(A: Numbers) -> _Result:
+    q, gap = np.maximum(A, 1e-30), 1 - A
+    inside = _inside(gap)
+    gap = np.where(inside, gap, 1.0)
+    z = np.sqrt(np.where(inside, q, 0.25))
+    atanhc = np.arctanh(z) / z
+    slope = _or_limit(q, (1 / gap - atanhc) / (2 * q), 1 / 3)
+    return (atanhc,), inside, lambda g: (g * slope,)
+
+
+def _to_lorentz(A: Numbers) -> _Result:
+    factor = 2 / (1 - A)
+    return (factor,), _inside(1 - A), lambda g: (g * 0.5 * factor * factor,)
+
+
+def _to_poincare(A: Numbers) -> _Result:
+    t = np.sqrt(1 + A)
+    factor = 1 / (1 + t)
+    return (factor,), _inside(2 * factor), lambda g: (g * -0.5 * factor * factor / t,)
+
+
 def _mobius_add(A: Numbers, B: Numbers, D: Numbers) -> _Result:
     outputs, trusted, pull = _add(A, B, D)
     return outputs, trusted & _inside(1 - A) & _inside(1 - B), pull
@@ -210,10 +240,14 @@ def _poincare_logmap(A: Numbers, B: Numbers, D: Numbers) -> _Result:
 
 lorentz_dist = RowForm(_PAIR, _lorentz_dist, is_length=True, narrow=True)
 lorentz_logmap = RowForm(_PAIR, _lorentz_logmap)
-lorentz_expmap0 = RowForm(((0, 0),), _lorentz_expmap0)
+lorentz_expmap0 = RowForm(_ONE, _lorentz_expmap0)
 lorentz_expmap = RowForm(_PAIR, _lorentz_expmap)
 lorentz_transport = RowForm((*_PAIR, (0, 2), (1, 2)), _lorentz_transport)
 poincare_dist = RowForm(_PAIR, _poincare_dist, is_length=True)
+lorentz_to_poincare = RowForm(_ONE, _to_poincare)
+poincare_expmap0 = RowForm(_ONE, _poincare_expmap0)
+poincare_logmap0 = RowForm(_ONE, _poincare_logmap0)
+poincare_to_lorentz = RowForm(_ONE, _to_lorentz)
 poincare_mobius_add = RowForm(_PAIR, _mobius_add)
 poincare_expmap = RowForm(_PAIR, _poincare_expmap)
 poincare_logmap = RowForm(_PAIR, _poincare_logmap)

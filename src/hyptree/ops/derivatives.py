@@ -8,23 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 
 def in_transform() -> bool:
     """Whether this is called below ``torch.func`` (vmap, jacrev, ...), which knows plain torch alone."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_eager() -> bool:
-    """Whether numbers may decide what is done next: nobody compiles, traces, transforms or watches the operations."""
-    return not (
-        torch.compiler.is_compiling()
-        or in_transform()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def is_plain_call(*inputs: Tensor | None) -> bool:

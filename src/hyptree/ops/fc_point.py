@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import Scalar, asinh, cap_norm, lorentz_limit, root, sinh
+from hyptree.geometry.core.rows import is_eager
 from hyptree.ops.affine import affine
-from hyptree.ops.derivatives import grads_with_graph, is_eager, wants_graph
+from hyptree.ops.derivatives import grads_with_graph, wants_graph
 from hyptree.ops.lorentz_mlr import hyperplane_logits
 
 _BLOCK = 2**15

@@ -94,8 +94,14 @@ def fits(rows: Sequence[Any], c: Any) -> bool:
         c = c.item() if c.numel() == 1 else 1.0  # one for each row is looked at with the rows
     if not isinstance(c, float | int) or not _CURVATURES[0] <= c <= _CURVATURES[1]:
         return False
+    return is_eager()
+
+
+def is_eager() -> bool:
+    """Whether numbers may decide what is done next: nobody compiles, traces, transforms or watches the operations."""
     return not (
-        torch._C._functorch.peek_interpreter_stack() is not None
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
