@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import re
 import types
 import typing
@@ -262,6 +263,18 @@ def parse_yaml(text: str, source: str) -> Any:
     """What YAML reads in a text; ``source`` is what messages call it."""
     import yaml
 
+    try:
+        return yaml.load(text, _loader())  # a SafeLoader: builds no Python objects
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise UserError(f"{source}: not valid YAML: {getattr(error, 'problem', None) or error}{at}") from error
+
+
+@functools.cache
+def _loader() -> Any:
+    import yaml
+
     class Loader(yaml.SafeLoader):
         """Refuses a key that is given twice; YAML's own loader silently keeps the last."""
 
@@ -272,13 +285,9 @@ def parse_yaml(text: str, source: str) -> Any:
                     continue
                 key = self.construct_object(key_node, deep=True)
                 if isinstance(key, str) and key in seen:
-                    raise UserError(f"{source}: key {key!r} is given twice (line {key_node.start_mark.line + 1})")
+                    twice = f"key {key!r} is given twice"
+                    raise yaml.constructor.ConstructorError(problem=twice, problem_mark=key_node.start_mark)
                 seen.add(key if isinstance(key, str) else None)
             return super().construct_mapping(node, deep)
 
-    try:
-        return yaml.load(text, Loader)  # a SafeLoader: builds no Python objects
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise UserError(f"{source}: not valid YAML: {getattr(error, 'problem', None) or error}{at}") from error
+    return Loader

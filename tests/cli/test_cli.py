@@ -572,7 +572,7 @@ def test_yaml_round_trip(tmp_path_factory, recipe):
         ("name: x\noptim: {warmup: 1.5}", "optim.warmup must be a whole number or null, got 1.5"),
         ("name: x\noptim: 3", "optim must be a section of keys, got 3"),
         ("name: bad", "name must not be 'bad'"),
-        ("name: x\nname: y", "key 'name' is given twice (line 2)"),
+        ("name: x\nname: y", "not valid YAML: key 'name' is given twice (line 2, column 1)"),
         ("- 1", "expected a mapping of keys to values, got [1]"),
         ("name: [", "not valid YAML"),
         ("name: !!python/object/apply:os.getcwd []", "not valid YAML"),
