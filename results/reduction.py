@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from hyptree.cli import call
 from hyptree.errors import UserError, suggest
 from hyptree.machine import describe
@@ -48,7 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
 class Settings:
     """What is measured, and how."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    runs: Annotated[tuple[Path, ...], "RUN"]
     """Folders of runs of one recipe, one per seed."""
     data: str | None = None
     """Where the pictures are, as NAME:ROOT, when they are not where they were in training."""
@@ -246,10 +244,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @dataclass
-class TableConfig:
+class TableConfig(Settings):
     """The flags: those of the settings, and the page that gets the table."""
 
-    settings: tyro.conf.OmitArgPrefixes[Settings]
     results: Path | None = None
     """Page to write the table into."""
     name: str = "reduction"
@@ -258,9 +255,8 @@ class TableConfig:
 
 def table(config: TableConfig) -> None:
     """Measure what is missing, and print the table; on request also between the marks of a page."""
-    settings = config.settings
-    runs = measure(settings, lambda line: print(line, flush=True))
-    text = to_markdown(settings, runs, [*describe(), f"precision {settings.precision}"])
+    runs = measure(config, lambda line: print(line, flush=True))
+    text = to_markdown(config, runs, [*describe(), f"precision {config.precision}"])
     if config.results is not None:
         write_between_marks(config.results, config.name, text)
     print(text)

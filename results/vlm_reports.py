@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from hyptree.cli import call
 from hyptree.errors import UserError, as_user_error
 from hyptree.machine import describe
@@ -116,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
 class TableConfig:
     """The flags."""
 
-    row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+    row: tuple[tuple[str, ...], ...]
     """A name and one folder for each seed; once for each row."""
     results: Path | None = None
     """Page to write the table into."""

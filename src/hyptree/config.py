@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import re
 import types
 import typing
@@ -22,19 +23,38 @@ from hyptree.files import open_packed
 T = TypeVar("T")
 
 
-def load(cls: type[T], yaml_paths: Path | str | Sequence[Path | str] | None = None, overrides: Iterable[str] = ()) -> T:
-    """A ``cls`` filled from YAML files, a later one over an earlier, then from overrides such as ``"optim.lr=3e-4"``.
+def load(
+    cls: type[T],
+    sources: Path | str | Mapping[str, Any] | Sequence[Path | str | Mapping[str, Any]] | None = None,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    source: str | None = None,
+) -> T:
+    """A ``cls`` filled from YAML files or mappings, a later one over an earlier, then from overrides.
+
+    Args:
+        overrides: dotted keys and their values, or words such as ``"optim.lr=3e-4"``.
+        source: what messages call all this; by default the names of the files.
 
     Raises:
         UserError: unreadable file, unknown or missing key, wrong type, or a check of the dataclass that fails.
     """
-    paths = [yaml_paths] if isinstance(yaml_paths, (str, Path)) else yaml_paths or []
-    data: dict[str, Any] = read_yaml(paths[0]) if paths else {}
-    for path in paths[1:]:
-        _merge(data, read_yaml(path))
-    for override in overrides:
-        _set_dotted(data, override)
-    return build(cls, data, "", " with ".join(map(str, paths)) or "config")
+    parts = [sources] if isinstance(sources, (str, Path, Mapping)) else sources or []
+    read = [part if isinstance(part, Mapping) else read_yaml(part) for part in parts]
+    data: dict[str, Any] = {**read[0]} if read else {}
+    for part in read[1:]:
+        _merge(data, part)
+    changes = overrides if isinstance(overrides, Mapping) else dict(map(_read_override, overrides))
+    for key, value in changes.items():
+        *names, last = key.split(".")
+        section = data
+        for name in names:
+            if section.get(name) is None:
+                section[name] = {}
+            section = section[name]
+            if not isinstance(section, dict):
+                raise UserError(f"override of {key}: {name!r} is not a section of keys")
+        section[last] = value
+    return build(cls, data, "", " with ".join(map(str, parts)) or "config" if source is None else source)
 
 
 def to_yaml(config: Any) -> str:
@@ -76,7 +96,7 @@ def find_yaml(path: Path | str) -> Path:
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping, a key given twice is an error."""
     with open_packed(find_yaml(path)) as file:
-        data = _parse_yaml(file.read(), str(path))
+        data = parse_yaml(file.read(), str(path))
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -84,23 +104,19 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     return data
 
 
-def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None) -> T:
-    """``cls`` from a mapping, which a class method ``fill_in(data, source)`` of ``cls`` may add keys to beforehand.
-
-    With ``missing``, that object stands for required fields and ``__init__`` is not run.
-    """
+def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
+    """``cls`` from a mapping, which a class method ``fill_in(data, source)`` of ``cls`` may add keys to beforehand."""
+    dot, place = f"{prefix}." if prefix else "", f"{source}: " if source else ""
     if data is None:  # a section whose lines are all commented out
         data = {}
     if not isinstance(data, Mapping):
-        raise UserError(f"{source}: {prefix or 'the file'} must be a section of keys, got {_show(data)}")
+        raise UserError(f"{place}{prefix or 'the file'} must be a section of keys, got {_show(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
             hint = suggest(str(key), fields)
-            hint = hint.replace("'", f"'{prefix}.", 1) if hint and prefix else hint
-            raise UserError(
-                f"{source}: unknown key {_join(prefix, key)!r}; {hint or 'expected one of ' + ', '.join(fields)}"
-            )
+            hint = hint.replace("'", f"'{dot}", 1)
+            raise UserError(f"{place}unknown key {f'{dot}{key}'!r}; {hint or 'expected one of ' + ', '.join(fields)}")
     fill_in: Any = getattr(cls, "fill_in", None)
     data = data if fill_in is None else fill_in(data, source)
 
@@ -108,30 +124,23 @@ def build(cls: type[T], data: Any, prefix: str, source: str, missing: Any = None
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:
-            values[name] = _coerce(data[name], hints[name], _join(prefix, name), source, missing)
+            values[name] = coerce(data[name], hints[name], dot + name, source)
         elif field.default is not dataclasses.MISSING:
             values[name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
             values[name] = field.default_factory()
-        elif missing is None:
-            raise UserError(f"{source}: {_join(prefix, name)!r} is required, expected {_expected(hints[name])}")
         else:
-            values[name] = missing
+            raise UserError(f"{place}{dot + name!r} is required, expected {expected(hints[name])}")
 
-    if missing is not None:
-        partial = object.__new__(cls)
-        for name, value in values.items():
-            object.__setattr__(partial, name, value)  # also works on frozen dataclasses
-        return partial
     try:
         return cls(**values)
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{source}: {prefix + ': ' if prefix else ''}{error}") from error
+        raise UserError(f"{place}{prefix and f'{prefix}: '}{error}") from error
 
 
-def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -> Any:
+def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     """The value as the annotated type, or a ``UserError`` that names the key."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     container = origin or kind
@@ -139,12 +148,12 @@ def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return build(kind, value, key, source, missing)
+        return build(kind, value, key, source)
     if origin in (typing.Union, types.UnionType):
         # An alternative that fits as it is goes before one that would convert: 3 stays int in `float | int`.
-        for option in sorted(arguments, key=lambda option: type(value) is not option):
+        for option in [*(type(value),) * (type(value) in arguments), *arguments]:
             with contextlib.suppress(UserError):
-                return _coerce(value, option, key, source, missing)
+                return coerce(value, option, key, source)
     elif origin is typing.Literal:
         for choice in arguments:
             if value == choice and type(value) is type(choice):
@@ -170,7 +179,7 @@ def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -
         if isinstance(value, list) and not (is_fixed and len(value) != len(arguments)):
             kinds = arguments if is_fixed else [arguments[0] if arguments else Any] * len(value)
             items = [
-                _coerce(item, item_kind, f"{key}[{i}]", source, missing)
+                coerce(item, item_kind, f"{key}[{i}]", source)
                 for i, (item, item_kind) in enumerate(zip(value, kinds, strict=True))
             ]
             return items if container is list else tuple(items)
@@ -178,22 +187,22 @@ def _coerce(value: Any, kind: Any, key: str, source: str, missing: Any = None) -
         if isinstance(value, dict):
             key_kind, value_kind = arguments or (Any, Any)
             return {
-                _coerce(name, key_kind, f"key of {key}", source): _coerce(
-                    item, value_kind, f"{key}.{name}", source, missing
-                )
+                coerce(name, key_kind, f"key of {key}", source): coerce(item, value_kind, f"{key}.{name}", source)
                 for name, item in value.items()
             }
     else:
         raise TypeError(f"{key}: configurations cannot hold {kind}; see the types listed in hyptree.config")
-    hint = suggest(str(value), [str(choice) for choice in arguments]) if origin is typing.Literal else ""
-    raise UserError(f"{source}: {key} must be {_expected(kind)}, got {_show(value)}" + (f"; {hint}" if hint else ""))
+    literals = [option for option in (kind, *arguments) if typing.get_origin(option) is typing.Literal]
+    hint = suggest(str(value), [str(choice) for literal in literals for choice in typing.get_args(literal)])
+    place = f"{source}: " if source else ""
+    raise UserError(f"{place}{key} must be {expected(kind)}, got {_show(value)}{hint and f'; {hint}'}")
 
 
-def _expected(kind: Any) -> str:
+def expected(kind: Any) -> str:
     """A type in words, for messages."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_expected(option) for option in arguments)
+        return " or ".join(expected(option) for option in arguments)
     if origin is typing.Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(str(choice) for choice in arguments)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -202,7 +211,7 @@ def _expected(kind: Any) -> str:
         return f"a list of {len(arguments)} values"
     container = origin or kind
     if container in (list, tuple) or container is Sequence:
-        return f"a list of {_expected(arguments[0]).removeprefix('a ')} values" if arguments else "a list"
+        return f"a list of {expected(arguments[0]).removeprefix('a ')} values" if arguments else "a list"
     words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     words |= {
         Path: "a path",
@@ -217,10 +226,6 @@ def _expected(kind: Any) -> str:
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _join(prefix: str, key: Any) -> str:
-    return f"{prefix}.{key}" if prefix else str(key)
 
 
 def _plain(value: Any) -> Any:
@@ -238,18 +243,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _set_dotted(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def _read_override(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
     if not equals or not key:
-        raise UserError(f"override {override!r} must look like key=value, e.g. optim.lr=3e-4")
-    *sections, last = key.split(".")
-    for section in sections:
-        if data.get(section) is None:
-            data[section] = {}
-        data = data[section]
-        if not isinstance(data, dict):
-            raise UserError(f"override {override!r}: {section!r} is not a section of keys")
-    data[last] = _parse_yaml(text, f"override {override!r}")
+        raise UserError(f"override {word!r} must look like key=value, e.g. optim.lr=3e-4")
+    return key, parse_yaml(text, f"override {word!r}")
 
 
 def _merge(data: dict[str, Any], over: Mapping[str, Any]) -> None:
@@ -261,7 +259,20 @@ def _merge(data: dict[str, Any], over: Mapping[str, Any]) -> None:
             data[key] = value
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """What YAML reads in a text; ``source`` is what messages call it."""
+    import yaml
+
+    try:
+        return yaml.load(text, _loader())  # a SafeLoader: builds no Python objects
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise UserError(f"{source}: not valid YAML: {getattr(error, 'problem', None) or error}{at}") from error
+
+
+@functools.cache
+def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -274,13 +285,9 @@ def _parse_yaml(text: str, source: str) -> Any:
                     continue
                 key = self.construct_object(key_node, deep=True)
                 if isinstance(key, str) and key in seen:
-                    raise UserError(f"{source}: key {key!r} is given twice (line {key_node.start_mark.line + 1})")
+                    twice = f"key {key!r} is given twice"
+                    raise yaml.constructor.ConstructorError(problem=twice, problem_mark=key_node.start_mark)
                 seen.add(key if isinstance(key, str) else None)
             return super().construct_mapping(node, deep)
 
-    try:
-        return yaml.load(text, Loader)  # a SafeLoader: builds no Python objects
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise UserError(f"{source}: not valid YAML: {getattr(error, 'problem', None) or error}{at}") from error
+    return Loader

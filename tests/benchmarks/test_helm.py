@@ -211,7 +211,7 @@ def test_work_is_that_of_the_parameters() -> None:
         (["--presets", "helm-d-pcio"], "helm-d-pico"),
         (["--repeats", "1"], "repeats must be 2 or more"),
         (["--modes", "graphs"], "mode graphs needs CUDA"),
-        (["--modes", "fast"], "invalid choice 'fast'"),
+        (["--modes", "fast"], "must be one of eager, compiled, graphs, got 'fast'"),
         (["--dtype", "fp8"], "dtype"),
         (["--clock", "device"], "clock device does not belong to device cpu"),
         (["--length", "1"], "length must be 2 or more"),

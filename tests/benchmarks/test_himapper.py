@@ -159,7 +159,7 @@ def test_defaults_follow_the_device():
         (["--models", "crossvit_tiny_240", "--size", "240"], "forward_features gives a list"),
         (["--models", "deit_tiny_patch16_224", "--size", "64"], "Input height (64) doesn't match model (224)"),
         (["--repeats", "1"], "repeats must be 2 or more"),
-        (["--tables", "cots"], "invalid choice 'cots'"),
+        (["--tables", "cots"], "--tables must be one of cost, speed, got 'cots'"),
         (["--device", "cuda", "--clock", "cpu"], "clock cpu"),
         (["--no-guards"], "add --passes inference"),
     ],

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-import tyro
+import yaml
 
 from hyptree import cli
 from hyptree.cli import config as configs
@@ -41,26 +42,88 @@ def test_the_usage_shows_what_may_be_left_out(verb, page):
     usage = page.split("\n")[0]
     assert "  " not in usage and usage == usage.rstrip()
     cls = configs.config_class(command(verb))
-    cls = getattr(cls, "help", cls)
     for field in dataclasses.fields(cls):
         marks = getattr(get_type_hints(cls, include_extras=True)[field.name], "__metadata__", ())
-        if tyro.conf.Positional not in marks:
+        if not marks:
             continue
-        (metavar,) = [mark.metavar for mark in marks if hasattr(mark, "metavar")]
+        (metavar,) = marks
         assert f" {metavar}" in usage
         is_optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         assert metavar.startswith("[") == metavar.endswith("]") == is_optional
 
 
+def test_every_field_is_explained(verb, page):
+    cls = configs.config_class(command(verb))
+    for option in [
+        *configs._options(cls),
+        *configs._options(getattr(cls, "keys", dataclasses.make_dataclass("No", []))),
+    ]:
+        text = configs._docs(option.owner).get(option.name.rpartition(".")[2], "")
+        shown = option.metavar or (f"{option.name}:" if dataclasses.is_dataclass(option.kind) else option.flag)
+        assert re.search(rf"^(  )?(--[\w-]+, )?{re.escape(shown)}(?![\w-])", page, re.MULTILINE), shown
+        assert text in page and (text or verb.startswith("bench "))
+
+
 def test_an_empty_default_is_not_shown(page):
-    assert not re.findall(r"\(default:\s*(?:None|'')?\s*\)", page)
+    assert not re.findall(r"\[(?:None|''|\(\))?\]", page.replace("[[", ""))
 
 
-@pytest.mark.parametrize("width", [60, 79, 80, 81, 100])
-@pytest.mark.parametrize("name", ["train", "eval", "explain", "compare"])
-def test_frames_stay_straight(name, width, monkeypatch, capsys):
+@pytest.mark.parametrize("width", [60, 79, 80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(verb, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
-    assert cli.main([name, "--help"]) == 0
-    framed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(tuple("╭│╰"))]
-    assert framed and len({len(line) for line in framed}) == 1
-    assert not [line for line in framed if not line.strip("│ ")]
+    assert cli.main([*verb.split(), "--help"]) == 0
+    page = capsys.readouterr().out.partition("options of every verb")[0]
+    assert [line for line in page.splitlines() if len(line) > width] == []
+
+
+WORDS = {
+    "out": (Path, r"(?i)folder|page|picture|file|csv"),
+    "resume": (bool, r"Go on|Keep what"),
+    "overwrite": (bool, r"Replace|Write into"),
+    "device": (str, r"auto takes a GPU if there is one; cpu or cuda to insist\."),
+    "seed": (int, r"Of |Same seed|First seed"),
+    "threads": (int, r"CPU threads"),
+    "json": (bool, r"(?i)print .*JSON"),
+}
+"""Flags that mean the same in every verb: their type, and what the help says."""
+
+
+def test_the_same_words_everywhere(verb):
+    """The benchmarks keep their own: what they measure depends on where."""
+    if verb.startswith("bench "):
+        return
+    cls = configs.config_class(command(verb))
+    short = getattr(cls, "short", {})
+    options = [*configs._options(cls), *(configs._options(cls.keys, short=short) if hasattr(cls, "keys") else [])]
+    named = {option.short or option.name: option for option in options}
+    for name in WORDS.keys() & named.keys():
+        option, (kind, said) = named[name], WORDS[name]
+        text = configs._docs(option.owner)[option.name.rpartition(".")[2]]
+        assert kind in option.kinds and re.search(said, text), (name, text)
+    device = named.get("device")
+    assert device is None or device.default in ("auto", None)
+    trained = {"device", "threads", "json"}
+    needed = {"train": trained | {"out", "resume", "seed"}, "eval": trained, "lab sweep": WORDS.keys()}
+    assert needed.get(verb, set()) <= named.keys()
+
+
+def test_short_names_are_the_recipes_keys(capsys):
+    words = ["--device", "cpu", "--seed", "7", "--threads", "1", "--strict"]
+    assert cli.main(["train", "world_classify", *words, "--print-config"]) == 0
+    recipe = yaml.safe_load(capsys.readouterr().out)
+    run = recipe["run"]
+    assert (run["device"], run["seed"], run["threads"], recipe["data"]["strict"]) == ("cpu", 7, 1, True)
+
+
+def test_a_sweep_prints_parts_that_it_reads_again(tmp_path, capsys):
+    for words in (["--m", "3", "4"], ["--preset", "smoke", "--steps", "5"]):
+        assert cli.main(["lab", "sweep", *words, "--print-config"]) == 0
+        shown = capsys.readouterr().out
+        (tmp_path / "parts.yaml").write_text(shown)
+        assert cli.main(["lab", "sweep", "--config", str(tmp_path / "parts.yaml"), "--print-config"]) == 0
+        assert capsys.readouterr().out == shown
+    parts = yaml.safe_load(shown)["parts"]
+    assert [part["name"] for part in parts] == ["strong-flat", "strong-skewed", "weak"]
+    assert {part["steps"] for part in parts} == {5}
+    assert cli.main(["lab", "sweep", "--preset", "smoke", "--config", str(tmp_path / "parts.yaml")]) == 2
+    assert "leave one of them out" in capsys.readouterr().err

@@ -32,6 +32,7 @@ NEEDED = {
     "tree show": ["edges.tsv"],
     "lab fit": ["runs/x"],
     "lab plot": ["runs/x"],
+    "lab overlap": ["model.safetensors"],
     "lab llm-fit": ["losses.csv"],
     "vlm attach-info": ["hf:x"],
     "vlm merge": ["--model", "hf:x", "--adapter", "a", "--out", "b"],

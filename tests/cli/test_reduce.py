@@ -1,4 +1,4 @@
-"""``hyptree reduce`` on the command line: a run, a name, pictures, mistakes; and the same without tyro."""
+"""``hyptree reduce`` on the command line: a run, a name, pictures, mistakes."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ def test_command_writes_the_table_into_a_page(runs, tmp_path, capsys):
     assert "torch" in text and str(runs[0]) not in text
     assert text.split("<!-- small -->\n")[1].split("<!-- /small -->")[0] in capsys.readouterr().out
     assert call(tables.table, "reduction", [*words, "--ways", "ToMee"]) == 2
-    assert capsys.readouterr().err.strip() == (
-        "hyptree: error: unknown way 'ToMee'; did you mean 'ToMe'? (see reduction --help)"
-    )
+    assert capsys.readouterr().err.strip() == ("hyptree: error: unknown way 'ToMee'; did you mean 'ToMe'?")
 
 
 @pytest.mark.parametrize(

@@ -539,7 +539,7 @@ def test_a_damaged_hierarchy_of_a_run_is_one_line(edges, tmp_path, pairs):
         (["train", "embed_world", "--run.parallel", "fsdp2"], "cannot cut the table of points"),
         (["train", "embed_world", "--run.precision", "bf16"], "run.precision bf16 means nothing to the task embed"),
         (["train", "embed_world", "--data.size", "32"], "data.size 32 means nothing to the task embed"),
-        (["train", "embed_world", "--embed.margine", "1"], "did you mean 'embed.margin'?"),
+        (["train", "embed_world", "--embed.margine", "1"], "did you mean '--embed.margin'?"),
         (["train", "world_classify", "--embed.dim", "3"], "embed.dim 3 means nothing to the task classify"),
         (["tree", "eval", "nowhere"], "no such folder"),
         (["tree", "eval", "."], "it has no recipe.yaml"),

@@ -149,7 +149,7 @@ def test_the_command_trains_goes_on_and_prepares(tmp_path, cache, capsys):
     assert first.startswith("train: 27 documents") and second.startswith("val: 3 documents")
     wrong = ["--optim.lrr", "1", "--out", str(tmp_path / "other")]
     assert main(["train", str(tmp_path / "small.yaml"), *wrong]) == 2
-    assert "did you mean 'optim.lr'?" in capsys.readouterr().err
+    assert "did you mean '--optim.lr'?" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------- the numbers

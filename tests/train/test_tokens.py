@@ -81,7 +81,7 @@ def test_fine_tuning_starts_from_a_plain_run(recipe: Path, tmp_path: Path, capsy
     ("flags", "message"),
     [
         (["--tokens.keep", "1.5"], "tokens: keep must be in (0, 1], got 1.5"),
-        (["--tokens.kep", "0.5"], "unknown key 'tokens.kep'; did you mean 'tokens.keep'?"),
+        (["--tokens.kep", "0.5"], "unknown flag --tokens.kep for hyptree train; did you mean '--tokens.keep'?"),
         (["--tokens.keep", "0.5", "--task", "segment"], "tokens.keep below 1 is for the task classify"),
         (["--tokens.keep", "0.5", "--tokens.method", "tomm"], "got 'tomm'; did you mean 'tome'?"),
         (["--tokens.keep", "0.5", "--tokens.method", "random"], "which a resumed run cannot repeat"),

@@ -15,13 +15,9 @@ How to add a verb
                demo.run(config.out)
 
        The annotation of the parameter is how the command finds the dataclass. None means success (exit code 0).
-       A positional argument is ``edges: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="EDGES")]``
-       (files in this folder may import tyro, no others).
+       A positional argument is ``edges: Annotated[Path, "EDGES"]``. A verb whose flags lie over a recipe or a preset
+       has ``keys`` and ``bases`` (:func:`hyptree.cli.config.parse`); ``--print-config`` prints what came out of them.
     2. Add a line to ``VERBS`` below.
-
-    A verb whose arguments tyro cannot read (``train``: a recipe may have free keys) gives its dataclass a class method
-    ``from_args(prog, args, yaml_path)``, and under ``help`` a dataclass of the flags to show; ``--print-config`` then
-    prints the field ``settings``.
 
 How to add a subverb (``hyptree tree draw``)
     In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
@@ -196,20 +192,15 @@ def _summary(command: Command) -> str:
 
 def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_path: str | None) -> int:
     from hyptree.cli import config as configs
+    from hyptree.config import to_yaml
 
-    cls: Any = configs.config_class(command)
-    from_args, config = getattr(cls, "from_args", None), None
-    if from_args is None:
-        config = configs.parse(command, prog, args, yaml_path)
-    elif "-h" in args or "--help" in args:
-        configs.show_help(cls.help, prog, command.__doc__)
-    else:
-        config = from_args(prog, args, yaml_path)
+    config = configs.parse(command, prog, args, yaml_path)
     if config is None:  # help was printed
         print(f"\n{_GLOBAL_OPTIONS}")
         return 0
     if print_config:
-        print(configs.to_yaml(config.settings if from_args else config), end="")
+        resolved = config.settings if hasattr(config, "bases") else [config]
+        print(to_yaml(resolved[0] if len(resolved) == 1 else {"parts": resolved}), end="")
         return 0
     if (
         "LOCAL_RANK" in os.environ
@@ -228,25 +219,21 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
         raise
 
 
-def _own_part(args: list[str]) -> int:
-    """Number of leading arguments that are options: all before a bare ``--``."""
-    return args.index("--") if "--" in args else len(args)
-
-
 def _take_flag(args: list[str], flag: str) -> bool:
-    """Whether the flag is given; removes it from ``args``."""
-    is_set = flag in args[: _own_part(args)]
-    while flag in args[: _own_part(args)]:
-        args.remove(flag)
-    return is_set
+    """Whether the flag is given before a bare ``--``; removes it from ``args``."""
+    end = args.index("--") if "--" in args else len(args)
+    kept = [arg for arg in args[:end] if arg != flag]
+    args[:end] = kept
+    return len(kept) < end
 
 
 def _take_value(args: list[str], flag: str) -> str | None:
     """The value of ``--flag VALUE`` or ``--flag=VALUE``; removes both from ``args``."""
-    for i, arg in enumerate(args[: _own_part(args)]):
+    for i, arg in enumerate(args):
+        if arg == "--":
+            break
         if arg.startswith(flag + "="):
-            del args[i]
-            return arg[len(flag) + 1 :]
+            return args.pop(i)[len(flag) + 1 :]
         if arg == flag:
             if i + 1 >= len(args) or args[i + 1].startswith("-"):
                 raise UserError(f"{flag} needs a file, e.g. {flag} recipe.yaml")

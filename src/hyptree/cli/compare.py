@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 
 @dataclass
 class CompareConfig:
-    table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    table: Annotated[Path, "TABLE"]
     """YAML file: a recipe, rows that override it, seeds (see recipes/compare_hcformer.yaml)."""
     out: Path | None = None
     """Folder for the runs; by default runs/ and the name of the table. Finished runs in it are not run again."""

@@ -1,72 +1,71 @@
-"""Configurations from the flags of a command, on top of what YAML says (``hyptree.config``)."""
+"""A verb's settings from the words of its command line, on top of what YAML says (``hyptree.config``), and its help.
+
+All verbs are read alike: ``--key value``, ``--key=value``, dashes or underscores, lists as several words or ``[1, 2]``,
+``--flag``, ``--no-flag`` and ``--flag true`` for what is true or false, ``null`` for nothing. Of a flag that is given
+twice the last counts, as everywhere.
+"""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
+import ast
 import dataclasses
 import inspect
-import io
+import itertools
+import math
 import re
-import sys
+import shutil
+import textwrap
+import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hyptree.config import build, load, read_yaml, to_yaml
-from hyptree.errors import UserError, require
+from hyptree.config import coerce, expected, load, parse_yaml, read_yaml
+from hyptree.errors import UserError, suggest
 
-__all__ = ["config_class", "load", "parse", "read_yaml", "show_help", "to_yaml"]
+_IS_FLAG = re.compile("--|-[a-zA-Z]").match
+_OWN_TYPE = {"null": types.NoneType, "true": bool, "false": bool}
+"""Words that mean what they mean in YAML, also where text is wanted too."""
 
 
 def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path: str | None = None) -> Any:
-    """The configuration of a command from flags, on top of a YAML file when one is named.
+    """The settings of a verb; None when help was asked for and printed.
+
+    A verb whose flags lie over something else (a recipe, a preset) names the dataclass of these flags as ``keys``, and
+    its method ``bases(given)`` says over which files or mappings. What comes out is its ``settings``, one for each.
 
     Args:
         command: function whose only parameter is annotated with a dataclass; its docstring is the help.
-        prog: how the command was called, for the usage line.
-        args: flags and positional arguments after the verb.
-        yaml_path: values to use where no flag is given.
-
-    Returns:
-        An instance of the dataclass, or None when help was asked for and printed.
+        prog: how the command was called.
+        args: the words after the verb.
+        yaml_path: values to use where the words give none.
     """
-    tyro = require("tyro")
-    cls = config_class(command)
-    options: dict[str, Any] = {}
-    if yaml_path is not None:
-        # No __init__ yet: required fields may come from flags, and the dataclass's checks are for the final values.
-        options["default"] = build(cls, read_yaml(yaml_path), "", yaml_path, missing=tyro.MISSING)
-    return _ask_tyro(cls, prog, inspect.getdoc(command), args, **options)
-
-
-def show_help(cls: type, prog: str, about: str | None) -> None:
-    """Print the help of a verb that reads its flags by :func:`load`, as YAML."""
-    _ask_tyro(cls, prog, about, ["--help"], _with_yaml_values, config=(require("tyro").conf.FlagConversionOff,))
-
-
-def _ask_tyro(
-    cls: type, prog: str, about: str | None, args: Sequence[str], edit: Callable[[str], str] = str, **options: Any
-) -> Any:
-    # With an encoding, by its plain name: tyro draws frames where it is utf-8.
-    encoding = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            return require("tyro").cli(cls, prog=prog, description=about, args=list(args), **options)
-    except SystemExit as stop:
-        if not stop.code:
-            stdout.seek(0)
-            print(edit(_without_none(stdout.read())), end="")
-            return None
-        # A failed check of a dataclass is reported under the class's name, which means nothing to the user.
-        message = re.sub(r"^error parsing \w+: ", "", _one_line(stderr.getvalue()), flags=re.IGNORECASE)
-        raise UserError(f"{message} (see {prog} --help)") from None
-    except UserError:
-        raise
-    except ValueError as error:  # a check in the dataclass's __post_init__
-        raise UserError(str(error)) from error
+    cls: Any = config_class(command)
+    keys = getattr(cls, "keys", None)
+    own = list(_options(cls))
+    options = own if keys is None else [*own, *_options(keys, short=getattr(cls, "short", {}))]
+    words = args[: args.index("--")] if "--" in args else args
+    if "-h" in words or "--help" in words:
+        print("\n".join(_help(inspect.getdoc(command) or "", prog, options)))
+        return None
+    given = _read(options, args, prog)
+    if keys is not None and yaml_path is not None and own[0].metavar and own[0].name not in given:
+        given[own[0].name], yaml_path = yaml_path, None  # the file alone is what the flags lie over
+    file = {} if yaml_path is None else read_yaml(yaml_path)
+    names = {field.name for field in dataclasses.fields(cls)}
+    rest = {} if keys is None else {key: file.pop(key) for key in list(file) if key not in names}
+    mine = {key: given.pop(key) for key in list(given) if key.partition(".")[0] in names}
+    for option in own:
+        if option.default is dataclasses.MISSING and option.name not in {**file, **mine} and "." not in option.name:
+            raise UserError(f"{prog} needs {option.flag} (see {prog} --help)")
+    config: Any = load(cls, file, mine, yaml_path or "")
+    if keys is not None:
+        config.settings = []
+        for base in config.bases({**rest, **given}):
+            source = " with ".join(str(part) for part in (base, yaml_path) if part and not isinstance(part, Mapping))
+            config.settings.append(load(keys, [base, rest] if rest else [base], given, source))
+    return config
 
 
 def config_class(command: Callable[..., Any]) -> type:
@@ -77,55 +76,168 @@ def config_class(command: Callable[..., Any]) -> type:
     return hints[name]
 
 
-def _without_none(text: str) -> str:
-    """Help without None among what may be given and ``(default: None)`` behind a text: both say "may be left out".
+@dataclass
+class Option:
+    """One field that words can fill, or the heading of a section of them."""
 
-    So does an empty default. What goes leaves as many spaces, so that the frame stays straight; a row that held nothing
-    else goes with it.
-    """
-    text = re.sub(r"\{None\}\|(\{\[.*?\]\]\}|\S+)", lambda match: match[1] + " " * len("{None}|"), text)
-    text = re.sub(r"\{None,(\S+)", lambda match: "{" + match[1] + " " * len("None,"), text)
-    usage, blank, rest = text.partition("\n\n")
-    usage = re.sub(r"(?<=\S) +(?=\S)", " ", usage).rstrip()
-    rest = re.sub(r"(^│ *)?\(default:( *│?\n│? *| +)(?:None|'')?\)( *│\n)?", _blank, rest, flags=re.MULTILINE)
-    return usage + blank + rest
+    name: str
+    """With dots and underscores, as in YAML."""
+    kind: Any
+    default: Any = None
+    metavar: str = ""
+    """What it is called if it has a place and no flag: ``RUN``, ``[FILTER]``, ``PATH ...``."""
+    short: str = ""
+    """Another, shorter name."""
+    owner: type = object
+    """The dataclass whose field it is."""
 
-
-def _with_yaml_values(text: str) -> str:
-    """Help with true and false as YAML writes them; a flag without a dot is the command's own switch and takes none."""
-    text = re.sub(r"(--[\w-]+[\s│]+)(\{True,False\})", lambda match: match[1] + " " * len(match[2]), text)
-    text = text.replace("{True,False", "{true,false")
-    return re.sub(r"\(default:[\s│]+(?:True|False)\)", lambda match: match[0].lower(), text)
-
-
-def _blank(match: re.Match[str]) -> str:
-    if match[1] and match[3]:
-        return ""  # a row of its own
-    first, *second = re.sub(r"[^│\n]", " ", match[0]).split("\n", 1)
-    if second and match[3]:  # the last row held its end alone
-        return f"{first}\n"
-    return "\n".join([first, *second])
+    def __post_init__(self) -> None:
+        is_union = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
+        self.kinds: tuple[Any, ...] = typing.get_args(self.kind) if is_union else (self.kind,)
+        lists = [kind for kind in self.kinds if typing.get_origin(kind) in (list, tuple)]
+        ends = (...,) if lists and typing.get_origin(lists[0]) is list else ()
+        self.items = typing.get_args(lists[0]) + ends if lists else ()  # types of its values, the last may be `...`
+        self.flag = self.metavar or "--" + self.name.replace("_", "-")
 
 
-def _one_line(text: str) -> str:
-    """The sentence inside tyro's box, without its frame, its title and its pointer to the help.
+def _options(cls: type, prefix: str = "", short: Mapping[str, str] = types.MappingProxyType({})) -> Iterator[Option]:
+    """The fields of a dataclass that words can fill, those of its sections last and below their heading."""
+    hints, sections = typing.get_type_hints(cls, include_extras=True), []
+    for field in dataclasses.fields(cls):
+        kind, name, metavar = hints[field.name], prefix + field.name, ""
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, metavar = typing.get_args(kind)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        option = Option(name, kind, default, metavar, short.get(name, ""), cls)
+        if dataclasses.is_dataclass(kind):
+            sections.append(option)
+        elif field.init and not any(map(dataclasses.is_dataclass, option.items)):
+            yield option
+    for section in sections:
+        yield section
+        yield from _options(section.kind, f"{section.name}.", short)
 
-    tyro offers no stable way to get the message alone, so this reads what it prints and keeps whatever it does not
-    recognise: a changed layout costs beauty, not information.
-    """
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    rows = [line.strip() for line in text.splitlines()]
-    # The title is part of the frame or, where the terminal has no line characters, a row underlined with dashes.
-    if len(rows) > 2 and rows[1] and set(rows[1]) == {"-"}:
-        rows = rows[2:]
-    lines = [row.strip("│").strip() for row in rows if not row.startswith(("╭", "╰"))]
-    sections: list[str] = [""]
-    for line in lines:
-        if line and set(line) <= {"─", "-"}:
-            sections.append("")
-        else:
-            sections[-1] = f"{sections[-1]} {line}".strip()
-    kept = [part for part in sections if part and not part.startswith(("For full helptext", "Argument helptext"))]
-    message = "; ".join(part[0].lower() + part[1:] for part in kept)
-    message = message.replace("{None}|", "").replace("{None,", "{").replace(" (default: None)", "")
-    return message or " ".join(text.split()) or "wrong arguments"
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _read(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str, Any]:
+    """What the words say, by the names of the options and in YAML's types; each value fits its option."""
+    flags = {option.name: option for option in options if not (option.metavar or dataclasses.is_dataclass(option.kind))}
+    flags |= {option.short: option for option in options if option.short}
+    given: dict[str, Any] = {}
+    places, rest = [], list(args)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            places += rest
+            break
+        if not _IS_FLAG(word):
+            places.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        option, is_off = _find(flag, flags, prog)
+        value = _take(option, flag, [value] if equals else ["false"] if is_off else rest, bool(equals))
+        if option.items and typing.get_origin(option.items[0]) is tuple:  # one more of them each time
+            value = given.get(option.name, []) + value
+        given[option.name] = value
+    for option in (option for option in options if option.metavar and places):
+        given[option.name] = _take(option, option.metavar, places, True)
+    if places:
+        wanted = " ".join(option.metavar for option in options if option.metavar) or "no words without a flag"
+        raise UserError(f"{prog} takes {wanted}, {places[0]!r} is one too many (see {prog} --help)")
+    return given
+
+
+def _find(flag: str, flags: Mapping[str, Option], prog: str) -> tuple[Option, bool]:
+    """The option of a flag, and whether ``--no-`` switches it off."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in flags:
+        return flags[name], False
+    if bool in (switched := flags.get(name.removeprefix("no_"), Option("", None))).kinds:
+        return switched, True
+    section = name
+    while section := section.rpartition(".")[0]:  # keys that no class knows, such as model.args.depth
+        if section in flags and typing.get_origin(flags[section].kind) is dict:
+            return Option(name, typing.get_args(flags[section].kind)[1]), False
+    hint = suggest(flag, ["--" + name.replace("_", "-") for name in flags])
+    raise UserError(f"unknown flag {flag} for {prog}; {hint or f'see {prog} --help'}")
+
+
+def _take(option: Option, flag: str, rest: list[str], takes_all: bool = False) -> Any:
+    """The value that the next words stand for, which are taken off ``rest``; with ``takes_all`` whatever they are."""
+    most: float = 1
+    if option.items and not (rest and rest[0].startswith("[")):
+        most = math.inf if option.items[-1] is ... else len(option.items)
+    elif option.kind is bool and not takes_all and rest[:1] not in (["true"], ["false"]):
+        most = 0
+    words: list[str] = []
+    while rest and len(words) < most and (takes_all or not _IS_FLAG(rest[0])):
+        words.append(rest.pop(0))
+    if most > 1 and words != ["null"]:
+        item = Option("", option.items[0])
+        value: Any = [words] if item.items else [_take(item, flag, [word], True) for word in words]
+    elif not words and (option.kind is Any or bool in option.kinds):
+        value = True
+    elif not words:
+        raise UserError(f"{flag} needs {expected(option.kind).removesuffix(' or null')}")
+    elif words[0] in _OWN_TYPE:
+        value = parse_yaml(words[0], flag) if {_OWN_TYPE[words[0]], Any} & {*option.kinds} else words[0]
+    else:
+        origins = {typing.get_origin(kind) or kind for kind in option.kinds}
+        is_text = option.kind is not bool and not origins & {int, float, Any, dict, list, tuple}
+        value = words[0] if is_text else parse_yaml(words[0], flag)
+    coerce(value, option.kind, flag, "")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------- help
+
+
+def _help(about: str, prog: str, options: Sequence[Option]) -> Iterator[str]:
+    """The lines of a verb's help, as wide as the terminal."""
+    width = shutil.get_terminal_size().columns
+    docs = {owner: _docs(owner) for owner in {option.owner for option in options}}
+    needed = [option.flag for option in options if option.metavar or option.default is dataclasses.MISSING]
+    for paragraph in (f"usage: {' '.join([prog, *needed])} [options]", *about.split("\n\n")):
+        yield from [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
+    for option in options:
+        text = docs[option.owner].get(option.name.rpartition(".")[2], "")
+        if dataclasses.is_dataclass(option.kind):
+            yield from ["", *textwrap.wrap(f"{option.name}: {text}", width)]
+            continue
+        left, value = option.flag, option.default
+        if option.short:
+            left = f"--{option.short}, {left}"
+        if option.kind is bool and value is True:
+            left += f", --no-{option.flag[2:]}"
+        if typing.get_origin(option.kind) is dict:
+            left += ".KEY"
+        if option.kind is not bool and not option.metavar:
+            text += f" ({expected(option.kind).removesuffix(' or null')})"
+        if value is not False and value not in (dataclasses.MISSING, None, "", (), [], {}):
+            shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            text += f" [{'true' if value is True else shown}]"
+        yield from _row(left, text, width)
+
+
+def _row(left: str, text: str, width: int) -> Iterator[str]:
+    """A flag and, beside or below it, what it means."""
+    indent = 28 if width >= 80 else 8
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+    if len(left) + 4 > indent:
+        yield from (f"  {part}" for part in textwrap.wrap(left, width - 2, break_on_hyphens=False))
+    else:
+        yield f"  {left:<{indent - 2}}{lines.pop(0) if lines else ''}".rstrip()
+    yield from (" " * indent + line for line in lines)
+
+
+def _docs(cls: type) -> dict[str, str]:
+    """The string below each field of a dataclass, its parents' included."""
+    docs = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, text in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                docs[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
+    return docs

@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from hyptree.checks import require_numbers
 from hyptree.errors import UserError
 from hyptree.files import require_path
@@ -17,10 +15,10 @@ from hyptree.files import require_path
 class ExplainConfig:
     """``hyptree explain``."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, "MODEL"]
     """Folder that hyptree train wrote (of a language model or a few-shot head too), or a name such as hcformer_nano
     (fresh weights), or an encoder: hf:FOLDER_OR_ID, open_clip:NAME:PRETRAINED."""
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE ...]")] = ()
+    images: Annotated[tuple[Path, ...], "[IMAGE ...]"] = ()
     """Pictures to explain. With none, a run is explained on validation pictures of its own data."""
     out: Path | None = None
     """Page to write; by default explain.html, or index.html in the folder of the run."""

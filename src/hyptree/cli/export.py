@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 
 @dataclass
 class ExportConfig:
     """``hyptree export``."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, "RUN"]
     """Folder that hyptree train wrote."""
     format: Literal["safetensors", "torch-export", "onnx", "hf", "adapter"] = "safetensors"
     """safetensors: the weights; torch-export: a program (.pt2) that needs torch alone; onnx: one that needs none;

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from hyptree.errors import UserError
 from hyptree.files import require_path
 
@@ -18,9 +16,9 @@ LANGUAGE_MODELS = "give a run of hyptree train, or a folder of save_pretrained"
 class GenerateConfig:
     """``hyptree generate``."""
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[Path, "MODEL"]
     """Folder that hyptree train wrote, or one of transformers' save_pretrained with model and tokenizer."""
-    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
+    prompt: Annotated[str, "PROMPT"]
     """Beginning of the text."""
     max_new_tokens: int = 200
     """Tokens to write at most; the model may end earlier."""

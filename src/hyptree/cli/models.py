@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from hyptree.errors import UserError, suggest
 
 MAX_COUNTED = 40
@@ -17,7 +15,7 @@ MAX_COUNTED = 40
 class ModelsConfig:
     """``hyptree models``."""
 
-    filter: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILTER]")] = None
+    filter: Annotated[str | None, "[FILTER]"] = None
     """Part of a name, or a pattern such as 'swin_*tiny*'; by default all of hyptree, language models included."""
     json: bool = False
     """Print one JSON object per model."""

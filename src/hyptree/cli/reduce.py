@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from hyptree.data.settings import read_data_flag
 from hyptree.files import require_path
 from hyptree.train.run.settings import ReduceSettings
@@ -16,7 +14,7 @@ from hyptree.train.run.settings import ReduceSettings
 class ReduceConfig(ReduceSettings):
     """``hyptree reduce``."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, "MODEL"]
     """Name of a model that timm knows, or a folder that hyptree train wrote."""
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from hyptree.checks import require_numbers
 from hyptree.errors import as_user_error
 from hyptree.files import require_path
@@ -19,14 +17,14 @@ from hyptree.tables import numbers, without_nan
 class EvalConfig:
     """``hyptree tree eval``."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, "RUN"]
     """Folder of a run of the task embed."""
     samples: int | None = None
     """Nodes whose ancestors are ranked; 0 for all. By default all up to 20,000 nodes, 2,000 of more."""
     seed: int = 0
     """Of the sample."""
-    device: str = "cpu"
-    """cpu, cuda, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     json: bool = False
     """Print the metrics as JSON."""
 
@@ -38,7 +36,7 @@ class EvalConfig:
 class DrawConfig:
     """``hyptree tree draw``."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, "RUN"]
     """Folder of a run of the task embed."""
     out: Path | None = None
     """Picture to write (.png, .svg, .pdf); by default disk.png in the folder."""
@@ -53,7 +51,7 @@ class DrawConfig:
 class ShowConfig:
     """``hyptree tree show``."""
 
-    edges: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="EDGES")]
+    edges: Annotated[Path, "EDGES"]
     """File of (child, parent) or (child, ancestor) rows."""
     max_lines: int = 40
     """How much of the tree to print."""

@@ -483,9 +483,9 @@ def test_command_line(tmp_path, model, tokenizer, capsys):
     assert "own.jsonl" in capsys.readouterr().out
     for flags, message in (
         (["--limit", "4"], "--limit is for tasks"),
-        (["--tasks", str(path), "--limit", "four"], "--limit must be a whole number, got 'four'"),
+        (["--tasks", str(path), "--limit", "four"], "--limit must be a whole number or null, got 'four'"),
         (["--tasks", str(path), "--split", "val"], "--split does not go with --tasks"),
-        (["--tasks", str(path), "--limt", "4"], "did you mean 'limit'?"),
+        (["--tasks", str(path), "--limt", "4"], "did you mean '--limit'?"),
         (["--tasks", "arc_esy", "--task-files", str(tmp_path)], "did you mean 'arc_easy'?"),
         (["--tasks", ","], "--tasks needs names of tasks"),
     ):

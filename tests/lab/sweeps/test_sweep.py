@@ -347,7 +347,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("args", "message"),
     [
         (["sweep", "--alpha", "2", "--density", "5"], "needs a feature that is active with probability 3.05 > 1"),
-        (["sweep", "--dist", "liner"], "unknown distribution 'liner'; did you mean 'linear'?"),
+        (["sweep", "--dist", "liner"], "--dist must be one of power, exponential, linear, got 'liner'; did you mean"),
         (["sweep", "--preset", "smok"], "unknown preset 'smok'; did you mean 'smoke'?"),
         (["sweep", "--resume"], "nothing to resume in runs/lab: it has no config.json"),
         (["sweep", "--device", "abacus"], "device 'abacus' cannot be used here"),

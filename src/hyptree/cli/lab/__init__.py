@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Annotated, Any, ClassVar, Literal
 
 from hyptree.checks import require_numbers
 from hyptree.cli.lab.lm_heads import llm_fit, overlap
@@ -22,45 +20,11 @@ from hyptree.progress import progress_bar, say
 
 @dataclass
 class SweepConfig:
-    """``hyptree lab sweep``; a setting that is not given is the preset's, or the default without one."""
+    """``hyptree lab sweep``: which grids, and how the work is done; what is given of a grid lies over all of them."""
 
     preset: str | None = None
     """smoke (about 40 s of CPU), quick (4 minutes), curvature (1 minute); for a GPU: curvature-grid, paper-grid,
     paper-density, paper-wide."""
-    n: int | None = None
-    """Features. [256]"""
-    m: tuple[int, ...] | None = None
-    """Widths. [5 8 12 18 28 44]"""
-    dist: str | None = None
-    """Shape of the feature frequencies: power, exponential or linear. [power]"""
-    alpha: tuple[float, ...] | None = None
-    """Exponents of the feature frequencies, for the shape power. [0 1 2]"""
-    gamma: tuple[float, ...] | None = None
-    """Decay of rows: positive shrinks them, negative pulls their norm to one. [-1 0.2]"""
-    density: tuple[float, ...] | None = None
-    """Expected active features per sample. [1]"""
-    curvature: tuple[float, ...] | None = None
-    """Put features into hyperbolic space of curvature minus this; 0 is flat, as in the paper. [0]"""
-    seeds: int | None = None
-    """Starts per setting. [1]"""
-    seed: int | None = None
-    """First seed. [0]"""
-    data_seed: int | None = None
-    """Seed of the samples, which all models share. [0]"""
-    batch: int | None = None
-    """Samples per step. [256]"""
-    steps: int | None = None
-    """Steps of Adam. [1600]"""
-    lr: float | None = None
-    """Learning rate at its peak. [0.02]"""
-    lr_rule: Annotated[Literal["flat", "width"] | None, tyro.conf.arg(metavar="{flat,width}")] = None
-    """flat: lr for all. width: lr (8/m)^(1/4) for weights and 2/m for biases. [flat]"""
-    warmup: float | None = None
-    """Share of the steps in which the learning rate rises. [0.1]"""
-    bias_init: Annotated[Literal["normal", "zero"] | None, tyro.conf.arg(metavar="{normal,zero}")] = None
-    """Where biases start. [normal]"""
-    eval_samples: int | None = None
-    """Fresh samples for the final loss. [65536]"""
     device: str = "auto"
     """auto takes a GPU if there is one; cpu or cuda to insist."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -87,35 +51,39 @@ class SweepConfig:
     """No line of progress."""
     json: bool = False
     """Print the fits as JSON."""
+    parts: tuple[Grid, ...] = ()
+    """Grids of your own, in a file of --config."""
+    settings: list[Grid] = field(init=False)
+
+    keys: ClassVar[type] = Grid
 
     def __post_init__(self) -> None:
         require_numbers(self, "at least 0", "threads", "chunk", "checkpoint_seconds", flag="--")
 
-    def parts(self) -> list[Grid]:
-        """The preset's parts, those of the sweep to resume, or one; with what was given put in."""
-        from hyptree.lab.sweeps.presets import preset
-
-        overrides = {
-            field.name: value for field in fields(Grid) if (value := getattr(self, field.name, None)) is not None
-        }
-        grids: Sequence[Grid] = (Grid(),)
+    def bases(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The parts of the file or of the preset, those of the sweep to resume, or the default grid."""
+        grids: Sequence[Grid] = self.parts or (Grid(),)
         if self.preset is not None:
+            from hyptree.lab.sweeps.presets import preset
+
+            if self.parts:
+                raise UserError(f"a file gives parts, and --preset {self.preset} others; leave one of them out")
             grids = preset(self.preset)
-        elif self.resume:
+        elif self.resume and not self.parts:
             from hyptree.lab.sweeps.folder import stored_parts
 
             grids = stored_parts(self.out)
-        parts = [replace(grid, **overrides) for grid in grids]
-        if self.alpha is not None and all(grid.dist != "power" for grid in parts):
-            raise UserError(f"--alpha is for the shape power, and the data are {parts[0].dist}; leave it out")
-        return parts
+        shapes = [given.get("dist", grid.dist) for grid in grids]
+        if "alpha" in given and "power" not in shapes:
+            raise UserError(f"--alpha is for the shape power, and the data are {shapes[0]}; leave it out")
+        return [grid.as_dict() for grid in grids]
 
 
 @dataclass
 class FitConfig:
     """``hyptree lab fit``."""
 
-    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    runs: Annotated[Path, "RUNS"]
     """Folder of a sweep, or its table of runs."""
     drop_small: int = 0
     """Leave out so many of the smallest widths; the table of fits says so."""
@@ -131,7 +99,7 @@ class FitConfig:
 class PlotConfig:
     """``hyptree lab plot``."""
 
-    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    runs: Annotated[Path, "RUNS"]
     """Folder of a sweep."""
     which: tuple[str, ...] = ("all",)
     """all, or some of loss, represented, exponents, weak, strong, published, density, curvature."""
@@ -165,7 +133,7 @@ def sweep(config: SweepConfig) -> None:
     Ctrl-C writes a checkpoint; --resume goes on bit for bit, with the settings that are in the folder. Processes share
     the models: torchrun --nproc-per-node 2 -m -- hyptree lab sweep (without -- torchrun takes --n and --m for its own).
     """
-    parts = config.parts()
+    parts = config.settings
     import torch
 
     from hyptree.devices import find_device

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from hyptree.errors import UserError, as_user_error, require
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.progress import say
@@ -42,7 +40,7 @@ LORENTZ_COLUMNS = {
 class OverlapConfig:
     """``hyptree lab overlap``."""
 
-    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...")]
+    paths: Annotated[tuple[str, ...], "PATH ..."]
     """Checkpoints: a .safetensors or .gguf file, a folder with one or with shards, a run of hyptree train, or org/name
     of a model on the Hub."""
     tensor: str | None = None
@@ -75,7 +73,7 @@ class OverlapConfig:
 class LlmFitConfig:
     """``hyptree lab llm-fit``."""
 
-    table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    table: Annotated[Path, "TABLE"]
     """CSV with columns model, family, dataset, m, loss."""
     draws: int = 1000
     """Rounds of the bootstrap over models."""

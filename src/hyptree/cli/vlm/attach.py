@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import require_path
 from hyptree.vlm.encoders.spec import check_spec
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 class AttachInfoConfig:
     """``hyptree vlm attach-info``."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, "MODEL"]
     """open_clip:NAME:PRETRAINED, or hf:FOLDER_OR_ID (CLIP, SigLIP, SigLIP2, or a sentence encoder)."""
     adapter: Path | None = None
     """Folder of a saved adapter to look at, instead of the settings below."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, open_packed
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 class BuildChainsConfig:
     """``hyptree vlm build-chains``."""
 
-    captions: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CAPTIONS")]
+    captions: Annotated[Path, "CAPTIONS"]
     """Text file with a caption per line, or a CSV with the columns caption and, if there are pictures, image_url."""
     wordnet: Path
     """Folder of WordNet's tables (noun_synsets.tsv.gz, noun_hypernyms.tsv.gz)."""

@@ -27,8 +27,8 @@ class EvalOpenVocabConfig:
     """Share of CLIP in a score, from 0 (the detector alone) to 1."""
     min_score: float = 0.3
     """Score of an instance in the panoptic map."""
-    device: str = "cpu"
-    """cpu, cuda, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     out: Path | None = None
     """JSON file for the numbers."""
     json: bool = False
@@ -41,6 +41,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
         RunFolder(run).require_run()
     import json
 
+    from hyptree.devices import find_device
     from hyptree.errors import as_user_error
     from hyptree.files import write_text
     from hyptree.tables import numbers
@@ -56,7 +57,7 @@ def eval_openvocab(config: EvalOpenVocabConfig) -> int:
             limit=config.limit,
             text_weight=config.text_weight,
             min_score=config.min_score,
-            device=config.device,
+            device=find_device(config.device),
         )
     if config.out is not None:
         write_text(config.out, json.dumps(scores, indent=2) + "\n")

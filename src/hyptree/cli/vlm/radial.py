@@ -37,8 +37,8 @@ class EvalHierarchyConfig:
     """Random weights, for smoke tests and as a control."""
     seed: int = 0
     """Of random weights."""
-    device: str = "cpu"
-    """cpu, cuda, ..."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; cpu or cuda to insist."""
     out: Path | None = None
     """Folder for report.json and report.txt."""
     resume: bool = False
