@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.geometry.core.numerics import cap_norm
+from hyptree.models.convs import Downsample, Stem
 from hyptree.models.hcformer.model import Block, HCFormer
 from hyptree.nn.cluster.level import ClusterLevel
 from hyptree.ops.map_norm import MapNorm
@@ -148,7 +149,7 @@ class PublishedHCFormer(nn.Module):
         self.stages = nn.ModuleList()
         for stage in model.stages:
             conv = stage.downsample
-            if not isinstance(conv, nn.Conv2d) or not isinstance(model.norm, MapNorm):
+            if not isinstance(conv, Stem | Downsample) or not isinstance(model.norm, MapNorm):
                 raise UserError("the published order of operations needs convs='plain' and norm='group'")
             sizes: Any = (conv.kernel_size, conv.stride, conv.padding)
             first = nn.Conv2d(conv.in_channels, conv.out_channels, *sizes)

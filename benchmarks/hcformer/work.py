@@ -19,6 +19,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -149,7 +150,7 @@ def floor(name: str, batch: int, size: int, element: int, training: bool) -> tup
         maps[0] += branches * (args[0].numel() + out.numel())
 
     for module in model.modules():
-        if isinstance(module, (Block, nn.Conv2d)):
+        if isinstance(module, (Block, _ConvNd)):
             module.register_forward_hook(see)
     x = torch.empty(batch, 3, size, size, device="meta")
     with FlopCounterMode(display=False) as counter:
