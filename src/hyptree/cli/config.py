@@ -33,7 +33,7 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
     """The settings of a verb; None when help was asked for and printed.
 
     A verb whose flags lie over something else (a recipe, a preset) names the dataclass of these flags as ``keys``, and
-    its method ``bases(given)`` says over which files or mappings. What comes out is its ``settings``, one for each.
+    its method ``bases(chosen)`` says over which files or mappings. What comes out is its ``settings``, one for each.
 
     Args:
         command: function whose only parameter is annotated with a dataclass; its docstring is the help.
@@ -49,22 +49,22 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
     if "-h" in words or "--help" in words:
         print("\n".join(_help(inspect.getdoc(command) or "", prog, options)))
         return None
-    given = _read(options, args, prog)
-    if keys is not None and yaml_path is not None and own[0].metavar and own[0].name not in given:
-        given[own[0].name], yaml_path = yaml_path, None  # the file alone is what the flags lie over
+    chosen = _read(options, args, prog)
+    if keys is not None and yaml_path is not None and own[0].metavar and own[0].name not in chosen:
+        chosen[own[0].name], yaml_path = yaml_path, None  # the file alone is what the flags lie over
     file = {} if yaml_path is None else read_yaml(yaml_path)
     names = {field.name for field in dataclasses.fields(cls)}
     rest = {} if keys is None else {key: file.pop(key) for key in list(file) if key not in names}
-    mine = {key: given.pop(key) for key in list(given) if key.partition(".")[0] in names}
+    mine = {key: chosen.pop(key) for key in list(chosen) if key.partition(".")[0] in names}
     for option in own:
         if option.default is dataclasses.MISSING and option.name not in {**file, **mine} and "." not in option.name:
             raise UserError(f"{prog} needs {option.flag} (see {prog} --help)")
     config: Any = load(cls, file, mine, yaml_path or "")
     if keys is not None:
         config.settings = []
-        for base in config.bases({**rest, **given}):
+        for base in config.bases({**rest, **chosen}):
             source = " with ".join(str(part) for part in (base, yaml_path) if part and not isinstance(part, Mapping))
-            config.settings.append(load(keys, [base, rest] if rest else [base], given, source))
+            config.settings.append(load(keys, [base, rest] if rest else [base], chosen, source))
     return config
 
 
@@ -125,7 +125,7 @@ def _read(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str
     """What the words say, by the names of the options and in YAML's types; each value fits its option."""
     flags = {option.name: option for option in options if not (option.metavar or dataclasses.is_dataclass(option.kind))}
     flags |= {option.short: option for option in options if option.short}
-    given: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     places, rest = [], list(args)
     while rest:
         word = rest.pop(0)
@@ -139,14 +139,14 @@ def _read(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str
         option, is_off = _find(flag, flags, prog)
         value = _take(option, flag, [value] if equals else ["false"] if is_off else rest, bool(equals))
         if option.items and typing.get_origin(option.items[0]) is tuple:  # one more of them each time
-            value = given.get(option.name, []) + value
-        given[option.name] = value
+            value = chosen.get(option.name, []) + value
+        chosen[option.name] = value
     for option in (option for option in options if option.metavar and places):
-        given[option.name] = _take(option, option.metavar, places, True)
+        chosen[option.name] = _take(option, option.metavar, places, True)
     if places:
         wanted = " ".join(option.metavar for option in options if option.metavar) or "no words without a flag"
         raise UserError(f"{prog} takes {wanted}, {places[0]!r} is one too many (see {prog} --help)")
-    return given
+    return chosen
 
 
 def _find(flag: str, flags: Mapping[str, Option], prog: str) -> tuple[Option, bool]:

@@ -44,7 +44,7 @@ class EvalConfig:
     keys: ClassVar[type] = Recipe
     short: ClassVar = {"run.threads": "threads"}
 
-    def bases(self, given: Mapping[str, Any]) -> list[Path]:
+    def bases(self, chosen: Mapping[str, Any]) -> list[Path]:
         """The run's recipe, which the flags lie over; tasks read none."""
         if self.tasks is None:
             for name in ("limit", "shots", "task_files", "batch_size"):
@@ -52,7 +52,7 @@ class EvalConfig:
                     raise UserError(f"--{name.replace('_', '-')} is for tasks; name some with --tasks arc_easy,piqa")
             RunFolder(self.source).require_run()
             return [self.source / "recipe.yaml"]
-        for name in [*given, *(["split"] if self.split else [])]:
+        for name in [*chosen, *(["split"] if self.split else [])]:
             raise UserError(f"--{name} does not go with --tasks: it is for the data of a recipe")
         if not self.tasks.strip(" ,"):
             raise UserError("--tasks needs names of tasks with commas, e.g. arc_easy,piqa")

@@ -39,7 +39,7 @@ class TrainConfig:
         "data.strict": "strict",
     }
 
-    def bases(self, given: Mapping[str, Any]) -> list[Path]:
+    def bases(self, chosen: Mapping[str, Any]) -> list[Path]:
         """The recipe that the flags lie over."""
         source = self.recipe
         if source.is_dir():

@@ -60,7 +60,7 @@ class SweepConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "at least 0", "threads", "chunk", "checkpoint_seconds", flag="--")
 
-    def bases(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def bases(self, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The parts of the file or of the preset, those of the sweep to resume, or the default grid."""
         grids: Sequence[Grid] = self.parts or (Grid(),)
         if self.preset is not None:
@@ -73,8 +73,8 @@ class SweepConfig:
             from hyptree.lab.sweeps.folder import stored_parts
 
             grids = stored_parts(self.out)
-        shapes = [given.get("dist", grid.dist) for grid in grids]
-        if "alpha" in given and "power" not in shapes:
+        shapes = [chosen.get("dist", grid.dist) for grid in grids]
+        if "alpha" in chosen and "power" not in shapes:
             raise UserError(f"--alpha is for the shape power, and the data are {shapes[0]}; leave it out")
         return [grid.as_dict() for grid in grids]
 
