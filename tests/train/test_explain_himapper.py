@@ -58,7 +58,7 @@ def test_page_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert ("close to uniform" in shown.err) == ('class="warned"' in html)
     # Numbers of the tree have charts of their own and are not taken for accuracies.
     learned = html[html.index("How it learned") : html.index("Where it is right and wrong")]
-    assert "Validation accuracy" in learned and "image dependence" not in learned and "parent retrieval" not in learned
+    assert "Validation" in learned and "image dependence" not in learned and "parent retrieval" not in learned
 
 
 def test_curves_are_those_of_the_log(run: Path) -> None:

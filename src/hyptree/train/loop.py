@@ -294,7 +294,7 @@ class Trainer:
         began = time.perf_counter()
         if self.ema is not None:
             self.progress.num_ema_updates = self.ema.num_updates
-        progress = asdict(self.progress) | {"seconds": self.progress.seconds + began - self._clock}
+        progress = asdict(self.progress) | {"seconds": self._seconds()}
         checkpoint = Checkpoint(
             model=full_tensors(self.model.state_dict()),
             ema=full_tensors(self.ema.tensors) if self.ema is not None else None,
@@ -430,10 +430,13 @@ class Trainer:
     def _go_on(self) -> str:
         return f"go on with: {as_called('train', self.folder.path, '--resume')}"
 
+    def _seconds(self) -> float:
+        return self.progress.seconds + time.perf_counter() - self._clock
+
     def _line(self, split: str) -> dict[str, Any]:
-        step, seconds = self.progress.step, self.progress.seconds + time.perf_counter() - self._clock
+        step = self.progress.step
         epoch = round(step / self.steps_per_epoch, 4)
-        return {"step": step, "epoch": epoch, "split": split, "time": round(seconds, 3)}
+        return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
 
     def _result(self) -> Result:
         numbers = getattr(self, "_numbers", None)

@@ -235,10 +235,10 @@ def test_points_of_another_space_are_not_taken_for_lorentz_points(seed: int) -> 
 
 def test_curves_are_chosen_from_the_metrics() -> None:
     charts = {panel.title: panel.series for panel in run_curves(metrics())}
-    assert list(charts) == ["Loss", "Validation accuracy", "Learning rate"]
+    assert list(charts) == ["Loss", "Validation", "Learning rate"]
     assert [line.name for line in charts["Loss"]] == ["training", "validation"]
-    assert [line.name for line in charts["Validation accuracy"]] == ["top-1"]  # a height is no share
-    assert charts["Validation accuracy"][0].y == pytest.approx([0.1, 0.2, 0.3])
+    assert [line.name for line in charts["Validation"]] == ["top-1"]  # a height is no share
+    assert charts["Validation"][0].y == pytest.approx([0.1, 0.2, 0.3])
     assert len(charts["Loss"][0].x) == 240
     assert np.mean(charts["Loss"][0].y) == pytest.approx(np.mean([3 / s for s in range(1, 721)]))
     assert run_curves([]) == []
@@ -251,7 +251,7 @@ def test_values_that_are_not_finite_are_counted_and_not_drawn() -> None:
     first, *rest = run_curves(rows)
     assert first.title == "Loss (3 values are not finite and left out)"
     assert [line.y for line in first.series] == [[3.0, 1.0]]
-    assert [panel.title for panel in rest] == ["Validation accuracy", "Learning rate"]
+    assert [panel.title for panel in rest] == ["Validation", "Learning rate"]
 
 
 def test_numbers_that_do_not_fit_are_an_error() -> None:

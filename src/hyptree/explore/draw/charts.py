@@ -40,7 +40,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     }
     charts = [
         ("Loss", losses, ".2f"),
-        ("Validation accuracy", dict(list(shares.items())[:4]), ".0%"),
+        ("Validation", dict(list(shares.items())[:4]), ".0%"),
         ("Learning rate", {"learning rate": of("train", "lr")}, ".1e"),
     ]
     drawn = [lines_of(title, series, "epoch", number) for title, series, number in charts]
