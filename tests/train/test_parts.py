@@ -403,3 +403,19 @@ def test_a_key_that_its_task_does_not_read_is_refused(tmp_path, task, key):
     with pytest.raises(UserError, match=rf"{name}\S* .* means nothing to the task {task}; leave it out"):
         fit(recipe, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_gpu_that_is_not_in_use_yet_is_seeded_too(there, monkeypatch):
+    """What is drawn on it first, when a model is built there, must follow from the seed."""
+    from hyptree.train.parallel.determinism import seed_all
+
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    seed_all(3, 4)
+    first = torch.rand(2)
+    seed_all(3, 4)
+    assert len(seeds) == 2 * there and len(set(seeds)) <= 1
+    assert there or torch.equal(first, torch.rand(2))

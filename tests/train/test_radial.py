@@ -168,7 +168,7 @@ def test_the_loss_falls_on_real_chains(clip, tmp_path, shared_data):
     assert result.step == 25 and last["angle_next"] - last["angle_wrong"] < first["angle_next"] - first["angle_wrong"]
     task = Radial(recipe(bert, *words))
     test = read_hierarcaps(folder, "test")
-    train, val = task._read()
+    train, val = task._parts
     assert len(train) == 18_770 and without_images_of(train, test) == train and without_images_of(val, test) == []
 
 

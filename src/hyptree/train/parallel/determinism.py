@@ -15,12 +15,13 @@ from hyptree.data.seeding import mix_bits
 
 
 def seed_all(*words: int) -> None:
-    """Set the global generators of Python, numpy and torch (the CPU, and every GPU in use)."""
+    """Set the global generators of Python, numpy and torch (every device)."""
     bits = mix_bits(*words)
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
-    # For a GPU that is not in use torch keeps the seed with a trace of the stack: half a millisecond in every step.
-    (torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed)(bits & (2**63 - 1))
+    # Without a GPU torch would keep the seed for one, with a trace of the stack: up to half a millisecond per step. With
+    # one it has to, in use or not yet: what is drawn there first must follow from the seed.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(bits & (2**63 - 1))
 
 
 @contextmanager

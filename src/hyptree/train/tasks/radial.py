@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ class Radial(Task):
             from hyptree.vlm.radial.hierarchy_report import world_chains
 
             return world_chains(split, limit or NUM_CHAINS[split], data.seed)
-        train, val = self._read()
+        train, val = self._parts
         chains = train[:limit] if split == "train" else val[: limit or NUM_CHAINS[split]]
         if not chains:
             raise UserError(f"{settings.chains} leaves no chains for {split}; give more of them, or another held_out")
@@ -80,8 +81,9 @@ class Radial(Task):
                 )
         return chains
 
-    def _read(self) -> tuple[list[Chain], list[Chain]]:
-        """Chains to train on, and others of other pictures."""
+    @functools.cached_property
+    def _parts(self) -> tuple[list[Chain], list[Chain]]:
+        """Chains of the file to train on, and others of other pictures."""
         settings, path = self.settings, Path(self.settings.chains)
         every = read_hierarcaps(path, settings.part)
         held_out = [] if settings.held_out is None else read_hierarcaps(settings.held_out)
