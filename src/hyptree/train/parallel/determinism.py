@@ -19,8 +19,8 @@ def seed_all(*words: int) -> None:
     bits = mix_bits(*words)
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
-    # Without a GPU torch would keep the seed for one, with a trace of the stack: up to half a millisecond per step. With
-    # one it has to, in use or not yet: what is drawn there first must follow from the seed.
+    # Without a GPU torch would keep the seed for one, with a trace of the stack: up to half a millisecond per step.
+    # With one it must, in use or not yet: what is drawn there first has to follow from the seed.
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(bits & (2**63 - 1))
 
 
