@@ -32,18 +32,18 @@ def launch(
         settings: the kernel's constants, all the parameters that are left, and options such as ``num_warps``.
     """
     pointers = [x.data_ptr() for x in tensors]
-    devices = [x.get_device() for x in tensors]
-    index = devices[0]
-    if index >= 0 and index != torch.cuda.current_device():
+    index = tensors[0].device.index
+    if index is not None and index != torch.cuda.current_device():
         with torch.cuda.device(index):
             return launch(kernel, grid, tensors, numbers, settings)
     # The kernel by its number: its own hash is a lock and a hash of its source. Triton compiles numbers that are one,
-    # multiples of 16, others, and those beyond 32 bits apart. A tensor on another device was never launched before.
+    # multiples of 16, others, and those beyond 32 bits apart. With a tensor on a CPU nothing was launched before.
     place = (
         id(kernel),
+        index,
         *settings.values(),
         *[x.dtype for x in tensors],
-        *devices,
+        *[x.is_cuda for x in tensors],
         *[(number == 1) + 2 * (number % ALIGNED == 0) + 4 * (number >= 2**31) for number in numbers],
     )
     is_aligned = functools.reduce(operator.or_, pointers) % ALIGNED == 0
