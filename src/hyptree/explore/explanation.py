@@ -58,8 +58,7 @@ def explain(
     x = model_input(model, [picture], mean, std)
     if hook is not None:
         options = {"stage": stage, "block": block, "head": head}
-        tree: Tree = hook(x, **{name: value for name, value in options.items() if value is not None})
-        return tree
+        return hook(x, **{name: value for name, value in options.items() if value is not None})
     (clusters,) = read_clusters(model, x)
     if stage == "all":
         if block is not None:

@@ -47,8 +47,7 @@ class ChoiceScore:
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's types; the error of a single item is None."""
-        numbers: dict[str, Any] = without_nan(asdict(self))
-        return numbers
+        return without_nan(asdict(self))
 
 
 def score_items(

@@ -121,8 +121,7 @@ class _Ends:
         self.tokenizer, self.num_given, self.stops = tokenizer, num_given, stops
 
     def text(self, ids: Tensor) -> str:
-        text: str = self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
-        return text
+        return self.tokenizer.decode(ids[self.num_given :], skip_special_tokens=True)
 
     def __call__(self, ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         ended = [any(stop in self.text(row) for stop in self.stops) for row in ids]
@@ -131,8 +130,7 @@ class _Ends:
 
 def _arguments(request: Any) -> tuple[Any, ...]:
     """What a request of the harness asks, or the tuple itself."""
-    arguments: tuple[Any, ...] = tuple(getattr(request, "args", request))
-    return arguments
+    return tuple(getattr(request, "args", request))
 
 
 def _windows(pair: Pair, context: int) -> list[Pair]:

@@ -74,8 +74,7 @@ def reading(module: nn.Module, readings: dict[int, Tensor], place: int, measure:
 
 def hidden_state(output: Any) -> Tensor:
     """The points of the tokens, of what a layer gives."""
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _mean_norm(output: Any) -> Tensor:

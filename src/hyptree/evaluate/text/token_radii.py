@@ -87,8 +87,7 @@ def stream_radii(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[n
 
 
 def _radii(space: Any, points: Tensor) -> np.ndarray:
-    radii: np.ndarray = space.dist0(points.detach().double()).cpu().numpy()
-    return radii
+    return space.dist0(points.detach().double()).cpu().numpy()
 
 
 # --------------------------------------------------------------------------------------------------------- correlations
@@ -105,8 +104,7 @@ class Correlation:
 
     def as_dict(self) -> dict[str, float | int | None]:
         """In JSON's types; what cannot be had is None."""
-        numbers: dict[str, float | int | None] = without_nan(asdict(self))
-        return numbers
+        return without_nan(asdict(self))
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray | None = None) -> Correlation:

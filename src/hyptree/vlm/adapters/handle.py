@@ -269,8 +269,7 @@ class AdapterHandle:
         from hyptree.vlm.encoders.transformers import features_of
 
         if self.encoder is not None:
-            encoded: Tensor = getattr(self.encoder, "encode_text" if kind == "text" else "encode_images")(inputs)
-            return encoded
+            return getattr(self.encoder, "encode_text" if kind == "text" else "encode_images")(inputs)
         bare = type(self.model).__name__
         if not isinstance(inputs, Tensor):
             raise UserError(

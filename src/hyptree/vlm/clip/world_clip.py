@@ -140,8 +140,7 @@ class WorldClip(nn.Module):
     @property
     def scale(self) -> Tensor:
         """Factor of the similarities, at most ``MAX_SCALE``."""
-        scale: Tensor = self.clip.logit_scale.clamp(max=math.log(MAX_SCALE)).exp()
-        return scale
+        return self.clip.logit_scale.clamp(max=math.log(MAX_SCALE)).exp()
 
     @property
     def curvature(self) -> float | None:

@@ -39,24 +39,20 @@ class OpenClipEncoder(Encoder):
 
     @property
     def text_tower(self) -> nn.Module | None:
-        tower: nn.Module = getattr(self.model, "text", None) or self.model.transformer
-        return tower
+        return getattr(self.model, "text", None) or self.model.transformer
 
     @property
     def image_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.visual
-        return tower
+        return self.model.visual
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         return {"input_ids": self.tokenizer(texts).to(self.device)}
 
     def encode_tokens(self, tokens: dict[str, Tensor]) -> Tensor:
-        embedding: Tensor = self.model.encode_text(tokens["input_ids"])
-        return embedding
+        return self.model.encode_text(tokens["input_ids"])
 
     def encode_pixels(self, pixels: Tensor) -> Tensor:
-        embedding: Tensor = self.model.encode_image(pixels)
-        return embedding
+        return self.model.encode_image(pixels)
 
     def _dense(self, pixels: Tensor) -> Tensor:
         visual: Any = self.model.visual

@@ -142,8 +142,7 @@ class OpenClipTower(DenseTower):
         super().__init__(blocks)
 
     def _layers(self) -> Sequence[nn.Module]:
-        layers: Sequence[nn.Module] = self.tower.transformer.resblocks
-        return layers
+        return self.tower.transformer.resblocks
 
     def _run(self, pixels: Tensor, grid: tuple[int, int]) -> None:
         positions: Tensor = self.tower.positional_embedding
@@ -161,8 +160,7 @@ class OpenClipTower(DenseTower):
         value = F.linear(block.ln_1(x), weight, None if bias is None else bias[2 * width :])
         y = x[:, :1] + block.ls_1(attn.out_proj(value[:, 1:]))
         y = y + block.ls_2(block.mlp(block.ln_2(y)))
-        normed: Tensor = self.tower.ln_post(y)
-        return normed
+        return self.tower.ln_post(y)
 
     def _project(self, x: Tensor) -> Tensor:
         return x @ in_memory(self.tower.proj)
@@ -186,8 +184,7 @@ class TransformersTower(DenseTower):
         super().__init__(blocks)
 
     def _layers(self) -> Sequence[nn.Module]:
-        layers: Sequence[nn.Module] = self.tower.encoder.layers
-        return layers
+        return self.tower.encoder.layers
 
     def _run(self, pixels: Tensor, grid: tuple[int, int]) -> None:
         self.tower(pixel_values=pixels, interpolate_pos_encoding=True)
@@ -201,8 +198,7 @@ class TransformersTower(DenseTower):
         attn = block.self_attn
         y = x[:, :1] + attn.out_proj(attn.v_proj(block.layer_norm1(x[:, 1:])))
         y = y + block.mlp(block.layer_norm2(y))
-        normed: Tensor = self.tower.post_layernorm(y)
-        return normed
+        return self.tower.post_layernorm(y)
 
     def _project(self, x: Tensor) -> Tensor:
         return x if self.projection is None else self.projection(x)

@@ -46,13 +46,11 @@ class HfEncoder(Encoder):
 
     @property
     def text_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.text_model
-        return tower
+        return self.model.text_model
 
     @property
     def image_tower(self) -> nn.Module | None:
-        tower: nn.Module = self.model.vision_model
-        return tower
+        return self.model.vision_model
 
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         # SigLIP reads its answer at the last place and was trained without a mask: always the full length.
@@ -186,8 +184,7 @@ def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> En
     """The encoder with the best weights of a run of the task contrast or radial."""
     task = RunFolder(run).settings().get("task")
     home = import_module(f"hyptree.vlm.{'radial.tuned_text' if task == 'radial' else 'clip.world_clip'}")
-    encoder: Encoder = home.load_run(run, random_init=random_init, seed=seed)
-    return encoder
+    return home.load_run(run, random_init=random_init, seed=seed)
 
 
 def _trained(auto: Any, spec: str, source: str) -> nn.Module:

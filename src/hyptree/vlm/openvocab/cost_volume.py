@@ -143,8 +143,7 @@ class UpStage(nn.Module):
 
     def forward(self, x: Tensor, guide: Tensor) -> Tensor:
         guide = guide.repeat_interleave(len(x) // len(guide), 0)
-        y: Tensor = self.mix(torch.cat([self.up(x), guide], 1))
-        return y
+        return self.mix(torch.cat([self.up(x), guide], 1))
 
 
 class CostVolumeHead(nn.Module):
@@ -233,8 +232,7 @@ class CostVolumeHead(nn.Module):
         y = x.flatten(0, 1).permute(0, 3, 1, 2)  # (B T, C, h, w)
         for lift, up, block in zip(self.lifts, self.ups, blocks, strict=True):
             y = up(y, lift(block))
-        logits: Tensor = self.out(y).squeeze(1).unflatten(0, shape)
-        return logits
+        return self.out(y).squeeze(1).unflatten(0, shape)
 
 
 def _conv(inputs: int, outputs: int) -> list[nn.Module]:

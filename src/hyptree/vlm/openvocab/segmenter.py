@@ -74,8 +74,7 @@ class OpenVocabSegmenter(TunedEncoder):
 
         Nothing is kept: the text tower is asked as it is now.
         """
-        embeddings: Tensor = self.encoder.encode_text(self.settings.prompts(classes))
-        return embeddings
+        return self.encoder.encode_text(self.settings.prompts(classes))
 
     @torch.no_grad()
     def scores(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:

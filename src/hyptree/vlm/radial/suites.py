@@ -53,8 +53,7 @@ class Texts:
 
     def _points(self, raw: Tensor) -> Tensor:
         if self.geometry == "lorentz":
-            lifted: Tensor = lorentz.expmap0(raw, self.c)
-            return lifted
+            return lorentz.expmap0(raw, self.c)
         return F.normalize(raw, dim=-1)
 
     def comparable(self, raw: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ class TunedText(TunedEncoder):
         self.save_trained_alone()
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
-        embedded: Tensor = self.encoder.encode_tokens(tokens)
-        return embedded
+        return self.encoder.encode_tokens(tokens)
 
 
 def load_run(run: Path | str, *, random_init: bool = False, seed: int = 0) -> Encoder:
