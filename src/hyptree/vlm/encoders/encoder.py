@@ -40,14 +40,17 @@ class Encoder(ABC):
         name: the spec it was loaded by.
         width: d, the length of its embeddings.
         pixels: the pictures that its image tower takes; None for an encoder of text alone.
-        text_tower, image_tower: the modules that hold the blocks; None where there is none.
+        text_tower, image_tower: the modules with the blocks that read texts and pictures; None where there is none.
         curvature: c of the hyperboloid onto which its embeddings, as tangent vectors at the origin, are lifted; None
             for the usual, Euclidean encoder.
     """
 
-    def __init__(self, model: Any, name: str, width: int, pixels: PixelFormat | None):
+    def __init__(
+        self, model: Any, name: str, width: int, pixels: PixelFormat | None, text_tower: Any, image_tower: Any = None
+    ):
         self.model: Any = model  # a module with the attributes of its library
         self.name, self.width, self.pixels = name, width, pixels
+        self.text_tower, self.image_tower = text_tower, image_tower
         self.curvature: float | None = None
 
     def __repr__(self) -> str:
@@ -57,16 +60,6 @@ class Encoder(ABC):
     def device(self) -> torch.device:
         """Where the weights are when they are used; move them with ``encoder.model.to(...)``."""
         return device_of(self.model, next(name for name, _ in self.model.named_parameters()))
-
-    @property
-    @abstractmethod
-    def text_tower(self) -> nn.Module | None:
-        """The module with the blocks that read text."""
-
-    @property
-    def image_tower(self) -> nn.Module | None:
-        """The module with the blocks that read pictures; None for an encoder of text alone."""
-        return None
 
     @abstractmethod
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
@@ -81,8 +74,7 @@ class Encoder(ABC):
         self._format()  # raises
         raise NotImplementedError
 
-    def _dense(self, pixels: Tensor) -> Tensor:
-        return Encoder.encode_pixels(self, pixels)
+    _dense = encode_pixels  # of every patch
 
     @abstractmethod
     def save(self, folder: Path | str) -> Path:
