@@ -101,6 +101,11 @@ class AdapterContainer(nn.Module):
         assert isinstance(adapter, AdapterSet)
         return adapter
 
+    def require_unmerged(self, then: str, name: str | None = None) -> None:
+        """Raise where an adapter, other than the one of this name, is merged into the weights."""
+        if self.merged not in (None, name):
+            raise UserError(f"adapter {self.merged!r} is merged into the model; call unmerge() {then}")
+
     def current(self) -> AdapterSet | None:
         """The adapter that forward passes use."""
         if not self.enabled or self.merged is not None or self.active is None:

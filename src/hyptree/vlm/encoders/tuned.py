@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError, as_user_error
 from hyptree.files import hash_tensors
 from hyptree.vlm.adapters import adapter_config
-from hyptree.vlm.adapters.attachment import attach
+from hyptree.vlm.adapters.handle import attach
 
 
 class TunedEncoder(nn.Module):
