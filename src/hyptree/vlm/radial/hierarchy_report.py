@@ -22,7 +22,7 @@ from hyptree.data.hierarchies.hierarcaps import (
     without_images_of,
 )
 from hyptree.data.hierarchies.hyperlex import read_hyperlex
-from hyptree.errors import UserError, as_user_error, require_one_of
+from hyptree.errors import UserError, require_one_of
 from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
 from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
@@ -71,22 +71,8 @@ def hierarchy_report(
         UserError: an unknown suite, data that is not there, pictures for an encoder of text alone.
     """
     suite = check_request(suite, images, data=data, curvature=curvature, limit=limit)
-    encode = getattr(encoder, "encode_text", encoder)
-    own = getattr(encoder, "curvature", None)
-    geometry = geometry or ("chord" if own is None else "lorentz")
-    c = curvature or own or 1.0
-    with as_user_error():
-        texts = Texts(encode, geometry, float(c), own_c=own)
-        texts.distance([""])  # an unknown geometry is told before the work
-    report: dict[str, Any] = {
-        "encoder": getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__)),
-        "width": len(texts.root),
-        "geometry": geometry,
-        "curvature": float(c) if geometry == "lorentz" else None,
-        "root_norm": float(texts.root.norm()),
-        "torch": torch.__version__.split("+")[0],
-        "suites": {},
-    }
+    texts = Texts.of(encoder, geometry, curvature)
+    report: dict[str, Any] = texts.about() | {"torch": torch.__version__.split("+")[0], "suites": {}}
     for name in suite:
         if say is not None:
             say(f"measuring {name}")

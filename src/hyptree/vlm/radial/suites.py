@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hyptree.data.hierarchies.hierarcaps import Chain
 from hyptree.data.hierarchies.hyperlex import WordPair
-from hyptree.errors import UserError
+from hyptree.errors import UserError, as_user_error
 from hyptree.geometry import lorentz
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.coarse import lifted
@@ -42,10 +42,35 @@ class Texts:
         own_c: float | None = None,
         block: int = 256,
     ):
-        self.geometry, self.c, self.own_c = geometry, c, own_c
+        self.geometry, self.c, self.own_c, self.name = geometry, c, own_c, ""
         self.raw = TextTable(encode, block)
         """(n, d) as the encoder gives them, on the CPU."""
         self.root = self.raw([""])[0]
+
+    @classmethod
+    def of(cls, encoder: Any, geometry: str | None = None, curvature: float | None = None) -> Texts:
+        """Those of an encoder, or of a function from texts to embeddings; by default in its own geometry.
+
+        Raises:
+            UserError: an unknown geometry, before any work.
+        """
+        own = getattr(encoder, "curvature", None)
+        geometry = geometry or ("chord" if own is None else "lorentz")
+        with as_user_error():
+            texts = cls(getattr(encoder, "encode_text", encoder), geometry, float(curvature or own or 1.0), own_c=own)
+            texts.distance([""])
+        texts.name = getattr(encoder, "name", getattr(encoder, "__name__", type(encoder).__name__))
+        return texts
+
+    def about(self) -> dict[str, Any]:
+        """The beginning of a report on them."""
+        return {
+            "encoder": self.name,
+            "width": len(self.root),
+            "geometry": self.geometry,
+            "curvature": self.c if self.geometry == "lorentz" else None,
+            "root_norm": float(self.root.norm()),
+        }
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(n, d) points: unit vectors, or points of the hyperboloid."""
