@@ -67,12 +67,7 @@ def samples(model: nn.Module, count: int = 64) -> dict[str, list[float]] | None:
 
 
 def warn_of_another_base(model: nn.Module, expected: dict[str, list[float]] | None, what: str, made_on: str) -> None:
-    """Say so where a model has other weights than the one by which ``expected`` was sampled.
-
-    Args:
-        what: was made on that one.
-        made_on: its name.
-    """
+    """Say so where a model has other weights than the one called ``made_on``, by which ``expected`` was sampled."""
     actual = samples(model)
     if not expected or not actual:
         return

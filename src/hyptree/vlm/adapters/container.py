@@ -66,27 +66,18 @@ class AdapterSet(nn.Module):
     def weight(self, name: str) -> Tensor | None:
         """The adapted weight of this name; None where this adapter leaves it alone."""
         place = self.group_of.get(name)
-        if place is None:
-            return None
-        group = self.groups[place[0]]
-        return group.weight(place[1])  # type: ignore[operator]
+        return place and self.groups[place[0]].weight(place[1])  # type: ignore[operator]
 
 
 class AdapterContainer(nn.Module):
-    """All adapters of a model; one is active, or none.
-
-    Attributes:
-        active: name of the active one.
-        merged: name of the one that is merged into the weights now.
-        enabled: False within ``disable_adapter()``.
-    """
+    """All adapters of a model; one is ``active``, or none; one may be ``merged`` into the weights."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.sets = nn.ModuleDict()
         self.active: str | None = None
         self.merged: str | None = None
-        self.enabled = True
+        self.enabled = True  # False within disable_adapter()
         self.guard: RemovableHandle | None = None
         self.was_trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self._sources: dict[str, Site] = {}

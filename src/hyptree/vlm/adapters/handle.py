@@ -87,14 +87,9 @@ def _refuse_while_merged(module: nn.Module, *args: Any) -> None:
 
 
 class AdapterHandle:
-    """What ``attach`` returns: one named adapter of one model.
+    """What ``attach`` returns: the adapter ``name`` of the bare ``model``, with the ``encoder`` it was given, if any.
 
     A copy of the model carries copies of its adapters; ``handle_of(copy)`` gives their handle.
-
-    Attributes:
-        model: the bare model.
-        name: of the adapter that this handle stands for.
-        encoder: what ``attach`` was given, if that was an ``Encoder``.
     """
 
     def __init__(self, model: nn.Module, name: str, encoder: Any = None):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,8 @@ _UNREAD = {"text_decoder", "multimodal_decoder", "crossattention", "cross_attn"}
 _NEITHER = "neither"
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One adapted matrix: these rows of a weight.
-
-    Attributes:
-        target: q, k, v, out or mlp.
-    """
+class Slot(NamedTuple):
+    """One adapted matrix: these rows of a weight, which are q, k, v, out or mlp."""
 
     target: str
     start: int
@@ -47,22 +42,16 @@ class Slot:
 
 @dataclass(eq=False)
 class Site:
-    """A weight of a model, and the parts of it that can be adapted.
-
-    Attributes:
-        name: of the parameter in the model.
-        tower: text or image.
-        layer: number of the attention layer within its tower; layers that pool come after the blocks.
-        device: where it is when its layer runs.
-        slots: its parts, in the order of rows.
-    """
+    """A weight of a model, and the parts of it that can be adapted, in the order of rows."""
 
     name: str
     module: nn.Module
     attribute: str
     tower: str
     layer: int
+    """Number of the attention layer within its tower; layers that pool come after the blocks."""
     device: torch.device
+    """Where it is when its layer runs."""
     slots: list[Slot] = field(default_factory=list)
 
     @property
@@ -76,11 +65,6 @@ class Site:
     def slot_shape(self) -> tuple[int, int]:
         """(rows, columns) of each of its parts."""
         return self.slots[0].stop - self.slots[0].start, self.base.shape[1]
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether its parts are all of its rows."""
-        return sum(slot.stop - slot.start for slot in self.slots) == self.base.shape[0]
 
 
 def enclosing(model: nn.Module, sites: Sequence[Site]) -> str:
@@ -135,7 +119,13 @@ def attachment_points(
         )
     warn_of_towers_without(model, "attention", towers, [tower for tower in towers if by_tower[tower]])
     notes = [f"{', '.join(sorted(in_neither))} belong to neither tower"] if in_neither else []
-    convolutions = [name for name, module in model.named_modules() if _mixes(module) and tower_of(name) == "image"]
+    convolutions = [  # whose windows overlap, unlike those that cut a picture into patches
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d)
+        and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
+        and tower_of(name) == "image"
+    ]
     if convolutions and any(site.tower == "image" for site in sites):
         notes.append(f"{len(convolutions)} convolutions of the image tower that mix its patches take no adapter")
     if notes:
@@ -233,11 +223,6 @@ def _children_with_weights(module: nn.Module) -> Iterator[tuple[str, nn.Module]]
             yield name, child
 
 
-def _mixes(module: nn.Module) -> bool:
-    """Whether it is a convolution whose windows overlap, unlike those that cut a picture into patches."""
-    return isinstance(module, nn.Conv2d) and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
-
-
 def _tower_by_name(name: str) -> str | None:
     if name.startswith(_IMAGE_NAMES):
         return "image"
@@ -309,14 +294,10 @@ def _block(model: nn.Module, name: str, attentions: dict[str, Any]) -> str:
     while "." in block and not block.rpartition(".")[2].isdigit():
         parent = block.rpartition(".")[0]
         is_tower = "." not in parent and parent.startswith(_IMAGE_NAMES)
-        if is_tower or sum(_is_within(other, parent) for other in attentions) > 1:
+        if is_tower or sum(f"{other}.".startswith(f"{parent}.") for other in attentions) > 1:
             break
         block = parent
     return block
-
-
-def _is_within(name: str, parent: str) -> bool:
-    return name == parent or name.startswith(parent + ".")
 
 
 def _join(*parts: str) -> str:
