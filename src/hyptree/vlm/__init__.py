@@ -18,11 +18,9 @@ from hyptree.lazy import lazy
 if TYPE_CHECKING:
     from hyptree.vlm.adapters.adapter import AdapterConfig
     from hyptree.vlm.adapters.handle import AdapterHandle, attach, handle_of
-    from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
-    from hyptree.vlm.adapters.kinds.full import FullConfig
-    from hyptree.vlm.adapters.kinds.lora import LoraConfig
+    from hyptree.vlm.adapters.kinds.lora import FullConfig, LoraConfig
     from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
-    from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig, reference_mobius
+    from hyptree.vlm.adapters.kinds.scale import DiagonalConfig, ScaleAdapterConfig, reference_mobius
     from hyptree.vlm.adapters.structure import attachment_points
     from hyptree.vlm.encoders.encoder import Encoder, load_encoder
     from hyptree.vlm.lathadapter.head import LatentHierarchyHead

@@ -29,11 +29,11 @@ from hyptree.vlm.lathadapter.fewshot import (
     build_head,
     class_names,
     harmonic_mean,
+    load_head,
     sample_shots,
     split_base_new,
 )
 from hyptree.vlm.lathadapter.head import LatentHierarchyHead
-from hyptree.vlm.lathadapter.head_file import load_head
 from hyptree.vlm.lathadapter.hosts import Host
 from hyptree.vlm.lathadapter.settings import FewShotSettings
 

@@ -140,8 +140,7 @@ def head_latent(encoder: Any, run: Path, looked: Sequence[EncodedPicture]) -> La
     """
     from hyptree.data.build import build_dataset
     from hyptree.vlm.encoders.features import labels_of
-    from hyptree.vlm.lathadapter.fewshot import build_host
-    from hyptree.vlm.lathadapter.head_file import load_head
+    from hyptree.vlm.lathadapter.fewshot import build_host, load_head
 
     head, learned, about = load_head(run, encoder)
     settings = about["settings"]

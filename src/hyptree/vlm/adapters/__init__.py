@@ -1,4 +1,4 @@
-"""The adapters that ``hyptree.vlm.attach`` knows, one file each; ``adapter.py`` says what an adapter is.
+"""The adapters that ``hyptree.vlm.attach`` knows, in ``kinds``; ``adapter.py`` says what an adapter is.
 
 A new one is a configuration with ``method`` and ``build``, a ``StackAdapter``, and a line in ``METHODS``.
 """
@@ -11,11 +11,9 @@ from typing import Any
 
 from hyptree.errors import require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.kinds.diagonal import DiagonalConfig
-from hyptree.vlm.adapters.kinds.full import FullConfig
-from hyptree.vlm.adapters.kinds.lora import LoraConfig
+from hyptree.vlm.adapters.kinds.lora import FullConfig, LoraConfig
 from hyptree.vlm.adapters.kinds.orthogonal import OrthogonalConfig
-from hyptree.vlm.adapters.kinds.scale import ScaleAdapterConfig
+from hyptree.vlm.adapters.kinds.scale import DiagonalConfig, ScaleAdapterConfig
 
 METHODS: dict[str, type[AdapterConfig]] = {
     config.method: config for config in (ScaleAdapterConfig, LoraConfig, DiagonalConfig, OrthogonalConfig, FullConfig)

@@ -11,8 +11,7 @@ from hyptree.geometry import lorentz
 from hyptree.vlm.clip.contrast import similarity
 from hyptree.vlm.clip.world_text import class_prompts
 from hyptree.vlm.radial.order import order_of_levels
-from hyptree.vlm.radial.retention import recall_at
-from hyptree.vlm.radial.retrieval import radii
+from hyptree.vlm.radial.retrieval import radii, recall_at
 
 
 def score_embeddings(

@@ -14,8 +14,14 @@ from hyptree.errors import require_one_of
 from hyptree.geometry import Poincare, poincare
 from hyptree.geometry.core.numerics import ball_limit
 from hyptree.geometry.sets import accurate_cdist
-from hyptree.vlm.lathadapter.hierarchy_loss import HierarchyTerm, Sampling, hierarchy_loss, mine_triplets
-from hyptree.vlm.lathadapter.refine import Affinity, refine
+from hyptree.vlm.lathadapter.hierarchy_loss import (
+    Affinity,
+    HierarchyTerm,
+    Sampling,
+    hierarchy_loss,
+    mine_triplets,
+    refine,
+)
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyptree.data.sample import IGNORE
 from hyptree.ops.windows import cover, cut, join, plan
 
 PRIOR = 0.05
@@ -238,3 +239,22 @@ class CostVolumeHead(nn.Module):
 def _conv(inputs: int, outputs: int) -> list[nn.Module]:
     groups = max(g for g in range(1, max(1, outputs // 16) + 1) if outputs % g == 0)
     return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.ReLU()]
+
+
+def pixel_loss(logits: Tensor, truth: Tensor, count: Tensor | None = None) -> Tensor:
+    """Binary cross entropy of every class at every pixel, mean over those that count.
+
+    Args:
+        logits: (B, T, H, W). truth: (B, H, W) classes from 0 to T - 1, or ``IGNORE``.
+        count: how many pixels the mean is over, by default those that count here.
+
+    Returns:
+        A scalar; 0 (with gradient) where no pixel counts.
+    """
+    logits, truth = logits.float(), truth.long()
+    counts = truth != IGNORE
+    # One-hot by comparison: no scatter, whose order of sums is free on a GPU.
+    target = truth[:, None] == torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1, 1)
+    loss = F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").sum(1)
+    count = counts.sum() if count is None else count
+    return (loss * counts).sum() / ((count + (count == 0)) * logits.shape[1])

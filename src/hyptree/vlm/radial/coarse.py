@@ -19,8 +19,7 @@ from torch import Tensor
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
 from hyptree.vlm.clip.contrast import similarity
-from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings
-from hyptree.vlm.radial.retrieval import hierarchical_retrieval
+from hyptree.vlm.radial.retrieval import TEMPLATE, class_embeddings, hierarchical_retrieval
 
 if TYPE_CHECKING:
     from hyptree.tree import Tree

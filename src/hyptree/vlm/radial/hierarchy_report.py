@@ -25,7 +25,7 @@ from hyptree.data.hierarchies.hyperlex import read_hyperlex
 from hyptree.errors import UserError, require_one_of
 from hyptree.tables import without_nan
 from hyptree.vlm.radial.coarse import coarse_classes, coarse_recall, words_of
-from hyptree.vlm.radial.retention import TEMPLATE, class_embeddings, zero_shot_accuracy
+from hyptree.vlm.radial.retrieval import TEMPLATE, class_embeddings, zero_shot_accuracy
 from hyptree.vlm.radial.suites import Texts, chain_angles, chain_order, graded_entailment, picture_chains
 
 SUITES = ("hierarcaps-text", "hyperlex", "world-text", "hierarcaps-images", "world-images", "tiny-imagenet", "cifar10")

@@ -18,8 +18,7 @@ from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.coarse import lifted
 from hyptree.vlm.radial.loss import exterior_angle, root_distance
 from hyptree.vlm.radial.order import length_baselines, order_of_levels, spearman
-from hyptree.vlm.radial.retention import image_text_recall
-from hyptree.vlm.radial.retrieval import RADII, hierarchical_retrieval, radii, score_chains
+from hyptree.vlm.radial.retrieval import RADII, hierarchical_retrieval, image_text_recall, radii, score_chains
 
 
 class Texts:

@@ -165,3 +165,16 @@ def check_block_size(block_size: int, stack: SlotStack) -> None:
         f"block_size {block_size} does not divide the width {width} of {stack.names[0]}; "
         f"the nearest that do: {' and '.join(map(str, near))}"
     )
+
+
+@dataclass(frozen=True)
+class DiagonalConfig(ScaleAdapterConfig):
+    """One number for each input of q, k and v: 3 L d parameters per tower. The settings are the scale adapter's."""
+
+    method: ClassVar[str] = "diagonal"
+    block_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size != 1:
+            raise UserError(f"a diagonal scale has block_size 1, got {self.block_size}; use ScaleAdapterConfig")
