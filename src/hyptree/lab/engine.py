@@ -22,10 +22,10 @@ from torch import Tensor
 
 from hyptree.errors import UserError
 from hyptree.lab.definition import EPS, initial
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.hyperbolic import excess, narrow, pull_back, widen
 from hyptree.lab.sampler import EVAL, TRAIN, Batch, Sampler
 from hyptree.lab.sweeps.grid import Grid, Model, schedule
+from hyptree.lab.theory import frequencies
 
 BETAS = (0.9, 0.999)
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from hyptree.errors import UserError
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.published import published_exponent
 from hyptree.lab.sweeps.run_table import read_runs
-from hyptree.lab.theory import finite_exponent, strong_exponent, weak_exponent
+from hyptree.lab.theory import finite_exponent, frequencies, strong_exponent, weak_exponent
 
 SETTING = ("part", "n", "dist", "alpha", "density", "gamma", "curvature", "steps", "batch")
 """Columns that models of one exponent share; they differ in width and seed."""

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyptree.lab.sweeps.presets import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS
+from hyptree.lab.sweeps.grid import PAPER_ALPHAS, PAPER_GAMMAS, PAPER_WIDTHS
 
 Row = Mapping[str, Any]
 

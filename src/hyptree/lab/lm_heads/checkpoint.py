@@ -1,24 +1,25 @@
 """Finds the output head (or the embedding it is tied to) in a checkpoint, and reads it some rows at a time.
 
-Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block.
+Only headers and the wanted rows are read: no model is built, and a head of any size needs the memory of one block. Of a
+sharded model on the Hub only the shard that holds the head is fetched.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hyptree.errors import UserError, suggest
 from hyptree.files import path_inside, read_json, weight_map
-from hyptree.lab.lm_heads.gguf import read_gguf
-from hyptree.lab.lm_heads.hub import HubModel, require_lm_head
-from hyptree.lab.lm_heads.rows import Matrix, loaded, read_safetensors
+from hyptree.lab.lm_heads.rows import Matrix, loaded, read_gguf, read_safetensors
 from hyptree.runs import best_file
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -258,3 +259,53 @@ def _tied(name: str, declared: Any) -> str:
     if declared is False:
         return "input embedding; the head is another tensor, which is not here"
     return "input embedding, tied" if declared else "input embedding"
+
+
+T = TypeVar("T")
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_repo(text: str) -> bool:
+    """Whether a text that is no path here can be the name of a model, ``org/name``."""
+    return _REPO.fullmatch(text) is not None and not text.endswith((".safetensors", ".gguf"))
+
+
+def require_lm_head(path: Path | str) -> bool:
+    """Whether a head is on this machine; False where the text can only be the name of a model on the Hub.
+
+    Raises:
+        UserError: neither. A misspelt folder beside others must not be looked for on the network.
+    """
+    here = Path(path).exists()
+    if not here and not (is_repo(str(path)) and not Path(path).parent.exists()):
+        raise UserError(f"cannot read {path}: no such file or folder")
+    return here
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model of the Hub, by its name ``org/name``. What was fetched stays in the Hub's own cache."""
+
+    repo: str
+
+    def files(self) -> list[str]:
+        """Names of its files.
+
+        Raises:
+            UserError: the Hub cannot be reached, or it has no such model.
+        """
+        # Asked first, and by the one call that does not try for half a minute where there is no network.
+        info = self._ask(lambda hub: hub.HfApi().model_info(self.repo, timeout=20))
+        return sorted(one.rfilename for one in info.siblings or ())
+
+    def fetch(self, name: str) -> Path:
+        """A file of it on this machine."""
+        return Path(self._ask(lambda hub: hub.hf_hub_download(self.repo, name)))
+
+    def _ask(self, question: Callable[[Any], T]) -> T:
+        try:
+            return question(import_module("huggingface_hub"))
+        except Exception as error:  # its own errors, those of its HTTP library, of the disk: all mean "not to be had"
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"{self.repo} is no file or folder here, and the Hub did not give it: {text}") from error
