@@ -14,8 +14,6 @@ from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
-__all__ = ["block_tree", "choose_block", "choose_head", "explain", "nested_tree", "stages_tree"]
-
 
 def explain(
     model: Any,

@@ -18,8 +18,6 @@ from hyptree.explore.draw.style import FONT, HALO, INK, INSIDE, NEUTRAL, PALETTE
 from hyptree.tree import Tree
 from hyptree.tree.drawing import children_above, drawn_points
 
-__all__ = ["branch_colors", "draw_disk", "move_script", "svg_disk"]
-
 SIZE, RADIUS = 1000, 395  # of the SVG: the square, and the disk inside it; names of leaves need the rest
 DISK_SCRIPT = read_beside(__file__, "disk.js")
 SMALLEST = 5.0  # a name that would be smaller than this, in pixels of the SVG, is left out
@@ -134,10 +132,19 @@ def svg_disk(
     share = np.log1p(tree.num_leaves_below) / np.log1p(max(tree.num_leaves, 2))
     spare = 0 if names is True else SIZE // 2 - RADIUS - 10  # room for names
     side = SIZE - 2 * spare
+    moving = {
+        "parent": tree.parent.tolist(),
+        "leaf": tree.is_leaf.astype(int).tolist(),
+        "depth": tree.depth.tolist(),
+        "points": np.round(points, 8).tolist(),
+        "size": SIZE,
+        "radius": RADIUS,
+        "smallest": SMALLEST,
+    }
     parts = [
         f'<svg class="disk" xmlns="http://www.w3.org/2000/svg" viewBox="{spare} {spare} {side} {side}" role="img" '
         f'aria-label="a tree of {tree.num_nodes} nodes on the {"plane" if flat else "Poincaré disk"}" '
-        f"{FONT}" + (f" data-tree='{_moving_data(tree, points)}'>" if move else ">")
+        f"{FONT}" + (f" data-tree='{json.dumps(moving, separators=(',', ':'))}'>" if move else ">")
     ]
     if not flat:
         middle = SIZE / 2
@@ -164,21 +171,6 @@ def svg_disk(
 def move_script() -> str:
     """The JavaScript that lets readers move the disks of a page."""
     return DISK_SCRIPT + read_beside(__file__, "move.js")
-
-
-def _moving_data(tree: Tree, points: np.ndarray) -> str:
-    return json.dumps(
-        {
-            "parent": tree.parent.tolist(),
-            "leaf": tree.is_leaf.astype(int).tolist(),
-            "depth": tree.depth.tolist(),
-            "points": np.round(points, 8).tolist(),
-            "size": SIZE,
-            "radius": RADIUS,
-            "smallest": SMALLEST,
-        },
-        separators=(",", ":"),
-    )
 
 
 def draw_disk(tree: Tree, points: Any, path: Path | str, *, dpi: int = 140) -> None:

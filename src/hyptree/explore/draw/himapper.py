@@ -61,11 +61,8 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
 
     Args:
         image: the picture as the model saw it, before it was normalised: path, PIL image, or uint8 array or tensor.
-        out: ``HiMapperOutput`` with maps.
-        b: which picture of the batch.
     """
     require("matplotlib", "plot")
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     picture = read_picture(image)
@@ -87,9 +84,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
     left = (width - trees_per_row * per_root * LEAF) / 2
     foot, between = 0.6, 0.16
     row_height = sum(drop) + between
-    figure = Figure(facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
-    ax.set_axis_off()
+    ax = _empty_page()
     head = _heading(ax, picture, width, "Where the nodes of the tree look", MAPS_SAY, alarm)
     height = head + num_rows * row_height + foot
     _fit_page(ax, width, height)
@@ -125,7 +120,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
             text = f"H {numbers[k].entropy[i]:.2f}"
             ax.text(x, y + side * aspect + 0.045, text, ha="center", va="top", fontsize=7.2, color=INK)
     _scales(ax, 0.25, height - foot + 0.14, width - 0.4, [top / even for top in tallest], numbers)
-    return figure
+    return ax.get_figure(root=True)
 
 
 def _under_map(picture: np.ndarray, weight: np.ndarray, inches: float) -> np.ndarray:
@@ -155,6 +150,16 @@ def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[f
         ax.text(x - 0.03, top + 0.06, "0", fontsize=7.5, color=SOFT, va="center", ha="right")
         text = f"mean H {one.entropy.mean():.3f}, {one.from_even:.2f} from even"
         ax.text(x, top + 0.17, text, fontsize=7.5, color=SOFT, va="top")
+
+
+def _empty_page() -> Axes:
+    """Axes for places in inches from the upper left corner of a new figure."""
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    ax = Figure(facecolor="white").add_axes((0, 0, 1, 1))
+    ax.set_axis_off()
+    return ax
 
 
 def _fit_page(ax: Axes, width: float, height: float) -> None:
@@ -193,24 +198,14 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     """The picture with every patch in the colour of the node that looks at it most, level by level.
 
     A tree of the forest has a hue, its nodes have shades of it: siblings look alike, and the levels can be compared.
-
-    Args:
-        image: the picture as the model saw it, before it was normalised.
-        out: ``HiMapperOutput`` with maps.
-        b: which picture of the batch.
     """
-    require("matplotlib", "plot")
-    from matplotlib.figure import Figure
-
     picture = read_picture(image)
     nodes = read_nodes(out, b)
     maps, numbers, colours = nodes.need_maps(), nodes.level_maps(), node_colours(nodes.sizes)
     aspect = picture.shape[0] / picture.shape[1]
     side = 2.5
     width = (side + 0.15) * (len(maps) + 1) + 0.15
-    figure = Figure(facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1))  # for places in inches from its upper left corner
-    ax.set_axis_off()
+    ax = _empty_page()
     panels = [("the picture", picture)]
     for k in reversed(range(len(maps))):
         winner = maps[k].argmax(0)
@@ -228,7 +223,7 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     lines = _wrapped(text, width - 0.3)
     ax.text(0.15, 0.46 + side * aspect, lines, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     _fit_page(ax, width, 0.46 + side * aspect + LINE * (lines.count("\n") + 1) + 0.12)
-    return figure
+    return ax.get_figure(root=True)
 
 
 def _painted(picture: np.ndarray, winner: np.ndarray, colours: np.ndarray, pixels: int = 480) -> np.ndarray:
@@ -257,10 +252,6 @@ def plot_poincare(out: Any, b: int = 0) -> Figure:
     Tangent vectors at the origin are flattened on their first two principal axes and brought back to their own
     length, so the distance of a node from the centre is its true hyperbolic radius and its angle is a projection.
     Exact where the space has two dimensions. A model with ``geometry="euclidean"`` is drawn on the plane.
-
-    Args:
-        out: ``HiMapperOutput``; maps are not needed.
-        b: which picture of the batch.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure

@@ -17,8 +17,6 @@ from hyptree.explore.draw.style import FLOOR, FONT, INK, PALETTE, RIM, SOFT, hin
 from hyptree.tree import Tree
 from hyptree.tree.drawing import shortened
 
-__all__ = ["Branch", "LatentTree", "branches", "disk_of", "svg_dendrogram", "svg_tree_disk"]
-
 WIDTH, THUMB, GAP = 1000, 46, 4
 CLASS_END, ATTRIBUTE_END = 170, 320
 """Where names of classes and of attributes end, in pixels of the SVG; pictures follow."""

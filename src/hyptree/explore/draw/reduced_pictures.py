@@ -58,7 +58,10 @@ def strip(shown: Shown) -> Image:
     from PIL import Image, ImageDraw, ImageFont
 
     font: Any = ImageFont.load_default(13)
-    rows = [[("picture", _enlarged(shown.picture)), *_drawn(shown, drawing)] for drawing in shown.drawings]
+    h, w = shown.picture.shape[:2]
+    zoom = max(1.0, SIDE / max(h, w))  # as large as the drawings beside it
+    enlarged = Image.fromarray(fit(shown.picture, (round(h * zoom), round(w * zoom))))
+    rows = [[("picture", enlarged), *_drawn(shown, drawing)] for drawing in shown.drawings]
     width, height = rows[0][0][1].size
     gap = 8
     canvas = Image.new(
@@ -105,15 +108,6 @@ def _drawn(shown: Shown, drawing: Drawing) -> list[tuple[str, Image]]:
         text = f"layer {layer}: {count} token{'s' if count > 1 else ''}"
         drawn.append((text, draw(shown.picture, source, shown.grid, side=SIDE)))
     return drawn
-
-
-def _enlarged(picture: np.ndarray) -> Image:
-    """As large as the drawings beside it."""
-    from PIL import Image
-
-    height, width = picture.shape[:2]
-    zoom = max(1.0, SIDE / max(height, width))
-    return Image.fromarray(fit(picture, (round(height * zoom), round(width * zoom))))
 
 
 def _cell(picture: np.ndarray, caption: str, alt: str) -> str:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hyptree.data.hierarchies.hyperlex import WordPair
     from hyptree.vlm.radial.suites import Texts
 
-__all__ = ["EncodedPicture", "write"]
-
 NUM_WORLD_CHAINS = 500
 
 

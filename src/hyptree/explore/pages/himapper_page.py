@@ -21,8 +21,6 @@ from hyptree.tree.layout import flat_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tree"]
-
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
 """Colours of the figures' ground and text where the page is dark, as page.css has them."""

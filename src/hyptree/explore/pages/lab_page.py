@@ -19,8 +19,6 @@ from hyptree.lab.published import compare, with_published
 from hyptree.lab.sweeps.folder import read_config
 from hyptree.lab.sweeps.run_table import read_runs
 
-__all__ = ["lab_page", "lab_sections"]
-
 Row = Mapping[str, Any]
 
 FIGURES = {

@@ -13,8 +13,6 @@ from hyptree.explore.draw.style import read_beside
 from hyptree.files import full_disk_is_one_line, write_text
 from hyptree.lab.figures.panels import Panel
 
-__all__ = ["Html", "Section", "cards", "chart", "image", "line_charts", "page", "table"]
-
 STYLE = read_beside(__file__, "page.css")
 """Of every page, in light and in dark."""
 

@@ -22,8 +22,6 @@ from hyptree.tables import aligned
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
 
-__all__ = ["pareto_front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
-
 NOTE = (
     "Tokens: patches that are left after each of the layers. GFLOPs: of one picture, two per multiply-add (papers "
     "often give half of this), without the choice of clusters, whose cost shows in images/s. Images/s: median, the "

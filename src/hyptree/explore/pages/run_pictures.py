@@ -21,11 +21,11 @@ from hyptree.tree import Tree
 if TYPE_CHECKING:
     from hyptree.data.settings import DataSettings
 
-__all__ = ["Subject", "classify_all", "page_of_pictures", "page_of_run"]
-
 BATCH = 256
 SHOWN_PIXELS = 256
 """Pictures of the built-in world are drawn again at this size, to be looked at."""
+MOST = 2000
+"""Pictures of a set that are looked at."""
 
 
 @dataclass
@@ -196,7 +196,8 @@ def page_of_run(
     subject.require_clusters()
     assert subject.data is not None
     dataset = build_dataset(subject.data, "val")
-    places = _spread(len(dataset))
+    # Of very many pictures some, evenly from end to end: sets on disk are in the order of classes.
+    places = np.linspace(0, len(dataset) - 1, min(len(dataset), MOST)).round().astype(np.int64)
     pictures, labels = _pictures_at(dataset, places, subject)
     numbers: dict[str, float] = {}
     answers = None
@@ -238,15 +239,6 @@ def clock(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-MOST = 2000
-"""Pictures of a set that are looked at."""
-
-
-def _spread(count: int) -> np.ndarray:
-    """Places of all pictures; of very many some, evenly from end to end: sets on disk are in the order of classes."""
-    return np.arange(count) if count <= MOST else np.linspace(0, count - 1, MOST).round().astype(np.int64)
 
 
 def _pictures_at(dataset: Any, places: np.ndarray, subject: Subject) -> tuple[list[np.ndarray], np.ndarray | None]:

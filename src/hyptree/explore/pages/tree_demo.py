@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hyptree.evaluate.hierarchy.embedding import Embedding
     from hyptree.geometry import Manifold
 
-__all__ = ["TAXONOMY", "Scores", "demo_tree", "fit", "run", "write_embedding_page"]
-
 TAXONOMY = """
 things
   animals
