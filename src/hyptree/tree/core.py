@@ -12,8 +12,6 @@ from hyptree.errors import suggest
 from hyptree.tree import build, derive, drawing, formats, layout, measure
 from hyptree.tree.arrays import as_array, frozen, jumps, max_below, sum_below, sum_to_root
 
-__all__ = ["Tree"]
-
 
 class Tree:
     """A rooted forest: who is whose parent, how high each node sits, and what may hang on the nodes.

@@ -61,10 +61,9 @@ class CocoScorer:
         require("pycocotools", "eval")  # now, not after an hour of predictions
 
     def add(self, id: str, size: tuple[int, int], truth: Mapping[str, Tensor], predicted: Mapping[str, Tensor]) -> None:
-        """Take in one picture; a second time with the same id replaces the first.
+        """Take in one picture, by its id in the dataset; a second time with the same one replaces the first.
 
         Args:
-            id: of the picture, unique in its dataset.
             size: height and width that boxes and masks refer to.
             truth: boxes (N, 4) as x1 y1 x2 y2, labels (N,) from 1, and where there are some masks (N, H, W) and
                 crowd (N,).
@@ -140,13 +139,8 @@ class CocoScorer:
 
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints a table and its timings
             truth = _coco([(picture, picture.truth) for picture in self._pictures.values()], self.category_ids)
-            predictions = _coco(
-                [
-                    (picture, [_as_result(entry, iou_type) for entry in picture.predicted])
-                    for picture in self._pictures.values()
-                ],
-                self.category_ids,
-            )
+            results = [(p, [_as_result(entry, iou_type) for entry in p.predicted]) for p in self._pictures.values()]
+            predictions = _coco(results, self.category_ids)
             evaluation = COCOeval(truth, predictions, iou_type)
             if not self._pictures:
                 return dict.fromkeys(NUMBERS, -1.0)

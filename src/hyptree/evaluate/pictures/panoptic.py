@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,8 +74,8 @@ class PanopticQuality:
             wrong = [k for k in panoptic.classes.values() if not 0 <= k < len(self.classes)]
             if wrong:
                 raise ValueError(f"class {wrong[0]} is none of 0 to {len(self.classes) - 1}")
-        shared = _overlaps(predicted.segments, truth.segments)
-        area = _areas(predicted.segments), _areas(truth.segments)
+        shared = _counted(predicted.segments, truth.segments)
+        area = _counted(predicted.segments), _counted(truth.segments)
         on_void = {p: n for (p, t), n in shared.items() if t == VOID}
         matched: tuple[set[int], set[int]] = (set(), set())
         for (p, t), both in shared.items():
@@ -126,16 +127,12 @@ class PanopticQuality:
         return scores | {f"pq/{name}": float(quality[k, 0]) for k, name in enumerate(self.classes) if total[k] > 0}
 
 
-def _overlaps(predicted: Tensor, truth: Tensor) -> dict[tuple[int, int], int]:
-    """Pixels that each pair of segments has in common."""
-    pairs = torch.stack([predicted.reshape(-1).long().cpu(), truth.reshape(-1).long().cpu()], 1)
-    unique, counts = pairs.unique(dim=0, return_counts=True)
-    return {(int(p), int(t)): int(n) for (p, t), n in zip(unique.tolist(), counts.tolist(), strict=True)}
-
-
-def _areas(segments: Tensor) -> dict[int, int]:
-    unique, counts = segments.reshape(-1).unique(return_counts=True)
-    return {int(i): int(n) for i, n in zip(unique.tolist(), counts.tolist(), strict=True)}
+def _counted(*maps: Tensor) -> dict[Any, int]:
+    """Pixels of every segment of a map, or those that each pair of segments of two maps has in common."""
+    rows = torch.stack([segments.reshape(-1).long().cpu() for segments in maps], 1)
+    unique, counts = rows.unique(dim=0, return_counts=True)
+    keys = [row[0] if len(row) == 1 else tuple(row) for row in unique.tolist()]
+    return dict(zip(keys, counts.tolist(), strict=True))
 
 
 def join_panoptic(

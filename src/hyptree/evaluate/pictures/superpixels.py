@@ -14,18 +14,6 @@ import numpy as np
 
 from hyptree.data.sample import IGNORE
 
-__all__ = [
-    "SuperpixelScores",
-    "boundary_mask",
-    "boundary_recall",
-    "contingency",
-    "grid_clusters",
-    "kmeans_clusters",
-    "mean_scores",
-    "slic_clusters",
-    "superpixel_scores",
-]
-
 TOLERANCE = 2
 """Pixels by which a boundary may be missed and still counts as found."""
 

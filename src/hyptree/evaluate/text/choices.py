@@ -19,8 +19,6 @@ from hyptree.evaluate.text.likelihood import PairEncoder, context_length, is_too
 from hyptree.progress import progress_bar
 from hyptree.tables import aligned, without_nan
 
-__all__ = ["ChoiceScore", "Item", "evaluate_tasks", "score_items"]
-
 
 @dataclass(frozen=True)
 class ChoiceScore:
@@ -83,8 +81,8 @@ def score_items(
                 f"{name}: the model gives NaN for the answers to {item.query[-60:]!r}; its weights are broken"
             )
         per_byte = [v / max(1, len(text.encode())) for v, text in zip(values, item.choices, strict=True)]
-        right.append(_best(values) == item.gold)
-        right_norm.append(_best(per_byte) == item.gold)
+        right.append(values.index(max(values)) == item.gold)  # the first of equals
+        right_norm.append(per_byte.index(max(per_byte)) == item.gold)
         start += len(values)
     names = list(dict.fromkeys(item.group for item in items if item.group))
     return ChoiceScore(
@@ -159,11 +157,6 @@ def score_lines(scores: Sequence[ChoiceScore]) -> list[str]:
         if one.num_truncated
     ]
     return [*aligned(lines), *lost]
-
-
-def _best(values: Sequence[float]) -> int:
-    """The place of the largest value, the first of equals."""
-    return max(range(len(values)), key=values.__getitem__)
 
 
 def _mean(right: Sequence[bool]) -> tuple[float, float]:

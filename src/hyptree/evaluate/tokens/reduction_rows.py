@@ -19,8 +19,6 @@ from hyptree.errors import UserError
 if TYPE_CHECKING:
     from hyptree.tokens.families.adapter import FamilyAdapter
 
-__all__ = ["PLAIN", "Results", "Row", "measure", "patched_as", "vit_flops"]
-
 PLAIN = "none"
 """Method of the row without any reduction."""
 WARMUP = 2
