@@ -84,7 +84,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
     left = (width - trees_per_row * per_root * LEAF) / 2
     foot, between = 0.6, 0.16
     row_height = sum(drop) + between
-    ax = _empty_page()
+    figure, ax = _empty_page()
     head = _heading(ax, picture, width, "Where the nodes of the tree look", MAPS_SAY, alarm)
     height = head + num_rows * row_height + foot
     _fit_page(ax, width, height)
@@ -120,7 +120,7 @@ def plot_tree_maps(image: Any, out: Any, b: int = 0) -> Figure:
             text = f"H {numbers[k].entropy[i]:.2f}"
             ax.text(x, y + side * aspect + 0.045, text, ha="center", va="top", fontsize=7.2, color=INK)
     _scales(ax, 0.25, height - foot + 0.14, width - 0.4, [top / even for top in tallest], numbers)
-    return ax.get_figure(root=True)
+    return figure
 
 
 def _under_map(picture: np.ndarray, weight: np.ndarray, inches: float) -> np.ndarray:
@@ -152,14 +152,15 @@ def _scales(ax: Axes, left: float, top: float, width: float, tallest: Sequence[f
         ax.text(x, top + 0.17, text, fontsize=7.5, color=SOFT, va="top")
 
 
-def _empty_page() -> Axes:
-    """Axes for places in inches from the upper left corner of a new figure."""
+def _empty_page() -> tuple[Figure, Axes]:
+    """A new figure, and axes for places in inches from its upper left corner."""
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    ax = Figure(facecolor="white").add_axes((0, 0, 1, 1))
+    figure = Figure(facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
-    return ax
+    return figure, ax
 
 
 def _fit_page(ax: Axes, width: float, height: float) -> None:
@@ -205,7 +206,7 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     aspect = picture.shape[0] / picture.shape[1]
     side = 2.5
     width = (side + 0.15) * (len(maps) + 1) + 0.15
-    ax = _empty_page()
+    figure, ax = _empty_page()
     panels = [("the picture", picture)]
     for k in reversed(range(len(maps))):
         winner = maps[k].argmax(0)
@@ -223,7 +224,7 @@ def plot_assignment(image: Any, out: Any, b: int = 0) -> Figure:
     lines = _wrapped(text, width - 0.3)
     ax.text(0.15, 0.46 + side * aspect, lines, fontsize=8.4, color=SOFT, va="top", linespacing=1.35)
     _fit_page(ax, width, 0.46 + side * aspect + LINE * (lines.count("\n") + 1) + 0.12)
-    return ax.get_figure(root=True)
+    return figure
 
 
 def _painted(picture: np.ndarray, winner: np.ndarray, colours: np.ndarray, pixels: int = 480) -> np.ndarray:

@@ -128,7 +128,7 @@ def explorer_html(scenes: Sequence[Scene], region_names: Sequence[str] = ()) -> 
     marks = {None: "", True: "right", False: "wrong"}
     thumbnails = "".join(
         f'<button type="button" data-image="{k}" aria-pressed="{"true" if k == 0 else "false"}" '
-        f'class="{marks[scene.answer and scene.answer.is_right]}" title="{escape(scene.name, quote=True)}">'
+        f'class="{marks[scene.answer.is_right if scene.answer else None]}" title="{escape(scene.name, quote=True)}">'
         f"{img(scene.picture, scene.name, 80)}</button>"
         for k, scene in enumerate(scenes)
     )

@@ -69,7 +69,7 @@ def _find(model: Any, tower: str) -> Iterator[EmbeddingPoint]:
         if not name and not (is_text and projected):
             return
     module = model.get_submodule(name)
-    width = getattr(module, "output_dim", None)
+    width: Any = getattr(module, "output_dim", None)
     if width is None and projected and not isinstance(projected[0], nn.Linear):
         width = getattr(*projected).shape[1]
     elif not width:

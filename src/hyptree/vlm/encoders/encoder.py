@@ -111,12 +111,10 @@ class Encoder(ABC):
             )
 
     def encode_text(self, texts: Sequence[str], normalize: bool = False) -> Tensor:
-        """(n, d): the embeddings of texts, with gradients unless ``torch.no_grad``.
-
-        Args:
-            normalize: to length 1.
-        """
-        texts = _checked(texts)
+        """(n, d): the embeddings of texts, with gradients unless ``torch.no_grad``."""
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"texts must be a list of strings, got {str(texts)[:60]!r}")
+        texts = list(texts)
         parts = [self.encode_tokens(self.tokenize(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]
         return self._joined(parts, normalize)
 
@@ -125,7 +123,6 @@ class Encoder(ABC):
 
         Args:
             pictures: bytes (n, H, W, 3) or (n, 3, H, W), a list of pictures, or prepared floats (n, 3, size, size).
-            normalize: to length 1.
         """
         pixels = self._prepared(pictures)
         parts = [self.encode_pixels(pixels[i : i + BATCH].to(self.device)) for i in range(0, len(pixels), BATCH)]
@@ -135,9 +132,6 @@ class Encoder(ABC):
         """(n, h * w, d): an embedding for every patch, rows first, in the space of ``encode_text``; not normalised.
 
         A class token is left out; where a tower pools by attention, each patch is what the head gives for it alone.
-
-        Raises:
-            UserError: the tower has no such tokens (a convolutional one, say).
         """
         pixels = self._prepared(pictures)
         parts = [self._dense(pixels[i : i + BATCH].to(self.device)) for i in range(0, len(pixels), BATCH)]
@@ -233,9 +227,3 @@ def seeded(seed: int) -> Iterator[None]:
 def no_weights(name: str, why: str, what: str) -> UserError:
     """The error for weights that are not there."""
     return UserError(f"{name}: {why}; {what}, or --random-init (random_init=True) for random ones")
-
-
-def _checked(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"texts must be a list of strings, got {str(texts)[:60]!r}")
-    return list(texts)

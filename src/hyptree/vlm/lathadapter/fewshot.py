@@ -84,11 +84,7 @@ def harmonic_mean(base: float, new: float) -> float:
 
 
 def build_host(settings: FewShotSettings, encoder: Encoder, texts: Callable[[list[str]], Tensor], seed: int) -> Host:
-    """A fresh host on an encoder.
-
-    Args:
-        texts: features of texts, by this encoder.
-    """
+    """A fresh host on an encoder; ``texts`` gives features of texts by it."""
     if settings.host == "frozen":
         return Host(texts, settings.template)
     if settings.host == "prompt":
@@ -132,13 +128,9 @@ def build_head(
 
 
 class FewShotModel(nn.Module):
-    """A head and what its host learns; the encoder is none of its weights.
+    """A head that learns classes of these names, and what its host learns; the encoder is none of its weights.
 
-    ``base`` stands for the encoder's weights, so that weights of a run are refused beside another encoder.
-
-    Args:
-        names: of the classes that it learns.
-        fingerprint: of the encoder, hexadecimal.
+    ``base``, its fingerprint, stands for its weights, so that weights of a run are refused beside another encoder.
     """
 
     base: Tensor
@@ -165,11 +157,7 @@ class FewShotModel(nn.Module):
 
 
 class Tally:
-    """How often a model is right on one test: as it answers, by the cosine alone, and its host without a head.
-
-    Args:
-        names: of the classes of this test.
-    """
+    """How often a model is right on one test with these classes: as it answers, by the cosine alone, without a head."""
 
     def __init__(self, model: FewShotModel, names: Sequence[str]):
         self.head, self.text = model.head, model.text_features(names)
@@ -200,15 +188,8 @@ def load_head(
 ) -> tuple[LatentHierarchyHead, dict[str, Tensor], dict[str, Any]]:
     """The head of a run in eval mode, the tensors of its host, and what is to be known of it.
 
-    Args:
-        encoder: that is to give its features.
-
-    Returns:
-        The last has ``classes`` (names of those it learned), ``settings`` (``FewShotSettings``), ``data``
-        (``DataSettings``), ``encoder`` (its name) and ``numbers`` (of the last test).
-
-    Raises:
-        UserError: a folder of another kind, or a head for features of another width.
+    That is ``classes`` (names of those it learned), ``settings`` (``FewShotSettings``), ``data`` (``DataSettings``),
+    ``encoder`` (its name) and ``numbers`` (of the last test). An encoder that is not the head's is an error or warning.
     """
     folder = RunFolder(run)
     recipe = folder.settings()

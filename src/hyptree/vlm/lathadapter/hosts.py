@@ -24,12 +24,7 @@ _STD = 0.02
 
 
 class Host(nn.Module):
-    """What gives a head its features. This one is frozen.
-
-    Args:
-        encode: (n, D) features of texts; no gradient is asked of it.
-        template: what becomes a text when a class is put in.
-    """
+    """What gives a head its features. This one is frozen: ``encode`` gives (n, D) features of texts."""
 
     def __init__(self, encode: Callable[[list[str]], Tensor], template: str = TEMPLATE):
         super().__init__()
@@ -66,11 +61,10 @@ class PromptHost(Host):
 
     def __init__(self, encoder: Encoder, num_context: int | None = None, context: str = CONTEXT, seed: int = 0):
         super().__init__(encoder.encode_text, CONTEXT + " {}.")
-        # In a tuple: the encoder's weights are none of the host's.
-        self._frozen = (encoder, _token_embedding(encoder))
+        self.encoder = encoder
+        self.__dict__["_embedding"] = _token_embedding(encoder)  # past torch: its weights are none of the host's
         self._start, words = _context_tokens(encoder, context)
-        if num_context is None:
-            num_context = len(words)
+        num_context = len(words) if num_context is None else num_context
         if num_context < 1:
             raise UserError(f"num_context must be at least 1, got {num_context}")
         self.num_context = num_context
@@ -85,14 +79,7 @@ class PromptHost(Host):
         begin[: len(known)] = known
         self.context = nn.Parameter(begin.to(encoder.device))
 
-    @property
-    def encoder(self) -> Encoder:
-        """Whose texts and pictures these are."""
-        return self._frozen[0]
-
-    @property
-    def _embedding(self) -> nn.Embedding:
-        return self._frozen[1]
+    _embedding: nn.Embedding
 
     def text_features(self, names: Sequence[str]) -> Tensor:
         texts = [self.template.format(name) for name in names]

@@ -27,19 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CoarseClasses:
-    """Coarse classes above fine ones.
-
-    Attributes:
-        fine: names of the fine classes that are kept.
-        coarse: names of the coarse classes.
-        kept: (F,) their labels in the dataset.
-        coarse_of: (F,) coarse class of each fine class.
-    """
+    """Coarse classes above fine ones, by their names."""
 
     fine: tuple[str, ...]
     coarse: tuple[str, ...]
     kept: np.ndarray
+    """(F,) labels in the dataset of the fine classes that are kept."""
     coarse_of: np.ndarray
+    """(F,) coarse class of each fine class."""
 
 
 def words_of(label: str) -> str:

@@ -39,14 +39,9 @@ def exterior_angle(
     rounding, pi/2 where ``e`` is the root: there is no direction then, and the gradient is zero.
 
     Args:
-        e: (..., d) the more general points.
-        further: (..., d).
+        e, further: (..., d) more general and more specific points -> (...) radians.
         root: (d) or (..., d); not needed for "lorentz".
-        geometry: see the module; "geodesic" expects unit vectors.
-        c: curvature of "lorentz" is ``-c``.
-
-    Returns:
-        (...) radians.
+        geometry: see the module; "geodesic" expects unit vectors. The curvature of "lorentz" is ``-c``.
     """
     _check(geometry, root)
     with torch.autocast(e.device.type, enabled=False):
@@ -146,23 +141,18 @@ def _check(geometry: str, root: Tensor | None) -> None:
 
 @dataclass
 class RadialTerms:
-    """What a loss is made of.
-
-    Attributes:
-        total: what to minimise.
-        entail: the entailment term.
-        hard: the same for the worst pairs, 0 where it is off.
-        keep: regulariser, how far embeddings left their first place.
-        positive: mean angle from a caption to the next more specific one.
-        negative: mean angle from a caption to its negative.
-    """
+    """What a loss is made of; ``total`` is to be minimised."""
 
     total: Tensor
     entail: Tensor
     hard: Tensor
+    """The same for the worst pairs, 0 where it is off."""
     keep: Tensor
+    """How far embeddings left their first place."""
     positive: Tensor
+    """Mean angle from a caption to the next more specific one."""
     negative: Tensor
+    """The same to its negative."""
 
 
 class RadialLoss(nn.Module):

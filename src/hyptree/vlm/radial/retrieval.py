@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,16 @@ RADII = ("chord", "one_minus_cos")
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """Means over pictures.
-
-    Attributes:
-        precision: share of the retrieved captions that are true.
-        recall: share of the levels that were retrieved.
-        ordered_recall: the same, counting only levels in rising order: the longest such row of hits.
-        length: captions per chain.
-    """
+    """Means over pictures."""
 
     precision: float
+    """Share of the retrieved captions that are true."""
     recall: float
+    """Share of the levels that were retrieved."""
     ordered_recall: float
+    """The same, counting only levels in rising order: the longest such row of hits."""
     length: float
+    """Captions per chain."""
     num_images: int
 
 
@@ -93,7 +91,7 @@ def hierarchical_retrieval(
     chains: list[list[str]] = []
     for part in images.to(pool).split(block):
         best = similarity(part, pool, c).cummax(dim=1).indices[:, last]  # (b, T): best caption up to each radius
-        chains += [_without_repeats([names[i] for i in row]) for row in best.tolist()]
+        chains += [[caption for caption, _ in groupby(names[i] for i in row)] for row in best.tolist()]
     return chains
 
 
@@ -133,10 +131,6 @@ def _longest_rise(chain: Sequence[str], levels: Sequence[set[str]]) -> int:
     return max(longest)
 
 
-def _without_repeats(captions: Sequence[Any]) -> list[Any]:
-    return [caption for i, caption in enumerate(captions) if i == 0 or caption != captions[i - 1]]
-
-
 TEMPLATE = "a photo of a {}."
 
 
@@ -148,11 +142,10 @@ def image_text_recall(
     Args:
         images: (n, d). texts: (m, d).
         image_of_text: (m,) the picture of each text; by default text i belongs to picture i.
-        ks: a picture is found if one of its texts is among the k most similar, a text if its picture is.
         c: curvature, where embeddings are points of the hyperboloid and compared by distance; else by cosine.
 
     Returns:
-        ``text R@k`` (picture to text) and ``image R@k`` (text to picture) for every k.
+        ``text R@k``, for pictures with one of their texts among the k most similar, and ``image R@k`` for texts.
     """
     owner = torch.arange(len(texts)) if image_of_text is None else torch.as_tensor(np.asarray(image_of_text)).long()
     if len(owner) != len(texts) or int(owner.max()) >= len(images) or int(owner.min()) < 0:
