@@ -10,17 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known
 
 
 def unlearned_loss(p: np.ndarray, k: Any) -> Any:
     """Loss of a model that keeps the ``k`` most frequent features: ``sum over i > k of (4/3 p_i - p_i^2)``.
 
-    A dropped feature is answered by its mean ``p_i``; what is left is its variance.
-
-    Args:
-        p: (n) chances, largest first.
-        k: one number, or an array of them.
+    A dropped feature is answered by its mean ``p_i``; what is left is its variance. The chances ``p`` (n) are sorted,
+    largest first; ``k`` may be an array.
     """
     rest = np.concatenate([np.cumsum((4 / 3 * p - p**2)[::-1])[::-1], [0.0]])
     return rest[np.clip(np.asarray(k, int), 0, len(p))]
@@ -86,9 +83,6 @@ def curved_floor(p: np.ndarray, curvature: float) -> tuple[float, float, float]:
     not the sum of their times, so features that are active together disturb each other at any width, and the best
     arrangement has long rows that share a direction: overlaps near the threshold. Loss at a fixed curvature cannot fall
     as a power of the width for ever. An estimate, not a bound: features of their own norms and angles may do better.
-
-    Args:
-        p: (n) chances.
     """
     if curvature == 0:
         return 0.0, 1.0, 0.0
@@ -151,15 +145,10 @@ def frequencies(n: int, alpha: float = 1.0, density: float = 1.0, dist: str = "p
     """(n,) float64: the chance ``p_i`` that feature ``i`` is active, largest first, with ``sum(p) = density``.
 
     power is ``i^-alpha`` with ``i`` from 1; exponential is ``exp(-25.6 i / n)`` and linear ``(n - i) / n`` with ``i``
-    from 0 (``alpha`` plays no part). For n = 10240 the exponential is the published ``exp(-i / 400)``.
-
-    Raises:
-        UserError: unknown shape, or a chance above 1: such data does not exist.
+    from 0 (``alpha`` plays no part). For n = 10240 the exponential is the published ``exp(-i / 400)``. Data with a
+    chance above 1 does not exist, and is an error.
     """
-    if dist not in SHAPES:
-        raise UserError(
-            f"unknown distribution {dist!r}; {suggest(dist, SHAPES) or 'expected one of ' + ', '.join(SHAPES)}"
-        )
+    require_known("unknown distribution {!r}", [dist], SHAPES)
     if dist == "power":
         raw = np.arange(1, n + 1, dtype=np.float64) ** -alpha
     elif dist == "exponential":

@@ -49,11 +49,7 @@ def loaded(tensor: Tensor) -> Matrix:
 
 
 def read_safetensors(path: Path | str) -> dict[str, Matrix]:
-    """Every tensor of a safetensors file by name, from its header alone.
-
-    Raises:
-        UserError: no such file, or a damaged one.
-    """
+    """Every tensor of a safetensors file by name, from its header alone."""
     path = Path(path)
     check_weights(path)
     try:
@@ -77,11 +73,7 @@ def _rows(path: Path, name: str, kind: str, start: int, stop: int) -> Tensor:
 
 
 def read_gguf(path: Path | str) -> dict[str, Matrix]:
-    """Every tensor of a GGUF file by name, from its header alone; their kind is a ``gguf.GGMLQuantizationType``.
-
-    Raises:
-        UserError: not a GGUF file, or a damaged one.
-    """
+    """Every tensor of a GGUF file by name, from its header alone; their kind is a ``gguf.GGMLQuantizationType``."""
     path = Path(path)
     gguf = require("gguf", "lab")
     try:

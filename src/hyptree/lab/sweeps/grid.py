@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, require_known, require_one_of
 from hyptree.files import path_inside
 from hyptree.lab.theory import frequencies
 
@@ -104,9 +104,8 @@ class Grid:
             raise UserError(
                 f"curvature must be 0 (flat) or more, got {min(self.curvature):g}; 1 means a space of curvature -1"
             )
-        for name, choices in (("lr_rule", ("flat", "width")), ("bias_init", ("normal", "zero"))):
-            if getattr(self, name) not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        require_one_of("lr_rule", self.lr_rule, ("flat", "width"))
+        require_one_of("bias_init", self.bias_init, ("normal", "zero"))
         for alpha, density in self.groups():
             frequencies(self.n, alpha, density, self.dist)  # raises where a chance is above 1
 
@@ -221,6 +220,5 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
 
 def preset(name: str) -> tuple[Grid, ...]:
     """The parts of a named sweep."""
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}; {suggest(name, PRESETS) or 'expected one of ' + ', '.join(PRESETS)}")
+    require_known("unknown preset {!r}", [name], PRESETS)
     return PRESETS[name]

@@ -75,7 +75,6 @@ def sweep(
         say: called with a line for people where something had to be worked around.
 
     Raises:
-        UserError: a folder that cannot be used, another configuration on resume, a full disk.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, when the checkpoint is written.
     """
     out = Path(out)
