@@ -101,8 +101,7 @@ def choose_head(block: BlockClusters, head: int | None) -> int:
 def block_tree(block: BlockClusters, head: int, size: tuple[int, int] | None = None) -> Tree:
     """The tree of one block and head: picture > groups of windows > clusters of patches.
 
-    Args:
-        size: (height, width) the supports are given at; by default that of the block's own map of patches.
+    Supports are given at ``size``, by default that of the block's own map of patches.
     """
     fine = block.patch_levels(head)
     num_centres = block.patch.shape[-1]

@@ -34,9 +34,8 @@ def branch_colors(tree: Tree) -> list[str]:
 
 def _dot(tree: Tree, node: int) -> float:
     """Radius of a node's dot, in pixels of the SVG."""
-    if tree.depth[node] == 0:
-        return 8.0
-    return 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
+    inner = 3.2 if tree.is_leaf[node] else max(4.5, 7.5 - 1.3 * (tree.depth[node] - 1))
+    return inner if tree.depth[node] else 8.0
 
 
 def _svg_names(tree: Tree, points: np.ndarray, flat: bool, order: Sequence[int] | None) -> str:
@@ -174,11 +173,6 @@ def move_script() -> str:
 
 
 def draw_disk(tree: Tree, points: Any, path: Path | str, *, dpi: int = 140) -> None:
-    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`.
-
-    Args:
-        points: (n, 2) points of the unit disk (curvature -1).
-        dpi: dots per inch of a square of 8 inches.
-    """
-    rgb = [[int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)] for color in branch_colors(tree)]
-    tree.draw(path, layout=points, color=np.array(rgb), names=True, dpi=dpi)
+    """Writes the picture as a file (.png, .pdf): ``tree.draw`` with every name and the colours of :func:`svg_disk`."""
+    rgb = np.array([list(bytes.fromhex(color[1:])) for color in branch_colors(tree)]) / 255
+    tree.draw(path, layout=points, color=rgb, names=True, dpi=dpi)

@@ -136,11 +136,7 @@ class LayerTree:
 
 
 def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
-    """The links as brackets at their heights, those that were made in the colour of their cluster.
-
-    Args:
-        colours: (n, 3) uint8 of the leaves, alike within a cluster.
-    """
+    """The links as brackets at their heights, those that were made in the colour (n, 3) of their cluster."""
     links, num = tree.links, len(tree.links) + 1
     merges = Tree.from_linkage(links)
     first = first_leaf(merges)
@@ -179,8 +175,7 @@ def svg_dendrogram(tree: LayerTree, colours: np.ndarray) -> str:
 def merge_figure(picture: np.ndarray, grid: tuple[int, int], tree: LayerTree, source: np.ndarray) -> str:
     """The picture and the dendrogram of one layer, side by side; pointing at a link shows the patches below it.
 
-    Args:
-        picture: (H, W, 3) uint8. source: (P,) the cluster of every patch after the layer, for the colours.
+    Colours are those of ``source`` (P,), the cluster of every patch after the layer.
     """
     num = len(tree.links) + 1
     colours = np.full((num, 3), 160, np.uint8)

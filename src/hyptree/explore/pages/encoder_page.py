@@ -11,7 +11,7 @@ count, angles beside cosines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,16 +116,11 @@ STYLE = read_beside(__file__, "encoder.css")
 
 @dataclass(frozen=True)
 class EncodedPicture:
-    """A picture to find captions for.
-
-    Attributes:
-        picture: (H, W, 3) uint8. name: what the page calls it.
-        true: captions that are true of it, where that is known.
-    """
+    """A picture (H, W, 3) uint8 to find captions for, and those that are true of it, where that is known."""
 
     picture: np.ndarray
     name: str
-    true: frozenset[str] = field(default=frozenset())
+    true: frozenset[str] = frozenset()
 
 
 def cards_html(order: Mapping[str, Any], lexical: Mapping[str, Any], captions: Sequence[Sequence[str]]) -> str:

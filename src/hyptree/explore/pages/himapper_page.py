@@ -61,12 +61,10 @@ def _mean_levels(out: Any) -> list[LevelMaps]:
 
 
 def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-    """Sections of a page: every picture with its maps, patches and disk; the numbers; the curves of the log.
+    """Sections of a page: every picture of a batch with its maps, patches and disk; the numbers; the curves of the log.
 
     Args:
-        scenes: the pictures of the batch, in its order; their clusters are not looked at.
-        out: ``HiMapperOutput`` of that batch, with maps.
-        metrics: rows of metrics.jsonl.
+        out: ``HiMapperOutput`` of the batch, with maps.
     """
     require("matplotlib", "plot")
     levels = _mean_levels(out)

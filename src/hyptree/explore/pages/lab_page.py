@@ -73,12 +73,10 @@ _REGIMES = {
 
 
 def lab_page(runs: Path | str, figures: Mapping[str, Path], path: Path | str | None = None) -> Path:
-    """Writes the page of a sweep and gives its path.
+    """Writes the page of a sweep (its folder or table of runs), ``index.html`` in its folder; gives the path.
 
     Args:
-        runs: folder of a sweep, or its table of runs.
         figures: name to PNG, as :func:`hyptree.lab.figures.drawing.plot` gives them.
-        path: by default ``index.html`` in the folder of the sweep.
     """
     runs = Path(runs)
     folder = runs if runs.is_dir() else runs.parent

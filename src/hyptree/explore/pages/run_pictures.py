@@ -183,12 +183,9 @@ def page_of_run(
     num_measured: int = 32,
     footer: str = "Written by hyptree explain.",
 ) -> tuple[Path, dict[str, float]]:
-    """The page of a run on the validation pictures of its own data, and the numbers at its top.
+    """The page of a run on validation pictures of its own data, and the numbers at its top.
 
-    Args:
-        subject: the run's model.
-        num_pictures: pictures of the explorer.
-        num_measured: pictures whose clusters are measured against masks, where the data has masks.
+    Of ``num_measured`` pictures clusters are measured against masks, where the data has masks.
     """
     from hyptree.data.build import build_dataset
     from hyptree.runs import RunFolder
@@ -269,10 +266,14 @@ def _scenes(
     p: np.ndarray | None,
     chosen: Sequence[int],
 ) -> tuple[list[Scene], Sequence[str]]:
+    from hyptree.data.world import World
+
     clusters = _clusters(subject, [pictures[i] for i in chosen])
     region_names: Sequence[str] = getattr(dataset, "part_classes", ()) or dataset.semantic_classes
     kind = "parts" if getattr(dataset, "part_classes", ()) else "semantic"
-    shown = _finer(dataset, places[chosen])
+    shown: Sequence[np.ndarray | None] = [None] * len(chosen)
+    if isinstance(dataset, World) and dataset.size < SHOWN_PIXELS:  # which can draw the same scenes in more pixels
+        shown = world_pictures(dataset, places[chosen], SHOWN_PIXELS)
     scenes = []
     for i, own, finer in zip(chosen, clusters, shown, strict=True):
         sample = dataset[int(places[i])]
@@ -286,15 +287,6 @@ def _scenes(
         answer = None if p is None else make_answer(subject, p[i], None if labels is None else int(labels[i]))
         scenes.append(Scene(pictures[i], name, own, answer, regions, finer))
     return scenes, ["background" if name == "none" else name for name in region_names]
-
-
-def _finer(dataset: Any, index: np.ndarray) -> list[np.ndarray] | list[None]:
-    """The same scenes in more pixels, which only the built-in world can draw."""
-    from hyptree.data.world import World
-
-    if not isinstance(dataset, World) or dataset.size >= SHOWN_PIXELS:
-        return [None] * len(index)
-    return world_pictures(dataset, index, SHOWN_PIXELS)
 
 
 def world_pictures(world: Any, index: Any, size: int) -> list[np.ndarray]:
