@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hyptree.errors import require
+from hyptree.files import write_text
 
 # Places in COCOeval.stats. An AR of fewer than 100 detections per picture is left out: nobody reads it.
 NUMBERS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar100": 8}
@@ -37,10 +38,8 @@ class CocoScorer:
     Both are kept as plain data (masks run-length encoded), so that processes can hand each other theirs.
 
     Args:
-        classes: names of labels 1, 2, ...
         category_ids: the dataset's own number of each class, used in the written results; by default 1, 2, ...
         image_ids: the dataset's own number of each picture by its id, used there too; by default the id itself.
-        has_masks: whether masks are scored too.
     """
 
     def __init__(
@@ -117,8 +116,6 @@ class CocoScorer:
 
     def write(self, path: Path | str) -> None:
         """Write ``results`` as JSON, atomically."""
-        from hyptree.files import write_text
-
         write_text(path, json.dumps(self.results()))
 
     def scores(self) -> dict[str, float]:

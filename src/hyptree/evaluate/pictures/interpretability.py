@@ -50,12 +50,7 @@ def cluster_maps(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> list[ClusterMap]:
-    """Which cluster every pixel belongs to most, for each block, head and level of a model that clusters.
-
-    Args:
-        images: (H, W, 3) uint8 each, of one size.
-        mean, std: normalisation; by default of ``model.pretrained_cfg``.
-    """
+    """Which cluster every pixel of images (H, W, 3), all of one size, belongs to most, by block, head and level."""
     from hyptree.data.pictures.single import model_input
     from hyptree.models.clusters import can_cluster, read_clusters
 
@@ -103,8 +98,6 @@ def interpretability_table(
         num_images: the first so many samples that have the target.
         target: which masks of the sample are the regions.
         by_head: a row for every head instead of their mean.
-        tolerance: of the boundary recall, in pixels.
-        seed: of k-means.
     """
     images, regions = _labelled(dataset, num_images, target)
     scores: dict[tuple[Any, ...], list[SuperpixelScores]] = {}

@@ -48,7 +48,6 @@ class PanopticQuality:
     which more than half lies on void or on a crowd of its class is no mistake.
 
     Args:
-        classes: their names.
         things: names of those that come in instances; the others are stuff. By default all are things.
         novel: names of those that were not trained on, for means of their own.
     """
@@ -172,19 +171,19 @@ def join_panoptic(
         free = mask & (segments == VOID)
         if not mask.any() or int(free.sum()) < min_visible * int(mask.sum()):
             continue
-        number = len(class_of) + 1
-        segments[free] = number
-        class_of[number] = list(classes).index(things[int(instances["labels"][i]) - 1])
+        _lay(segments, class_of, free, list(classes).index(things[int(instances["labels"][i]) - 1]))
     best = semantic.argmax(0)
     for k, name in enumerate(classes):
-        if name in things:
-            continue
         free = (best == k) & (segments == VOID)
-        if int(free.sum()) >= min_stuff:
-            number = len(class_of) + 1
-            segments[free] = number
-            class_of[number] = k
+        if name not in things and int(free.sum()) >= min_stuff:
+            _lay(segments, class_of, free, k)
     return PanopticMap(segments, class_of)
+
+
+def _lay(segments: Tensor, class_of: dict[int, int], where: Tensor, label: int) -> None:
+    """A new segment of a class."""
+    class_of[len(class_of) + 1] = label
+    segments[where] = len(class_of)
 
 
 def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]) -> PanopticMap:
@@ -198,17 +197,11 @@ def panoptic_truth(sample: Sample, classes: Sequence[str], things: Sequence[str]
         free = mask & (segments == VOID)
         if not free.any():
             continue
-        number = len(class_of) + 1
-        segments[free] = number
-        class_of[number] = list(classes).index(things[label - 1])
+        _lay(segments, class_of, free, list(classes).index(things[label - 1]))
         if sample.crowd is not None and bool(sample.crowd[i]):
-            crowd.add(number)
+            crowd.add(len(class_of))
     for k in sample.semantic.unique().tolist():
-        if k == IGNORE or classes[k] in things:
-            continue
         free = (sample.semantic == k) & (segments == VOID)
-        if free.any():
-            number = len(class_of) + 1
-            segments[free] = number
-            class_of[number] = k
+        if k != IGNORE and classes[k] not in things and free.any():
+            _lay(segments, class_of, free, k)
     return PanopticMap(segments, class_of, frozenset(crowd))

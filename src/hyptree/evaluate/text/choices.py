@@ -59,13 +59,11 @@ def score_items(
     batch_size: int = 16,
     advance: Callable[[int], None] | None = None,
 ) -> ChoiceScore:
-    """The score of a model on these items.
+    """The score on these items of a causal language model of transformers' kind, in eval mode.
 
     Args:
-        model: any causal language model of transformers' kind, in eval mode; tokenizer: its tokenizer.
         name, num_shots: noted in the score.
         context: tokens that the model sees at once, by default as many as it can.
-        batch_size: rows at once.
         advance: called with the number of answers that were done.
     """
     if not items:
@@ -126,21 +124,11 @@ def evaluate_tasks(
     loaded = [(task, *load_items(task, root=root, limit=limit, shots=shots)) for task in tasks]  # errors come at once
     scores = []
     for task, items, num_shots in loaded:
-        with progress_bar(
-            task, sum(len(item.choices) for item in items), quiet=progress is None, stream=progress
-        ) as shown:
-            scores.append(
-                score_items(
-                    model,
-                    tokenizer,
-                    items,
-                    name=Path(task).name if task.endswith((".jsonl", ".gz")) else task,
-                    num_shots=num_shots,
-                    context=context,
-                    batch_size=batch_size,
-                    advance=shown.advance,
-                )
-            )
+        name = Path(task).name if task.endswith((".jsonl", ".gz")) else task
+        options: dict[str, Any] = {"num_shots": num_shots, "context": context, "batch_size": batch_size}
+        count = sum(len(item.choices) for item in items)
+        with progress_bar(task, count, quiet=progress is None, stream=progress) as shown:
+            scores.append(score_items(model, tokenizer, items, name=name, advance=shown.advance, **options))
     return scores
 
 
