@@ -22,14 +22,7 @@ METHODS: dict[str, type[AdapterConfig]] = {
 
 
 def adapter_config(method: str, settings: Mapping[str, Any], where: str = "") -> AdapterConfig:
-    """The configuration of a method by its name, from settings as JSON and YAML hold them.
-
-    Args:
-        where: the settings come from, for the message.
-
-    Raises:
-        UserError: an unknown method, or a setting that it does not have.
-    """
+    """The configuration of a method by its name, from settings as JSON and YAML (``where``) hold them."""
     require_known("unknown adapter method {!r}", [method], METHODS)
     cls = METHODS[method]
     require_known(f"{where or cls.__name__} has no setting {{!r}}", settings, [field.name for field in fields(cls)])

@@ -283,15 +283,7 @@ class AdapterHandle:
 
     @classmethod
     def load(cls, model: Any, folder: Path | str, name: str | None = None) -> AdapterHandle:
-        """Attach what ``save`` wrote.
-
-        Args:
-            model: as for ``attach``.
-            name: of the adapter; by default the one that it was saved under.
-
-        Raises:
-            UserError: the adapter was made for another model.
-        """
+        """Attach what ``save`` wrote to a model as ``attach`` takes it; by default under the name it was saved with."""
         from hyptree.vlm.adapters.store import load_adapter
 
         return load_adapter(model, folder, name)
@@ -300,13 +292,9 @@ class AdapterHandle:
     def radius_report(self, texts: Sequence[str] | Tensor | None = None, images: Any = None) -> dict[str, Any]:
         """Norms and hyperbolic radii (2 |z|, for every curvature) of embeddings, before and after this adapter.
 
-        Args:
-            texts: strings if ``attach`` was given an ``Encoder``, else what the bare model takes.
-            images: pictures, likewise.
-
-        Returns:
-            For ``text`` and ``image`` what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``) and the
-            adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
+        Texts and images are strings and pictures if ``attach`` was given an ``Encoder``, else what the bare one takes.
+        For ``text`` and ``image`` there is what ``hyptree.vlm.radii.radius_summary`` gives for the base (``before``)
+        and the adapted model (``after``). ``hyptree.vlm.radii.radius_table`` makes lines for people of it.
         """
         from hyptree.vlm.radii import radius_summary
 

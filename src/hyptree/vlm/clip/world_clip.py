@@ -71,11 +71,7 @@ PRESETS = {
 
 
 def preset(name: str, **options: Any) -> WorldClipConfig:
-    """The shape by its name, with other values where given.
-
-    Raises:
-        UserError: no such name or option, or values that do not fit together.
-    """
+    """The shape by its name, with other values where given."""
     require_known("unknown model {!r} of the task contrast", [name], PRESETS)
     return build(WorldClipConfig, asdict(PRESETS[name]) | options, "model.args", f"model {name}")
 

@@ -78,11 +78,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def save(self, folder: Path | str) -> Path:
-        """Write the encoder so that ``load_encoder`` reads it back.
-
-        Raises:
-            UserError: it carries an adapter; merge that first.
-        """
+        """Write the encoder so that ``load_encoder`` reads it back; an adapter must be merged first."""
 
     def text_parameters(self) -> list[nn.Parameter]:
         """Everything that text passes through: tower, embeddings, projection, its adapters; no scale of logits."""
@@ -188,10 +184,6 @@ def load_encoder(spec: str, *, random_init: bool = False, seed: int = 0, device:
             read from there, another name asks the Hugging Face hub.
         random_init: fresh random weights instead of trained ones, for smoke tests: ``open_clip:NAME``, or ``hf:DIR``
             with a config.json.
-        seed: of the random weights.
-
-    Raises:
-        UserError: an unknown spec, no weights, no tokenizer, a missing package or one that does not fit.
     """
     kind, rest = check_spec(str(spec))
     module, function = KINDS[kind].split(":")

@@ -187,11 +187,7 @@ class TransformersTower(DenseTower):
 def dense_tower(model: Any, blocks: Sequence[int] | None = None) -> DenseTower:
     """The dense reading of an Encoder, or of a bare model of open_clip or transformers.
 
-    Args:
-        blocks: blocks whose outputs are wanted too, counted from 1; by default those at a third and two thirds.
-
-    Raises:
-        UserError: the model has no image tower whose patches can be read this way.
+    Outputs of ``blocks`` are given too, counted from 1; by default those at a third and two thirds.
     """
     bare: Any = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     visual: Any = getattr(bare, "visual", None)

@@ -153,14 +153,11 @@ class CostVolumeHead(nn.Module):
     Args:
         width: d, of the joint space of CLIP.
         block_width: of the intermediate features, the first of which guides the doubling to 2 h, the second to 4 h.
-        channels: C, of the volume once it is embedded.
+        channels: C, of the volume once it is embedded; ``guide`` are those of the guides.
         num_layers: aggregator layers; each is spatial attention twice (plain and shifted windows), then classes.
-        num_heads: of every attention.
         window: edge of the windows in patches; smaller maps are one window.
-        guide: channels of the guides.
         decoder: channels after each doubling.
         pooling: of the attention among classes.
-        num_prompts: P, texts per class.
         gain: factor of the fresh weights that embed the cosines. Those of a CLIP differ by hundredths; its own scale of
             logits, which makes them differ by ones, saves the head hundreds of steps.
 
@@ -242,14 +239,11 @@ def _conv(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 def pixel_loss(logits: Tensor, truth: Tensor, count: Tensor | None = None) -> Tensor:
-    """Binary cross entropy of every class at every pixel, mean over those that count.
+    """Binary cross entropy of every class at every pixel, mean over those that count; 0 (with gradient) without any.
 
     Args:
         logits: (B, T, H, W). truth: (B, H, W) classes from 0 to T - 1, or ``IGNORE``.
         count: how many pixels the mean is over, by default those that count here.
-
-    Returns:
-        A scalar; 0 (with gradient) where no pixel counts.
     """
     logits, truth = logits.float(), truth.long()
     counts = truth != IGNORE

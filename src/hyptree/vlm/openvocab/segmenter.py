@@ -23,9 +23,8 @@ class OpenVocabSegmenter(TunedEncoder):
     Only what is trained is in its ``state_dict``: the head, and the adapter or the tuned weights of CLIP.
 
     Args:
-        encoder: a ``hyptree.vlm.Encoder`` with an image tower. All its weights are frozen here, then
-            ``settings.method`` decides which adapter is attached.
-        settings: method, sentence for a class, windows.
+        encoder: with an image tower. All its weights are frozen here, then ``settings.method`` decides which adapter is
+            attached.
         window: side of the windows that ``scores`` looks by, in pixels; ``settings.window`` wins over it.
         head: options of ``CostVolumeHead``.
     """
@@ -48,18 +47,17 @@ class OpenVocabSegmenter(TunedEncoder):
             if side is not None and side % self.tower.patch:
                 raise UserError(f"{name} {side} must be a multiple of the patch of {encoder.name}, {self.tower.patch}")
         self.handle = attach_method(encoder, self.settings.method, self.settings.adapter)
-        self._mark_rates()
+        for parameter in self.tuned_parameters():
+            parameter._lr_scale = self.settings.adapter_lr  # type: ignore[attr-defined]
         options = {"gain": float(encoder.logit_scale.detach())} | _checked(head or {})
         with as_user_error("model.head"):
             self.head = CostVolumeHead(self.tower.width, self.tower.block_width, **options)
         self.save_trained_alone()
 
     def forward(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
-        """Logits (B, T, H, W), at the size of the pictures.
+        """Logits (B, T, H, W) of pictures (B, 3, H, W), normalised as the encoder wants them.
 
-        Args:
-            pixels: (B, 3, H, W), normalised as the encoder wants them; H and W multiples of its patch.
-            classes: names of the classes, or ``text``: their embeddings (T, d) from ``text_features``.
+        The classes are given by name, or as ``text``: their embeddings (T, d) from ``text_features``.
         """
         if (classes is None) == (text is None):
             raise UserError("a segmenter by names needs classes (or text, their embeddings), one of the two")
@@ -78,29 +76,16 @@ class OpenVocabSegmenter(TunedEncoder):
     @torch.no_grad()
     def scores(self, pixels: Tensor, classes: Sequence[str] | None = None, text: Tensor | None = None) -> Tensor:
         """Probabilities (B, T, H, W) by windows and one look at the whole (``sliding_scores``)."""
-        words = self.text_features(classes) if classes is not None else text
-        settings = self.settings
-        return sliding_scores(
-            lambda views: self(views, text=words),
-            pixels,
-            min(self.window, *pixels.shape[-2:]),
-            settings.overlap,
-            global_view=settings.global_view,
-        )
+        words, settings = self.text_features(classes) if classes is not None else text, self.settings
+        window = min(self.window, *pixels.shape[-2:])
+        options: dict[str, Any] = {"overlap": settings.overlap, "global_view": settings.global_view}
+        return sliding_scores(lambda views: self(views, text=words), pixels, window, **options)
 
     @torch.no_grad()
     def zero_shot(self, pixels: Tensor, text: Tensor) -> Tensor:
-        """Cosines (B, T, H, W) of patches and classes alone, without the head: the baseline that needs no training.
-
-        Args:
-            text: (T, d) from ``text_features``.
-        """
+        """Cosines (B, T, H, W) of patches and classes (T, d) alone, without the head: the untrained baseline."""
         volume = cosine_volume(self.tower(pixels).features, text).mean(2)
         return F.interpolate(volume, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
-
-    def _mark_rates(self) -> None:
-        for parameter in self.tuned_parameters():
-            parameter._lr_scale = self.settings.adapter_lr  # type: ignore[attr-defined]
 
 
 def _checked(head: Mapping[str, Any]) -> dict[str, Any]:

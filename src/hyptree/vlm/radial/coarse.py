@@ -54,17 +54,12 @@ def coarse_classes(tree: Tree, num_classes: int, cut: int | Sequence[str], *, mi
     """
     if tree.label is None:
         raise ValueError("the tree of the classes needs labels")
-    wanted: set[int] | None = None
-    if not isinstance(cut, int):
+    lines = [[i, *tree.ancestors(i).tolist()] for i in range(num_classes)]  # from each class up to the root
+    if isinstance(cut, int):
+        home = [line[max(0, len(line) - 1 - cut)] for line in lines]
+    else:
         wanted = {tree.find(label) for label in cut}
-    home: list[int] = []
-    for i in range(num_classes):
-        line = [i, *tree.ancestors(i).tolist()]  # from the class up to the root
-        if wanted is not None:
-            home.append(next((node for node in line if node in wanted), -1))
-        else:
-            assert isinstance(cut, int)
-            home.append(line[max(0, len(line) - 1 - cut)])
+        home = [next((node for node in line if node in wanted), -1) for line in lines]
     sizes = {node: home.count(node) for node in set(home)}
     kept = [i for i in range(num_classes) if home[i] >= 0 and sizes[home[i]] >= min_fine]
     # By name, not by node: what is told apart are words, and WordNet has two nodes called food.

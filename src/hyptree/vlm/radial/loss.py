@@ -100,12 +100,9 @@ def cone_energy(
 
 
 def coincide(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Whether two embeddings differ by no more than rounding, (...) bool.
+    """Whether two embeddings differ by no more than rounding in the dtype they were made in, (...) bool.
 
     Their difference has no direction then: an angle would be noise, and its slope, the inverse of the distance, huge.
-
-    Args:
-        dtype: precision in which the embeddings were made; by default that of ``a``.
     """
     eps = torch.finfo(dtype or _result_dtype(a)).eps
     a, b = a.detach(), b.detach()
@@ -167,11 +164,7 @@ class RadialLoss(nn.Module):
     The negative of the last level is used by ``keep`` alone. A negative that coincides with its caption is never the
     hardest: it has no direction.
 
-    Args:
-        weights: of entail, hard and keep.
-        geometry: "chord" (the paper), "geodesic" or "lorentz". Embeddings are normalised for the first two.
-        hard: whether there is the hard term.
-        c: curvature of "lorentz" is ``-c``.
+    Embeddings are normalised for "chord" (the paper) and "geodesic"; the curvature of "lorentz" is ``-c``.
 
     Shape:
         positive, negative (B, L, d); root (d,); first_positive, first_negative (B, L, d) or None -> RadialTerms

@@ -98,10 +98,7 @@ def hierarchical_retrieval(
 def score_chains(retrieved: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> RetrievalScores:
     """Precision, recall and ordered recall of chains, by string.
 
-    Args:
-        retrieved: one chain per picture.
-        references: one or several true chains per picture, from general to specific. With several, a level counts if
-            any of them has it there.
+    A picture has one or several true chains, from general to specific; a level counts if any of them has it there.
     """
     if len(retrieved) != len(references) or not len(retrieved):
         raise ValueError(f"expected references for each of the {len(retrieved)} chains, got {len(references)}")
@@ -188,11 +185,7 @@ def class_embeddings(
 ) -> Tensor:
     """(C, d) unit vectors of classes: the mean over templates of their normalised embeddings.
 
-    Args:
-        normalize: False for the plain mean of embeddings, whose lengths mean something to a hyperbolic encoder.
-
-    Raises:
-        UserError: an empty name, a name twice, or a template without ``{}``.
+    Without ``normalize`` the plain mean of embeddings, whose lengths mean something to a hyperbolic encoder.
     """
     if any(not name.strip() for name in names):
         raise UserError("the class list has an empty name")
@@ -210,12 +203,7 @@ def class_embeddings(
 def zero_shot_accuracy(
     images: Tensor, classes: Tensor, labels: Any, ks: Sequence[int] = (1, 5), c: float | None = None
 ) -> dict[str, float]:
-    """``top-k`` accuracy of the class whose embedding is most like the picture's.
-
-    Args:
-        images: (n, d). classes: (C, d). labels: (n,) true classes.
-        c: curvature, where embeddings are points of the hyperboloid and compared by distance; else by cosine.
-    """
+    """``top-k`` accuracy of the class (C, d) most like the picture (n, d): by cosine, or distance at a curvature c."""
     truth = torch.as_tensor(np.asarray(labels)).long().to(classes.device)
     if len(truth) != len(images) or int(truth.max()) >= len(classes) or int(truth.min()) < 0:
         raise ValueError(f"expected for each of {len(images)} pictures one of the {len(classes)} classes")

@@ -29,7 +29,6 @@ class Texts:
         geometry: in which distances and angles are measured.
         c: curvature of "lorentz", onto whose hyperboloid embeddings are lifted as tangent vectors at the origin.
         own_c: curvature of the encoder itself if it is hyperbolic: pictures and texts are compared by distance then.
-        block: texts at once.
     """
 
     def __init__(
@@ -73,12 +72,8 @@ class Texts:
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(n, d) points: unit vectors, or points of the hyperboloid."""
-        return self._points(self.raw(texts))
-
-    def _points(self, raw: Tensor) -> Tensor:
-        if self.geometry == "lorentz":
-            return lorentz.expmap0(raw, self.c)
-        return F.normalize(raw, dim=-1)
+        raw = self.raw(texts)
+        return lorentz.expmap0(raw, self.c) if self.geometry == "lorentz" else F.normalize(raw, dim=-1)
 
     def comparable(self, raw: Tensor) -> Tensor:
         """Embeddings of texts or pictures as the encoder compares them: points of its hyperboloid, or as they are."""
@@ -202,10 +197,8 @@ def picture_chains(
 ) -> dict[str, Any]:
     """Hierarchical retrieval of the captions of all pictures, by each radius, and plain retrieval of the last captions.
 
-    Beside the two radii of the paper there is the distance of another geometry, if the texts are measured in one.
-
-    Args:
-        images: (n, d) embeddings of the pictures, in the order of the chains.
+    Pictures (n, d) are in the order of the chains. Beside the two radii of the paper there is the distance of another
+    geometry, if the texts are measured in one.
     """
     if len(images) != len(chains):
         raise UserError(f"expected a picture for each of the {len(chains)} chains, got {len(images)}")

@@ -130,10 +130,7 @@ def cap_rows(rows: Tensor, longest: float) -> Tensor:
 def reference_mobius(weight: Tensor, scale: Tensor, c: float) -> Tensor:
     """``log0(S (x) exp0(w))`` for every row w, with the guards of the released code: the long way, for tests.
 
-    Args:
-        weight: (rows, d).
-        scale: S (d, d), or its diagonal blocks (d / n, n, n).
-        c: curvature magnitude.
+    S is (d, d), or its diagonal blocks (d / n, n, n).
     """
     s = math.sqrt(c)
     matrix = scale if scale.dim() == 2 else torch.block_diag(*scale)
