@@ -178,11 +178,7 @@ def lca_table(tree: Tree) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lca(tree: Tree, i: Any, j: Any) -> Any:
-    """Lowest common ancestor of i and j, O(1) per pair; -1 where they are in different trees.
-
-    Args:
-        i, j: nodes, or arrays of nodes that broadcast. Plain integers give an integer.
-    """
+    """Lowest common ancestor of i and j, or of arrays that broadcast; -1 in different trees. O(1) per pair."""
     i, j = np.broadcast_arrays(tree._node(i), tree._node(j))
     table, log2 = tree._lca_table
     a, b = tree._position[i], tree._position[j]
@@ -197,11 +193,9 @@ def lca(tree: Tree, i: Any, j: Any) -> Any:
 
 
 def distance(tree: Tree, i: Any, j: Any, metric: str = "edges") -> Any:
-    """Length of the path between i and j; infinite between different trees.
+    """Length of the path between i and j, or of arrays that broadcast; infinite between different trees.
 
-    Args:
-        i, j: nodes, or arrays of nodes that broadcast. Plain integers give a float.
-        metric: "edges" counts edges, "height" adds the absolute height differences along the path.
+    The metric "edges" counts edges, "height" adds the absolute height differences along the path.
     """
     if metric not in ("edges", "height"):
         raise ValueError(f'metric must be "edges" or "height", got {metric!r}')

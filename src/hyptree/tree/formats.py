@@ -266,8 +266,7 @@ def from_newick(cls: type[Tree], text: str) -> Tree:
 def to_newick(tree: Tree, *, lengths: bool = True) -> str:
     """The tree in Newick format, one ``;`` per root; names are quoted where they must be.
 
-    Args:
-        lengths: writes branch lengths, the height of the parent less the node's own. Newick keeps no absolute heights.
+    Branch lengths are the height of the parent less the node's own. Newick keeps no absolute heights.
     """
     tail = [""] * tree.num_nodes if tree.label is None else [_quote(name) for name in tree.label]
     if tree.label is not None and not any(tree.label):

@@ -115,8 +115,8 @@ def draw_detections(
     zoom = _zoom(picture, side)
     colours = class_colours(int(label.max(initial=0)) + 1)
     canvas = fit(picture, (picture.shape[0] * zoom, picture.shape[1] * zoom)).astype(np.float32)
-    for i in () if on is None else order:
-        inside = on[i].repeat(zoom, 0).repeat(zoom, 1)
+    for i, mask in () if on is None else ((i, on[i]) for i in order):
+        inside = mask.repeat(zoom, 0).repeat(zoom, 1)
         canvas[inside] = (1 - _OPACITY) * canvas[inside] + _OPACITY * colours[label[i]]
         canvas[inside & _borders(inside)] = colours[label[i]]
     drawn = Image.fromarray(canvas.round().astype(np.uint8))

@@ -13,7 +13,7 @@ from hyptree.data.pictures.single import fit
 from hyptree.explore.draw.style import hex_colour, hint, img, read_beside, tag
 from hyptree.tokens.draw import cluster_colours, draw
 from hyptree.tree import Tree
-from hyptree.tree.drawing import first_leaf
+from hyptree.tree.layout import first_leaf
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hyptree.errors import UserError, require_known
 from hyptree.vlm.adapters.adapter import AdapterConfig
-from hyptree.vlm.adapters.base import CHILD
+from hyptree.vlm.adapters.base import CHILD, own_weight
 from hyptree.vlm.adapters.embedding import AdaptedEmbedding, embedding_points
 from hyptree.vlm.adapters.group import AdaptedGroup, one_pass
 from hyptree.vlm.adapters.intercept import intercept, release
@@ -180,16 +180,16 @@ class AdapterContainer(nn.Module):
             weights = embedding.merged()
             assert embedding.point.projection is not None
             written += [(embedding.point.projection[0], attribute, w) for attribute, w in weights.items()]
-        self._before_merge = [(m, attribute, _own(m, attribute).clone()) for m, attribute, _ in written]
+        self._before_merge = [(m, attribute, own_weight(m, attribute).clone()) for m, attribute, _ in written]
         for module, attribute, weight in written:
-            _own(module, attribute).copy_(weight)
+            own_weight(module, attribute).copy_(weight)
         self.merged = name
 
     @torch.no_grad()
     def unmerge(self) -> None:
         """Write the base weights back, bit for bit."""
         for module, attribute, weight in self._before_merge:
-            _own(module, attribute).copy_(weight)
+            own_weight(module, attribute).copy_(weight)
         self._before_merge, self.merged = [], None
 
 
@@ -210,12 +210,6 @@ def adapter_state(model: nn.Module) -> str:
     container = container_of(model)
     current = container and container.current()
     return f"{container.active} {current.config}" if container and current else ""
-
-
-def _own(module: nn.Module, attribute: str) -> Tensor:
-    weight = module._parameters[attribute]
-    assert weight is not None
-    return weight
 
 
 def _adapters_may_be_missing(container: nn.Module, keys: Any) -> None:

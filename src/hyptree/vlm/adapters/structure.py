@@ -14,10 +14,10 @@ from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyptree.errors import UserError
-from hyptree.vlm.adapters.base import CHILD, device_of
+from hyptree.vlm.adapters.base import CHILD, device_of, own_weight
 
 TARGETS = ("q", "k", "v", "out", "mlp")
 TOWERS = ("text", "image")
@@ -86,11 +86,7 @@ def attachment_points(
 
     Args:
         targets: some of q, k, v, out, mlp.
-        towers: text, image or both.
         layers: "all", or numbers of attention layers, which count in each tower for itself; -1 is the last.
-
-    Raises:
-        UserError: nothing in the model looks like attention, or a layer is not there.
     """
     _check_is_unwrapped(model, targets)
     attentions = {
@@ -156,10 +152,10 @@ def _projections(module: nn.Module) -> list[tuple[str, str, list[str]]]:
         if set(triple) <= linears:
             return [(name, "weight", [part]) for name, part in zip(triple, "qkv", strict=True)]
     for query, both in _QUERY_APART:
-        if {query, both} <= linears and _weight(module, both).shape[0] % 2 == 0:
+        if {query, both} <= linears and own_weight(module, f"{both}.weight").shape[0] % 2 == 0:
             return [(query, "weight", ["q"]), (both, "weight", ["k", "v"])]
     for name in _FUSED:
-        if name in linears and _weight(module, name).shape[0] % 3 == 0:
+        if name in linears and own_weight(module, f"{name}.weight").shape[0] % 3 == 0:
             return [(name, "weight", ["q", "k", "v"])]
     return []
 
@@ -181,12 +177,6 @@ def _check_is_unwrapped(model: nn.Module, targets: Sequence[str]) -> None:
 
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and module._parameters["weight"] is not None and module.weight.dim() == 2
-
-
-def _weight(module: nn.Module, child: str) -> Tensor:
-    weight = module.get_submodule(child)._parameters["weight"]
-    assert weight is not None
-    return weight
 
 
 class _Towers:
@@ -259,19 +249,17 @@ def _sites(
             if _is_linear(module) and (full, "weight") not in parts_of and not full.startswith(CHILD):
                 parts_of[full, "weight"] = ["mlp"]
     for (path, attribute), parts in parts_of.items():
-        module = model.get_submodule(path)
-        weight = module._parameters[attribute]
-        assert weight is not None
+        full = _join(path, attribute)
+        weight = own_weight(model, full)
         rows = weight.shape[0] // len(parts)
         slots = [Slot(part, i * rows, (i + 1) * rows) for i, part in enumerate(parts) if part in targets]
         if slots:
             if not weight.is_floating_point() or type(weight) is not nn.Parameter:
                 raise UserError(
-                    f"{_join(path, attribute)} is a {type(weight).__name__} of {weight.dtype}: adapters need plain "
-                    "floating-point weights; attach before quantising or sharding"
+                    f"{full} is a {type(weight).__name__} of {weight.dtype}: adapters need plain floating-point "
+                    "weights; attach before quantising or sharding"
                 )
-            full = _join(path, attribute)
-            yield Site(full, module, attribute, tower, layer, device_of(model, full), slots)
+            yield Site(full, model.get_submodule(path), attribute, tower, layer, device_of(model, full), slots)
 
 
 def _output(model: nn.Module, name: str, attentions: dict[str, Any]) -> str | None:

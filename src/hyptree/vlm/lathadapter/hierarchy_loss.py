@@ -45,7 +45,6 @@ def mine_triplets(distances: Tensor, k: int, max_triplets: int, generator: torch
         distances: (B, n) of the anchors to all candidates; anchor i is candidate i, so B <= n.
         k: neighbours per anchor.
         max_triplets: at most so many, drawn with replacement where there are more.
-        generator: of the CPU.
     """
     num_anchors, count = distances.shape
     neighbours = k if count >= k + 2 else max(1, (count - 1) // 2)
@@ -80,9 +79,7 @@ def choose_ancestors(farthest: Tensor, sampling: Sampling, temperature: float, n
     ``default`` samples with logits ``-max d / temperature``. ``paper`` samples with logits ``exp(-max d)``, which lie
     in (0, 1] and so choose almost evenly. ``argmin`` takes the nearest, without chance.
 
-    Args:
-        farthest: (T, N) the largest of the members' distances to each ancestor.
-        noise: (T, N) Gumbel noise; ``argmin`` ignores it.
+    ``farthest`` (T, N) is the largest of the members' distances to each ancestor, the noise Gumbel's.
     """
     logits = torch.exp(-farthest) if sampling == "paper" else -farthest / temperature
     if sampling != "argmin":
@@ -148,13 +145,8 @@ def refine(text: Tensor, attributes: Tensor, beta: float = 0.1, affinity: Affini
     zeros is nobody's neighbour. With ``beta = 0`` the class vectors come back bit for bit.
 
     Args:
-        text: (C, D) class vectors.
+        text: (C, D) class vectors -> (C, D).
         attributes: (N, D), N may be 0: classes are then mixed among themselves.
-        beta: how much of the neighbourhood is added.
-        affinity: "relu" or "softmax".
-
-    Returns:
-        (C, D).
     """
     require_one_of("affinity", affinity, get_args(Affinity))
     if beta == 0:

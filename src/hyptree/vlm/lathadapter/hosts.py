@@ -50,13 +50,11 @@ class PromptHost(Host):
     """Words of context before the class name, learned as vectors; the image tower stays as it is.
 
     Begins as ``"{context} {class}."``. Works with every encoder whose text begins in an ``nn.Embedding`` called
-    ``token_embedding``: CLIP and SigLIP of transformers, open_clip.
+    ``token_embedding``: CLIP and SigLIP of transformers, open_clip. Its weights get no gradient from here; freeze them
+    to save memory.
 
     Args:
-        encoder: its weights get no gradient from here; freeze them to save memory.
         num_context: learned vectors; by default as many as ``context`` has tokens. Beyond these they begin random.
-        context: words they begin with.
-        seed: of vectors beyond the words.
     """
 
     def __init__(self, encoder: Encoder, num_context: int | None = None, context: str = CONTEXT, seed: int = 0):
@@ -119,7 +117,8 @@ class JointHost(PromptHost):
         if depth < 1:
             raise UserError(f"depth must be at least 1, got {depth}")
         self.depth = min(depth, len(self._text_blocks), len(self._image_blocks))
-        text_width, image_width = self._embedding.embedding_dim, _width(self._image_blocks[0])
+        norm = next(module for module in self._image_blocks[0].modules() if isinstance(module, nn.LayerNorm))
+        text_width, image_width = self._embedding.embedding_dim, int(norm.normalized_shape[0])
         generator = torch.Generator().manual_seed(seed + 1)
         deeper = torch.randn(self.depth - 1, self.num_context, text_width, generator=generator) * _STD
         self.deeper = nn.Parameter(deeper.to(encoder.device))
@@ -226,9 +225,3 @@ def _blocks(encoder: Encoder, tower: nn.Module | None, which: str) -> Sequence[n
         f"{encoder.name}: its {which} tower is no plain transformer of transformers' CLIP or open_clip; "
         "use the host prompt or frozen"
     )
-
-
-def _width(block: nn.Module) -> int:
-    """Length of the vectors that a block works on."""
-    norm = next(module for module in block.modules() if isinstance(module, nn.LayerNorm))
-    return int(norm.normalized_shape[0])
