@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,7 +125,8 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:
-            values[name] = coerce(data[name], hints[name], dot + name, source)
+            kind = section_class(field, hints[name]) | None if "section" in field.metadata else hints[name]
+            values[name] = coerce(data[name], kind, dot + name, source)
         elif field.default is not dataclasses.MISSING:
             values[name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
@@ -140,6 +142,18 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
         raise UserError(f"{place}{prefix and f'{prefix}: '}{error}") from error
 
 
+def section_class(field: dataclasses.Field[Any], kind: Any) -> Any:
+    """The dataclass of a section, also of one that may be absent; None for a field of another kind.
+
+    The class of a field with ``metadata={"section": "module:Class"}`` is imported here, for those who use it alone.
+    """
+    if "section" in field.metadata:
+        module, _, name = field.metadata["section"].partition(":")
+        return getattr(import_module(module), name)
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+
+
 def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     """The value as the annotated type, or a ``UserError`` that names the key."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -150,6 +164,9 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return build(kind, value, key, source)
     if origin in (typing.Union, types.UnionType):
+        section = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
+        if section is not None and value is not None:  # what is wrong within it is told, not that it is no null
+            return build(section, value, key, source)
         # An alternative that fits as it is goes before one that would convert: 3 stays int in `float | int`.
         for option in [*(type(value),) * (type(value) in arguments), *arguments]:
             with contextlib.suppress(UserError):

@@ -52,7 +52,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
     settings.run.seed = settings.data.seed = seed
     if settings.data.cache is None:
         settings.data.cache = True  # drawn once: for training, for the page, for the next demo
-    if settings.model.plugin.is_used:
+    if settings.model.plugin is not None:
         require("matplotlib", "plot")  # its page is drawn with it
     _clear(out)
     if settings.data.name == "world":

@@ -72,7 +72,7 @@ def export(
     size = size or recipe.data.size
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(batch or 2, 3, size, size, generator=generator)
-    if recipe.model.plugin.is_used and recipe.task == "classify":
+    if recipe.model.plugin is not None and recipe.task == "classify":
         model = LogitsOnly(model).eval()
     with torch.no_grad():
         expected = model(example)

@@ -27,7 +27,7 @@ from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
 from hyptree.train.model import checkpoint_activations, load_weights
-from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, set_lr, step_if_finite
+from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, step_if_finite
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
 from hyptree.train.parallel.batchnorm import sync_batch_norms
@@ -37,6 +37,7 @@ from hyptree.train.run.log import Reporter
 from hyptree.train.run.progress import NotFinite, RunState
 from hyptree.train.run.recipe import Recipe, check_resumable, require_read
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.task import move
 from hyptree.train.tasks import build_task
 
 _ASK_EVERY = 10
@@ -149,9 +150,10 @@ class Trainer:
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
         self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
-        self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
-        if self.compiled.note is not None:
-            self.notes.append(self.compiled.note)
+        self.compiled: Compiled | None = None
+        if run.compile:
+            self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
+            self.notes += self.compiled.notes
         if self.task.before_training is not None:
             with torch.no_grad():
                 self.task.before_training(model.eval())
@@ -162,7 +164,7 @@ class Trainer:
     def run(self, stopped: Any, quiet: bool) -> Result:
         """All steps that are left."""
         marks = parameter_marks(self.model)
-        self.wrapped = self.processes.wrap(self.model).train()
+        self.wrapped = (self.processes.wrap(self.model) if self.processes.size > 1 else self.model).train()
         self.optimizer = build_optimizer(self.model, self.recipe.optim, marks)
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
@@ -191,7 +193,11 @@ class Trainer:
                 self.reporter.advance(progress.step)
                 is_last = progress.step == schedule.num_steps
                 evaluates = is_last or self._is_due(run.eval_every)
-                stops = not is_last and self._wants_to_stop(stopped)
+                stops = stopped()
+                if self.processes.size > 1:  # all stop where one is told to
+                    asks = progress.step % _ASK_EVERY == 0
+                    stops = asks and bool(self.processes.mean(torch.tensor(float(stops))) > 0)
+                stops = stops and not is_last
                 saves = evaluates or stops or self._is_due(run.save_every, run.save_steps)
                 if is_last or progress.step % run.log_steps == 0:
                     self.log()
@@ -211,23 +217,28 @@ class Trainer:
     def train_step(self, batches: Iterator[Any]) -> None:
         """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
         recipe, step = self.recipe, self.progress.step
-        parts = recipe.run.accumulate
+        parts, several = recipe.run.accumulate, self.processes.size > 1
         seed_all(recipe.run.seed, step, self.processes.rank)
-        set_lr(self.optimizer, recipe.optim.lr * self.schedule.factor(step))
+        lr = recipe.optim.lr * self.schedule.factor(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
         totals: dict[str, Tensor] = {}
         for part, batch in enumerate(self._parts(batches)):
-            batch = self.task.to_device(batch, self.processes.device)
+            batch = move(batch, self.processes.device, recipe.run.channels_last)
             batch = self.task.prepare_batch(batch, step * parts + part)
-            self.compiled.begin_pass()
-            with self.processes.no_sync(self.wrapped, sync=part == parts - 1):
+            if self.compiled is not None:
+                self.compiled.begin_pass()
+            waits = self.processes.no_sync(self.wrapped, part < parts - 1) if several else contextlib.nullcontext()
+            with waits:
                 with self.task.autocast(self.processes.device):
                     loss, numbers = self.task.training_loss(self.wrapped, batch)
                 (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **numbers}.items():
                 totals[name] = totals.get(name, 0.0) + value.float() / parts
-            if part == 0 and parts > 1:
+            if part == 0 and parts > 1 and self.compiled is not None:
                 self.compiled.keep_gradients()
-        self.processes.sync_rest(self.model)
+        if self.processes.shards:
+            self.processes.sync_rest(self.model)
         totals["grad_norm"] = clip_gradients(self.model, recipe.optim.clip)
         if recipe.run.max_skipped_steps:
             step_if_finite(self.optimizer, totals["grad_norm"])
@@ -265,9 +276,14 @@ class Trainer:
         """Numbers on the validation set, of the averaged weights where they are kept; the best ones are saved."""
         self._read_losses()  # NaN is reported where it starts, not as a bad accuracy
         began = time.perf_counter()
-        weights = self.ema.swapped_in(self.model) if self.ema is not None else contextlib.nullcontext()
-        with weights, self.compiled.evaluating(), self.processes.evaluating(self.model):
-            self.processes.sync_buffers(self.model)
+        with contextlib.ExitStack() as stack:
+            if self.ema is not None:
+                stack.enter_context(self.ema.swapped_in(self.model))
+            if self.compiled is not None:
+                stack.enter_context(self.compiled.evaluating())
+            if self.processes.size > 1:
+                stack.enter_context(self.processes.evaluating(self.model))
+                self.processes.sync_buffers(self.model)
             scores = self.task.score(self.model, self.val_loader, self.processes.device, self.processes.gather)
         self._numbers = scores
         line = self._line("val") | scores
@@ -413,11 +429,6 @@ class Trainer:
         step = self.progress.step
         by_epoch = epochs > 0 and step % max(1, round(epochs * self.steps_per_epoch)) == 0
         return by_epoch or (steps is not None and step % steps == 0)
-
-    def _wants_to_stop(self, stopped: Any) -> bool:
-        return self.progress.step % (_ASK_EVERY if self.processes.size > 1 else 1) == 0 and self.processes.any(
-            stopped()
-        )
 
     def _on_main(self, work: Any, *args: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""

@@ -63,8 +63,8 @@ def require_size(model: nn.Module, size: int) -> nn.Module:
     return model
 
 
-def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
-    """The model itself, patched to keep a share of its tokens; untouched when it keeps all.
+def reduce_tokens(model: nn.Module, settings: TokenSettings) -> None:
+    """Patch a model to keep a share of its tokens; one that keeps all stays untouched.
 
     The hooks are no part of the weights: a run that was trained with a reduction can be used without it, and the other
     way round.
@@ -81,7 +81,6 @@ def reduce_tokens(model: nn.Module, settings: TokenSettings) -> nn.Module:
                 linkage=settings.linkage,
                 prop_attn=settings.prop_attn,
             )
-    return model
 
 
 def checkpoint_activations(model: nn.Module, name: str, use_reentrant: bool = False) -> None:

@@ -67,8 +67,6 @@ class Processes:
         FSDP2 is torch's ``fully_shard``, called here because accelerate offers it for GPUs only: this way what two
         processes on a CPU test is what runs on many GPUs.
         """
-        if self.size == 1:
-            return model
         if not self.shards:
             return self.accelerator.prepare_model(model)
         from torch.distributed.device_mesh import init_device_mesh
@@ -86,14 +84,13 @@ class Processes:
         fully_shard(model, **options)
         return model
 
-    def no_sync(self, model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around a backward pass; without ``sync`` the gradients stay with this process (accumulation)."""
-        if self.size == 1:
-            return contextlib.nullcontext()
+    def no_sync(self, model: nn.Module, waits: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around a backward pass; while it ``waits`` the gradients stay with this process (accumulation)."""
         if self.shards:
-            model.set_requires_gradient_sync(sync)  # type: ignore[operator]
-            return contextlib.nullcontext()
-        return contextlib.nullcontext() if sync else model.no_sync()  # type: ignore[operator]
+            model.set_requires_gradient_sync(not waits)  # type: ignore[operator]
+        elif waits:
+            return model.no_sync()  # type: ignore[no-any-return, operator]
+        return contextlib.nullcontext()
 
     def sync_rest(self, model: nn.Module) -> None:
         """After the backward pass of a sharded model: what DDP does and ``fully_shard`` leaves to us.
@@ -101,8 +98,6 @@ class Processes:
         Gradients of single numbers become their mean, buffers (running means of a batch norm) those of the first
         process.
         """
-        if not self.shards:
-            return
         self.sync_buffers(model)
         if self._whole:
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._whole]
@@ -111,18 +106,14 @@ class Processes:
 
     def sync_buffers(self, model: nn.Module) -> None:
         """Give every process the buffers of the first one, but those that count what each does: no part of a state."""
-        if self.size > 1:
-            kept = model.state_dict()
-            for name, buffer in model.named_buffers():
-                if name in kept:
-                    dist.broadcast(buffer, 0)
+        kept = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                dist.broadcast(buffer, 0)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
         """Inside, a sharded model is whole in every process: a forward pass needs nobody else."""
-        if not self.shards:
-            yield
-            return
         from torch.distributed.fsdp import FSDPModule
 
         shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -154,10 +145,6 @@ class Processes:
         """The mean over processes."""
         mean: Tensor = self.accelerator.reduce(tensor.to(self.device), "mean")
         return mean
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        return bool(self.mean(torch.tensor(float(flag))) > 0)
 
     def from_main(self, work: Callable[..., T], *args: Any) -> T:
         """What ``work`` gives in the first process, in every process; its error is everybody's error."""

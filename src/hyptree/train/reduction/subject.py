@@ -157,7 +157,7 @@ def _from_run(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     recipe = RunFolder(settings.model).recipe(Recipe)
     if recipe.task != "classify":
         raise UserError(f"{settings.model} is a run of the task {recipe.task}; hyptree reduce measures classifiers")
-    recipe.tokens.keep = 1.0  # whatever it was trained with, here the plain model is reduced
+    recipe.tokens = None  # whatever it was trained with, here the plain model is reduced
     if settings.data not in (None, "none"):
         name, root = read_data_flag(settings.data)
         recipe.data = dataclasses.replace(recipe.data, name=name, root=root, num_classes=None)
