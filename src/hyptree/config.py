@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hyptree.errors import UserError, suggest
+from hyptree.errors import UserError, shown, suggest
 from hyptree.files import open_packed
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of keys to values, got {_show(data)}")
+        raise UserError(f"{path}: expected a mapping of keys to values, got {shown(data)}")
     return data
 
 
@@ -111,7 +111,7 @@ def build(cls: type[T], data: Any, prefix: str, source: str) -> T:
     if data is None:  # a section whose lines are all commented out
         data = {}
     if not isinstance(data, Mapping):
-        raise UserError(f"{place}{prefix or 'the file'} must be a section of keys, got {_show(data)}")
+        raise UserError(f"{place}{prefix or 'the file'} must be a section of keys, got {shown(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
@@ -164,7 +164,7 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return build(kind, value, key, source)
     if origin in (typing.Union, types.UnionType):
-        section = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
+        section: Any = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
         if section is not None and value is not None:  # what is wrong within it is told, not that it is no null
             return build(section, value, key, source)
         # An alternative that fits as it is goes before one that would convert: 3 stays int in `float | int`.
@@ -212,7 +212,7 @@ def coerce(value: Any, kind: Any, key: str, source: str) -> Any:
     literals = [option for option in (kind, *arguments) if typing.get_origin(option) is typing.Literal]
     hint = suggest(str(value), [str(choice) for literal in literals for choice in typing.get_args(literal)])
     place = f"{source}: " if source else ""
-    raise UserError(f"{place}{key} must be {expected(kind)}, got {_show(value)}{hint and f'; {hint}'}")
+    raise UserError(f"{place}{key} must be {expected(kind)}, got {shown(value)}{hint and f'; {hint}'}")
 
 
 def expected(kind: Any) -> str:
@@ -238,11 +238,6 @@ def expected(kind: Any) -> str:
         Mapping: "a section of keys",
     }
     return words.get(container, f"a {getattr(kind, '__name__', kind)}")
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _plain(value: Any) -> Any:

@@ -77,7 +77,7 @@ def test_demo_replaces_an_earlier_one_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_demo_recipe_is_sound() -> None:
-    recipe = load(Recipe, demo.demo_recipe())
+    recipe = load(Recipe, "recipes/demo.yaml")
     assert (recipe.task, recipe.data.name, recipe.model.name) == ("classify", "world", "hcformer_pico")
     assert recipe.model.args["img_size"] == recipe.data.size  # no bias is interpolated
     assert recipe.run.device == "cpu"

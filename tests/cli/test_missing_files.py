@@ -35,7 +35,6 @@ reduce vit_tiny_patch16_224 --image nope.png
 reduce vit_tiny_patch16_224 --weights nope
 reduce vit_tiny_patch16_224 --data nope/a
 reduce vit_tiny_patch16_224 --data pets:nope
-tree eval nope
 tree draw nope
 tree show nope.tsv
 lab sweep --resume --out nope

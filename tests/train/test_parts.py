@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -407,14 +407,14 @@ def test_a_key_that_its_task_does_not_read_is_refused(tmp_path, task, key):
 @pytest.mark.parametrize("there", [True, False])
 def test_a_gpu_that_is_not_in_use_yet_is_seeded_too(there, monkeypatch):
     """What is drawn on it first, when a model is built there, must follow from the seed."""
-    from hyptree.train.parallel.determinism import seed_all
+    from hyptree.data.seeding import reseed
 
     seeds = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch, "manual_seed", seeds.append)
-    seed_all(3, 4)
+    reseed(3, 4, gpus=True)
     first = torch.rand(2)
-    seed_all(3, 4)
+    reseed(3, 4, gpus=True)
     assert len(seeds) == 2 * there and len(set(seeds)) <= 1
     assert there or torch.equal(first, torch.rand(2))

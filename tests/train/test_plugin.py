@@ -26,7 +26,7 @@ from hyptree.train.export import export
 from hyptree.train.loop import fit
 from hyptree.train.model import create_model, load_weights
 from hyptree.train.optimizer.build import param_groups
-from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in, plug_in_features, with_plugin_loss
+from hyptree.train.plugin import NUMBERS, LogitsOnly, plug_in_features, with_plugin_loss
 from hyptree.train.run.recipe import PluginSettings, Recipe
 from hyptree.train.tasks import build_task
 from tests.train.test_resume import assert_same_run, dying_before_step

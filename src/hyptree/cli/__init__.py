@@ -22,7 +22,7 @@ How to add a verb
 How to add a subverb (``hyptree tree draw``)
     In ``hyptree/cli/tree.py`` write such a function with its own dataclass and add it to that file's table::
 
-        SUBVERBS = {"eval": evaluate, "draw": draw}
+        SUBVERBS = {"draw": draw, "show": show}
 
     The first line of the function's docstring is its summary in ``hyptree tree --help``. A module has ``SUBVERBS`` or
     ``run``, not both. Nothing in this file changes.
@@ -54,7 +54,7 @@ VERBS: dict[str, str] = {
     "reduce": "measure and draw a vision transformer with fewer tokens",
     "models": "list the models that a recipe can name",
     "export": "write a trained model as one file for other programs",
-    "tree": "look at hierarchies, measure and draw embeddings of them",
+    "tree": "look at hierarchies, draw embeddings of them",
     "lab": "superposition: train grids of toy models, fit how loss falls with width",
     "vlm": "CLIP and its kin: adapters, few-shot heads, the hierarchy of their embeddings",
     "bench": "time and check the library against its rivals in one run",
@@ -65,6 +65,7 @@ GONE: dict[str, str] = {
     "vlm train-fewshot": "hyptree train recipes/fewshot_world.yaml --model.name MODEL",
     "vlm train-scale": "hyptree train recipes/openvocab_world.yaml --model.name MODEL",
     "tree embed": "hyptree train recipes/embed_mammals.yaml --embed.edges FILE",
+    "tree eval": "hyptree eval RUN",
 }
 """What to type instead of a verb that is no more. A verb that is there is not looked up."""
 

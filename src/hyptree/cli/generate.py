@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from hyptree.cli.config import AsJson, OnDevice
 from hyptree.errors import UserError
 from hyptree.files import require_path
 
 LANGUAGE_MODELS = "give a run of hyptree train, or a folder of save_pretrained"
 
 
-@dataclass
-class GenerateConfig:
-    """``hyptree generate``."""
+@dataclass(kw_only=True)
+class GenerateConfig(AsJson, OnDevice):
+    """``hyptree generate``; as JSON one object per text instead of showing it as it comes."""
 
     model: Annotated[Path, "MODEL"]
     """Folder that hyptree train wrote, or one of transformers' save_pretrained with model and tokenizer."""
@@ -34,10 +35,6 @@ class GenerateConfig:
     """Texts to write, each with the next seed."""
     seed: int = 0
     """Same seed, same device: same text."""
-    device: str = "auto"
-    """auto takes a GPU if there is one; cpu or cuda to insist."""
-    json: bool = False
-    """Print one JSON object per text instead of showing it as it comes."""
 
 
 def run(config: GenerateConfig) -> None:
@@ -47,11 +44,10 @@ def run(config: GenerateConfig) -> None:
     require_path(config.model, "folder", LANGUAGE_MODELS)
     import json
 
-    from hyptree.devices import find_device
     from hyptree.lm.generate import generate_text
     from hyptree.train.language import load_language_model
 
-    model, tokenizer = load_language_model(config.model, find_device(config.device))
+    model, tokenizer = load_language_model(config.model, config.find_device())
     options = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "greedy")}
     for seed in range(config.seed, config.seed + config.num):
         if config.json:

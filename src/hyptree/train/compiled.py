@@ -35,7 +35,9 @@ class Compiled:
         self.notes: list[str] = []
         """A line for the log where something else is done than was asked for."""
         if kind == "graphs" and not self.uses_graphs:
-            self.notes = [f"run.compile graphs: {device.type} has no CUDA graphs, so the model is compiled without them"]
+            self.notes = [
+                f"run.compile graphs: {device.type} has no CUDA graphs, so the model is compiled without them"
+            ]
         model.compile(**GRAPHS if self.uses_graphs else {})
 
     def begin_pass(self) -> None:

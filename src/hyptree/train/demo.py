@@ -10,8 +10,6 @@ from pathlib import Path
 from hyptree.errors import UserError, require
 from hyptree.files import write_text
 
-__all__ = ["demo_recipe", "run"]
-
 LEAD = (
     "A small vision model, trained a moment ago on pictures that this machine drew. It works by clustering: here is "
     "every cluster it made of pictures it had not seen, the tree they form, and where they lie in hyperbolic space."
@@ -20,16 +18,6 @@ LEAD = (
 # What a run, this demo and earlier forms of it leave in the folder; nothing else is ever removed.
 _OWN = ("recipe.yaml", "dataset.json", "metrics.jsonl", "log.txt", "index.html", "numbers.json", "disk.png")
 _OWN_FOLDERS = ("checkpoints", "tensorboard")
-
-
-def demo_recipe() -> Path:
-    """The demo's recipe, wherever hyptree is run from."""
-    from hyptree.config import recipe_folder
-
-    folder = recipe_folder()
-    if folder is None:
-        raise UserError("recipes/demo.yaml is missing; run the demo from a checkout, or install hyptree again")
-    return folder / "demo.yaml"
 
 
 def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
@@ -48,7 +36,7 @@ def run(out: Path, seed: int = 0, recipe: Path | None = None) -> None:
 
     began = time.perf_counter()
     out = Path(out)
-    settings = load(Recipe, recipe or demo_recipe())
+    settings = load(Recipe, recipe or "recipes/demo.yaml")
     settings.run.seed = settings.data.seed = seed
     if settings.data.cache is None:
         settings.data.cache = True  # drawn once: for training, for the page, for the next demo

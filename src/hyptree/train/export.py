@@ -54,7 +54,6 @@ def export(
         handle: Any = getattr(model, "handle", None)
         if handle is None:
             raise UserError(f"{run} trained no adapter; give a run of openvocab or radial whose method is one")
-        model.check_base()  # type: ignore[operator]
         return handle.save(_fresh(out or run / "adapter")), None
     kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
     if recipe.task == "embed" and format != "safetensors":

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyptree.data.seeding import reseed
 from hyptree.devices import cpu_threads, free_threads
 from hyptree.errors import UserError, as_called, require
 from hyptree.files import full_disk_is_one_line, require_path
@@ -31,7 +32,7 @@ from hyptree.train.optimizer.build import build_optimizer, clip_gradients, param
 from hyptree.train.optimizer.ema import Ema
 from hyptree.train.optimizer.schedule import Schedule
 from hyptree.train.parallel.batchnorm import sync_batch_norms
-from hyptree.train.parallel.determinism import deterministic, seed_all
+from hyptree.train.parallel.determinism import deterministic
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.progress import NotFinite, RunState
@@ -82,7 +83,7 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
         if asked is None and processes.device.type == "cpu":
             # Kept in the folder and taken up again, because the last bits of a run depend on it.
             kept = folder.recipe(Recipe).run.threads if resume and folder.holds_run else None
-            threads = kept or processes.from_main(free_threads)
+            threads = kept or processes.together(free_threads, on_main=True)
             recipe = replace(recipe, run=replace(recipe.run, threads=threads))
         with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
             trainer = processes.together(Trainer, recipe, folder, processes, resume)
@@ -102,13 +103,15 @@ class Trainer:
         """Everything that can go wrong without the other processes: folder, data, model."""
         self.recipe, self.folder, self.processes = recipe, folder, processes
         self.notes: list[str] = []
-        if folder.holds_run and not resume:
+        self.is_old = folder.holds_run
+        """Whether a run was started here; asked before any process can have started this one."""
+        if self.is_old and not resume:
             raise UserError(f"{folder.path} already holds a run; choose another --out, or {self._go_on()}")
-        if folder.holds_run:
+        if self.is_old:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
         else:
             require_read(recipe)
-        if resume and not folder.holds_run:
+        if resume and not self.is_old:
             self.notes.append(f"nothing to resume in {folder.path} yet: starting from the beginning")
         folder.require_writable()
         if recipe.model.weights is not None:
@@ -137,7 +140,7 @@ class Trainer:
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
-        seed_all(run.seed)  # the same fresh weights in every process
+        reseed(run.seed, gpus=True)  # the same fresh weights in every process
         model = self.task.build_model(self.data)
         if settings.weights is not None:
             fresh = load_weights(model, settings.weights)
@@ -149,7 +152,8 @@ class Trainer:
         model.to(self.processes.device)
         if run.channels_last:
             model.to(memory_format=torch.channels_last)
-        self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
+        if self.processes.size * run.accumulate > 1:
+            self.notes += sync_batch_norms(model, self.processes.size, run.accumulate)
         self.compiled: Compiled | None = None
         if run.compile:
             self.compiled = Compiled(model, run.compile, self.processes.device, eager_evaluation=run.eval_every == 0)
@@ -168,6 +172,8 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, self.recipe.optim, marks)
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
+        if hasattr(self.model, "check_base"):  # weights that were filled in may belong to another encoder
+            self.processes.together(self.model.check_base)
         run, schedule, progress = self.recipe.run, self.schedule, self.progress
         self.reporter = Reporter(
             self.folder,
@@ -218,7 +224,7 @@ class Trainer:
         """One optimiser step: forward and backward over the parts of a batch, clip, step, average."""
         recipe, step = self.recipe, self.progress.step
         parts, several = recipe.run.accumulate, self.processes.size > 1
-        seed_all(recipe.run.seed, step, self.processes.rank)
+        reseed(recipe.run.seed, step, self.processes.rank, gpus=True)
         lr = recipe.optim.lr * self.schedule.factor(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
@@ -310,7 +316,7 @@ class Trainer:
         began = time.perf_counter()
         if self.ema is not None:
             self.progress.num_ema_updates = self.ema.num_updates
-        progress = asdict(self.progress) | {"seconds": self._seconds()}
+        progress = asdict(self.progress) | {"seconds": self.progress.seconds + began - self._clock}
         checkpoint = Checkpoint(
             model=full_tensors(self.model.state_dict()),
             ema=full_tensors(self.ema.tensors) if self.ema is not None else None,
@@ -325,9 +331,9 @@ class Trainer:
     def _open_folder(self) -> None:
         """Start a new folder, or take over the state of the newest whole checkpoint in an old one."""
         folder = self.folder
-        name = self.processes.from_main(lambda: folder.find(self.notes.append) if folder.holds_run else None)
+        name = self.processes.together(folder.find, self.notes.append, on_main=True) if self.is_old else None
         if name is None:
-            if folder.holds_run:
+            if self.is_old:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
             self._on_main(folder.start, self.recipe, self.data)
         else:
@@ -362,10 +368,13 @@ class Trainer:
         if self.progress.step >= self.schedule.num_steps:
             say(f"this run is finished: {self.progress.step} steps")
             return
+        where = self.processes.device.type
+        if self.processes.size > 1:
+            where += f" x {self.processes.size} ({'fsdp2' if self.processes.shards else 'ddp'})"
         say(
             f"{self.recipe.model.name}: {count:,} parameters; {self.schedule.num_steps:,} steps of "
             f"{self.units} {self.task.unit}, {self.steps_per_epoch:,} per epoch, on "
-            f"{self.processes}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
+            f"{where}" + (f", {threads} CPU thread" + "s" * (threads > 1) if threads else "")
         )
 
     def _batches(self) -> Iterator[Any]:
@@ -432,7 +441,7 @@ class Trainer:
 
     def _on_main(self, work: Any, *args: Any) -> None:
         """Files are written by the first process; its failure ends all of them."""
-        self.processes.from_main(full_disk_is_one_line(self.folder.path)(work), *args)
+        self.processes.together(full_disk_is_one_line(self.folder.path)(work), *args, on_main=True)
 
     def _leave(self, error: BaseException, code: int) -> None:
         """All processes end, the first one with words."""
@@ -441,13 +450,11 @@ class Trainer:
     def _go_on(self) -> str:
         return f"go on with: {as_called('train', self.folder.path, '--resume')}"
 
-    def _seconds(self) -> float:
-        return self.progress.seconds + time.perf_counter() - self._clock
-
     def _line(self, split: str) -> dict[str, Any]:
         step = self.progress.step
         epoch = round(step / self.steps_per_epoch, 4)
-        return {"step": step, "epoch": epoch, "split": split, "time": round(self._seconds(), 3)}
+        seconds = self.progress.seconds + time.perf_counter() - self._clock
+        return {"step": step, "epoch": epoch, "split": split, "time": round(seconds, 3)}
 
     def _result(self) -> Result:
         numbers = getattr(self, "_numbers", None)

@@ -399,22 +399,6 @@ def test_two_processes_see_the_pictures_of_one(tmp_path):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-3)  # a level of 255 at ties
 
 
-def test_the_next_run_of_a_process_finds_the_pictures(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    path = tmp_path / "set.npz"
-    arrays = {"train_images": rng.integers(0, 256, (12, 8, 8, 3), np.uint8), "train_labels": np.arange(12) % 3}
-    np.savez(path, **arrays)
-    monkeypatch.setattr(resident, "_cache", {})
-    settings = DataSettings(name="arrays", root=path, size=8)
-    first = load_resident(build_dataset(settings, "train"), CPU)
-    assert load_resident(build_dataset(settings, "train"), CPU) is first
-    fewer = load_resident(build_dataset(DataSettings(name="arrays", root=path, size=8, num_train=4), "train"), CPU)
-    assert len(fewer.images) == 4 and len(resident._cache) == 2
-    np.savez(path, **arrays | {"train_images": 255 - arrays["train_images"]}, more=np.zeros(3))
-    changed = load_resident(build_dataset(settings, "train"), CPU)
-    assert torch.equal(changed.images, 255 - first.images) and len(resident._cache) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "root", "size"),
     [

@@ -213,12 +213,12 @@ def test_everything_is_measured_written_and_reused(
 def test_accuracy_is_that_of_the_patched_model(quick: ReduceSettings) -> None:
     """Row by row against a loop over the same pictures."""
     from hyptree.data.pictures.transforms import eval_transform
+    from hyptree.data.seeding import reseed
     from hyptree.data.world import World
-    from hyptree.train.parallel.determinism import seed_all
 
     quick.num_val = 96
     actual = reduce(quick)
-    seed_all(quick.seed)
+    reseed(quick.seed, gpus=True)
     world = World(split="val", size=32, num_images=96)
     model = small_vit(num_classes=len(world.classes))
     change = eval_transform(32, "classify", mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=0.9)

@@ -96,7 +96,9 @@ class Transform:
         self._erase = random_erasing(augment.erasing) if augment is not None and augment.erasing else None
 
     def __call__(self, sample: Sample) -> Sample:
-        parts = self._run(wrap(sample, self.task))
+        parts = wrap(sample, self.task)
+        for step in self._steps:
+            parts = step(parts)
         image = self.normalise(parts.pop("image").as_subclass(Tensor))
         if self._erase is not None:
             image = self._erase(image)
@@ -113,19 +115,6 @@ class Transform:
     def normalise(self, image: Tensor) -> Tensor:
         """(..., 3, H, W) uint8 -> float32 with the mean subtracted, divided by the standard deviation."""
         return image.float().mul_(self.scale).add_(self.shift)
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether only flips, shifts and erasing happen, so that whole arrays can be augmented at once."""
-        a = self.augment
-        if self.task != "classify":
-            return False
-        return a is None or not (a.crop_scale or a.rand_augment or a.colour_jitter)
-
-    def _run(self, parts: dict[str, Any]) -> dict[str, Any]:
-        for step in self._steps:
-            parts = step(parts)
-        return parts
 
     def _all_steps(self) -> list[Any]:
         """What happens to a sample before it is normalised: geometry first, then colours."""

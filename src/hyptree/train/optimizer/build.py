@@ -158,4 +158,3 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         optimizer.step()
     finally:
         optimizer.found_inf = None  # type: ignore[attr-defined]
-

@@ -57,10 +57,6 @@ class Processes:
         self._whole: list[nn.Parameter] = []
         """Parameters of a sharded model that cannot be cut: single numbers."""
 
-    def __str__(self) -> str:
-        kind = "fsdp2" if self.shards else "ddp"
-        return self.device.type + (f" x {self.size} ({kind})" if self.size > 1 else "")
-
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as the training step calls it. Under FSDP2 the given model itself is sharded, in place.
 
@@ -89,7 +85,7 @@ class Processes:
         if self.shards:
             model.set_requires_gradient_sync(not waits)  # type: ignore[operator]
         elif waits:
-            return model.no_sync()  # type: ignore[no-any-return, operator]
+            return model.no_sync()  # type: ignore[operator]
         return contextlib.nullcontext()
 
     def sync_rest(self, model: nn.Module) -> None:
@@ -132,49 +128,39 @@ class Processes:
         if self.size == 1:
             return tensor
         tensor = tensor.to(self.device)
-        counts = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.size)]
-        dist.all_gather(counts, torch.tensor([len(tensor)], device=self.device))
-        longest = max(int(count) for count in counts)
-        padded = tensor.new_zeros((longest, *tensor.shape[1:]))
-        padded[: len(tensor)] = tensor
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+        counts = self.accelerator.gather(torch.tensor([len(tensor)], device=self.device)).tolist()
+        parts = self.accelerator.gather(self.accelerator.pad_across_processes(tensor)).chunk(self.size)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over processes."""
         mean: Tensor = self.accelerator.reduce(tensor.to(self.device), "mean")
         return mean
 
-    def from_main(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives in the first process, in every process; its error is everybody's error."""
-        result: Any = self.together(work if self.is_main else _nothing, *args, share=True)
-        return result
-
-    def together(self, work: Callable[..., T], *args: Any, share: bool = False) -> T:
+    def together(self, work: Callable[..., T], *args: Any, on_main: bool = False) -> T:
         """Do ``work`` in every process, and stop all of them when it is a ``UserError`` in any: no one waits forever.
 
         The first process raises the error (and so prints it); the others leave with the same exit code in silence.
 
         Args:
-            share: give every process what the first one got.
+            on_main: only the first process works, and gives what it got to the others.
         """
         if self.size == 1:
             return work(*args)
         result: T | None = None
         problem = None
         try:
-            result = work(*args)
+            result = None if on_main and not self.is_main else work(*args)
         except UserError as error:
             problem = str(error)
         answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, (problem, result if share and self.is_main else None))
+        dist.all_gather_object(answers, (problem, result if on_main else None))
         problems = [problem for problem, _ in answers if problem is not None]
         if problems:
             if self.is_main:
                 raise UserError(problems[0])
             raise SystemExit(2)
-        return answers[0][1] if share else result  # type: ignore[return-value]
+        return answers[0][1] if on_main else result  # type: ignore[return-value]
 
     def close(self) -> None:
         """Leave the group of processes; they may open another one afterwards, all of them."""
@@ -184,10 +170,6 @@ class Processes:
             dist.destroy_process_group()
             # accelerate keeps what it found in its class, and would go on with the group that is gone.
             type(self.accelerator.state)._reset_state(reset_partial_state=True)
-
-
-def _nothing(*_: Any) -> None:
-    """What a process does while the first one works."""
 
 
 def _join_again(backend: str) -> None:

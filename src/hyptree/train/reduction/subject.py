@@ -169,13 +169,13 @@ def _from_name(settings: ReduceSettings, device: torch.device) -> ReducedModel:
     import timm
 
     from hyptree.data.pictures.single import default_size
+    from hyptree.data.seeding import reseed
     from hyptree.train.model import create_model, load_weights
-    from hyptree.train.parallel.determinism import seed_all
 
     chosen = ModelSettings(settings.model, pretrained=settings.pretrained)
     if settings.size is not None:
         chosen.args["img_size"] = settings.size
-    seed_all(settings.seed)
+    reseed(settings.seed, gpus=True)
     options: dict[str, Any] = {}
     about = timm.get_pretrained_cfg(settings.model) if timm.is_model(settings.model) else None
     mean, std = (getattr(about, "mean", IMAGENET_MEAN), getattr(about, "std", IMAGENET_STD))

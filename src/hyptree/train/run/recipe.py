@@ -256,31 +256,29 @@ class RunSettings:
         require_numbers(self, "from 0 to 2^31 - 1", "seed")
 
 
-def _of_task(path: str) -> Any:
-    """A section that one task reads: its class (``module:Class``) is imported where a recipe has it."""
-    return field(default=None, metadata={"section": path})
-
-
 @dataclass
 class Recipe:
-    """One training run. Sections that a recipe need not have are None; that of its own task is always there."""
+    """One training run. Sections that a recipe need not have are None; that of its own task is always there.
+
+    The class of a section that one task reads is imported where a recipe has it (``config.section_class``).
+    """
 
     task: str = "classify"
     """What is learned: classify, segment, detect, language, contrast, openvocab, openvocab_detect, radial, fewshot or
     embed."""
     data: DataSettings = field(default_factory=DataSettings)
     """Where the samples come from, and how they are augmented."""
-    text: Any = _of_task("hyptree.data.text.settings:TextSettings")
+    text: Any = field(default=None, metadata={"section": "hyptree.data.text.settings:TextSettings"})
     """Where the text comes from, for the task language; data.batch_size then counts blocks of text."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """What is trained."""
-    radial: Any = _of_task("hyptree.vlm.radial.settings:RadialSettings")
+    radial: Any = field(default=None, metadata={"section": "hyptree.vlm.radial.settings:RadialSettings"})
     """Which chains of captions train a text encoder and how, for the task radial; data then counts chains."""
-    fewshot: Any = _of_task("hyptree.vlm.lathadapter.settings:FewShotSettings")
+    fewshot: Any = field(default=None, metadata={"section": "hyptree.vlm.lathadapter.settings:FewShotSettings"})
     """How a head learns from few pictures and what it is tested on, for the task fewshot."""
     tokens: TokenSettings | None = None
     """How many of its tokens a vision transformer keeps."""
-    embed: Any = _of_task("hyptree.train.run.settings:EmbedSettings")
+    embed: Any = field(default=None, metadata={"section": "hyptree.train.run.settings:EmbedSettings"})
     """Which hierarchy is embedded and how, for the task embed; data.batch_size then counts nodes."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What is made small."""
