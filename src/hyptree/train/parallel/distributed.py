@@ -128,9 +128,14 @@ class Processes:
         if self.size == 1:
             return tensor
         tensor = tensor.to(self.device)
-        counts = self.accelerator.gather(torch.tensor([len(tensor)], device=self.device)).tolist()
-        parts = self.accelerator.gather(self.accelerator.pad_across_processes(tensor)).chunk(self.size)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        counts = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(tensor)], device=self.device))
+        longest = max(int(count) for count in counts)
+        padded = tensor.new_zeros((longest, *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over processes."""
