@@ -479,7 +479,7 @@ def test_demo_hands_its_settings_on(monkeypatch):
     calls = []
     monkeypatch.setattr(demo, "run", lambda **settings: calls.append(settings))
     assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
-    assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None}]
+    assert calls == [{"out": Path("somewhere"), "seed": 3, "recipe": None, "device": "auto", "threads": None}]
 
 
 class Colour(enum.Enum):

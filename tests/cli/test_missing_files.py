@@ -25,6 +25,7 @@ eval nope --tasks piqa
 compare nope.yaml
 demo --recipe nope.yaml
 generate nope text
+runs nope
 export nope
 explain runs/nope
 explain hf:runs/nope

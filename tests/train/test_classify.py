@@ -250,7 +250,7 @@ def test_help_names_every_task(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "RUN"], "already holds a run; choose another --out, or go on with: hyptree train "),
+        (["train", "RUN"], "already holds a run; choose another --out, --overwrite it, or go on with: hyptree train "),
         (["train", "RUN", "--resume", "--optim.lr", "1"], "it was made with optim.lr = 0.002, now it is 1.0"),
         (
             ["train", "RUN", "--out", "x", "--optim.lrr", "1"],

@@ -47,6 +47,7 @@ from hyptree.signals import Stopped, is_main_process
 VERBS: dict[str, str] = {
     "demo": "train a small model on built-in data and write a page on what it sees",
     "train": "train what a recipe says: pictures, segments, objects",
+    "runs": "list runs: how far they are, what they came to",
     "eval": "numbers of a trained run",
     "generate": "text from a trained language model",
     "compare": "train variants of a recipe alike and write the table",

@@ -76,10 +76,9 @@ def parse(command: Callable[..., Any], prog: str, args: Sequence[str], yaml_path
     keys = getattr(cls, "keys", None)
     words = args[: args.index("--")] if "--" in args else args
     wants_help = "-h" in words or "--help" in words
-    own = list(_options(cls))
-    options = (
-        [*own, *_options(keys, short=getattr(cls, "short", {}), words=None if wants_help else words)] if keys else own
-    )
+    short = getattr(cls, "short", {})
+    own = list(_options(cls, short=short))
+    options = [*own, *_options(keys, short=short, words=None if wants_help else words)] if keys else own
     if wants_help:
         print("\n".join(_help(inspect.getdoc(command) or "", prog, options)))
         return None

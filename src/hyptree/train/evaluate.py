@@ -36,7 +36,7 @@ def load_task(run: Path | str, recipe: Recipe) -> tuple[Task, nn.Module]:
     model = task.build_model(RunFolder(run).dataset())
     fill_tensors(model.state_dict(), best_weights(run), str(run))
     if hasattr(model, "check_base"):  # these weights are for one encoder
-        model.check_base()
+        model.check_base()  # type: ignore[operator]
     return task, model.eval()
 
 

@@ -13,10 +13,20 @@ from hyptree.errors import UserError, require
 from hyptree.files import save_tensors, write_atomic
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
+from hyptree.train.language import export_language_model, fresh_folder
 from hyptree.train.plugin import LogitsOnly
 from hyptree.train.run.recipe import Recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
+_HF = "is exported as hf (a folder for transformers) or safetensors"
+_AS = {
+    "language": f"a language model {_HF}",
+    "contrast": f"a CLIP {_HF}",
+    "radial": f"a text encoder {_HF}",
+    "embed": "points of a hierarchy are exported as safetensors",
+    "fewshot": "a few-shot head works beside its encoder and is exported as safetensors",
+}
+"""What is no function from pictures to numbers, by its task."""
 TOLERANCE = 1e-4
 """Largest difference between program and model, relative to the largest output."""
 
@@ -42,9 +52,7 @@ def export(
         if RunFolder(run).recipe(Recipe).task in ("contrast", "radial"):
             from hyptree.vlm.encoders.transformers import load_run
 
-            return load_run(run).save(_fresh(out or run / "hf")), None
-        from hyptree.train.language import export_language_model
-
+            return load_run(run).save(fresh_folder(out or run / "hf")), None
         return export_language_model(run, out), None
     if format == "onnx":
         require("onnx", "onnx")
@@ -54,14 +62,9 @@ def export(
         handle: Any = getattr(model, "handle", None)
         if handle is None:
             raise UserError(f"{run} trained no adapter; give a run of openvocab or radial whose method is one")
-        return handle.save(_fresh(out or run / "adapter")), None
-    kind = {"language": "a language model", "contrast": "a CLIP", "radial": "a text encoder"}.get(recipe.task)
-    if recipe.task == "embed" and format != "safetensors":
-        raise UserError(f"points of a hierarchy are exported as safetensors, not {format}")
-    if kind is not None and format != "safetensors":
-        raise UserError(f"{kind} is exported as hf (a folder for transformers) or safetensors, not {format}")
-    if recipe.task == "fewshot" and format != "safetensors":
-        raise UserError(f"a few-shot head works beside its encoder and is exported as safetensors, not {format}")
+        return handle.save(fresh_folder(out or run / "adapter")), None
+    if recipe.task in _AS and format != "safetensors":
+        raise UserError(f"{_AS[recipe.task]}, not {format}")
     path = out if out is not None else run / f"model{SUFFIXES[format]}"
     if path.parent != Path():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,13 +97,6 @@ def export(
         path.unlink()
         raise UserError(f"the exported program differs from the model by {difference:.2g}: nothing was written")
     return path, difference
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, if nothing is in it."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is already there and not empty; choose another --out")
-    return folder
 
 
 def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.ExportedProgram:

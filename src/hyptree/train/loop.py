@@ -57,21 +57,26 @@ class Result:
     best_step: int | None
 
 
-def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = False) -> Result:
+def fit(
+    recipe: Recipe, out: Path | str, *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> Result:
     """Train what the recipe says and keep it in a folder that can be resumed after any interruption.
 
     Uses the global random generators of Python, numpy and torch: the run owns its process. Under torchrun every
     process calls this, and only the first one prints and writes. Ctrl-C and SIGTERM write a checkpoint after the step.
 
     Args:
-        out: the run's folder; one that already holds a run is refused unless ``resume``.
+        out: the run's folder; one that already holds a run is refused unless ``resume`` or ``overwrite``.
         resume: go on from the newest whole checkpoint in ``out``; where there is none, start from the beginning.
+        overwrite: replace the run in ``out``, as soon as nothing but training is left to do.
         quiet: print nothing (files are written all the same).
 
     Raises:
         UserError: something the user can repair; what was saved before is whole.
         KeyboardInterrupt: after a checkpoint was written because of Ctrl-C or SIGTERM.
     """
+    if resume and overwrite:
+        raise UserError("--resume goes on with a run and --overwrite replaces it; leave one of them out")
     if recipe.run.tensorboard is True:
         require("tensorboard", "board", asked_by="run.tensorboard true")
     processes = Processes(recipe.run.device, recipe.run.parallel)
@@ -86,7 +91,7 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
             threads = kept or processes.together(free_threads, on_main=True)
             recipe = replace(recipe, run=replace(recipe.run, threads=threads))
         with cpu_threads(threads), deterministic(recipe.run.deterministic), full_disk_is_one_line(Path(out)):
-            trainer = processes.together(Trainer, recipe, folder, processes, resume)
+            trainer = processes.together(Trainer, recipe, folder, processes, resume, overwrite)
             if asked is None and threads < most:
                 why = "others kept the rest busy when this run began"
                 trainer.notes.append(f"{threads} of {most} CPU threads: {why}; --run.threads {most} takes all")
@@ -99,14 +104,16 @@ def fit(recipe: Recipe, out: Path | str, *, resume: bool = False, quiet: bool = 
 class Trainer:
     """One run: its task, data, model, optimiser and progress."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool):
+    def __init__(self, recipe: Recipe, folder: RunFolder, processes: Processes, resume: bool, overwrite: bool):
         """Everything that can go wrong without the other processes: folder, data, model."""
         self.recipe, self.folder, self.processes = recipe, folder, processes
         self.notes: list[str] = []
-        self.is_old = folder.holds_run
-        """Whether a run was started here; asked before any process can have started this one."""
+        self.overwrites, self.is_old = folder.holds_run and overwrite, folder.holds_run and not overwrite
+        """Whether there is a run to replace, or to go on with; asked before any process can have started this one."""
         if self.is_old and not resume:
-            raise UserError(f"{folder.path} already holds a run; choose another --out, or {self._go_on()}")
+            raise UserError(
+                f"{folder.path} already holds a run; choose another --out, --overwrite it, or {self._go_on()}"
+            )
         if self.is_old:
             check_resumable(folder.recipe(Recipe), recipe, folder.path)
         else:
@@ -136,7 +143,7 @@ class Trainer:
         self.schedule = Schedule(recipe.schedule, self.steps_per_epoch)
         self.data = self.task.describe(train_set)
         self.model = self._build_model()
-        self.progress = RunState()
+        self.progress = RunState(num_steps=self.schedule.num_steps)
 
     def _build_model(self) -> nn.Module:
         run, settings = self.recipe.run, self.recipe.model
@@ -173,7 +180,7 @@ class Trainer:
         self.ema = Ema(self.model, self.recipe.run.ema) if self.recipe.run.ema is not None else None
         self._open_folder()
         if hasattr(self.model, "check_base"):  # weights that were filled in may belong to another encoder
-            self.processes.together(self.model.check_base)
+            self.processes.together(self.model.check_base)  # type: ignore[arg-type]
         run, schedule, progress = self.recipe.run, self.schedule, self.progress
         self.reporter = Reporter(
             self.folder,
@@ -335,6 +342,8 @@ class Trainer:
         if name is None:
             if self.is_old:
                 self.notes.append(f"{folder.path} has no checkpoint yet: starting from the beginning")
+            elif self.overwrites:
+                self._on_main(folder.clear)
             self._on_main(folder.start, self.recipe, self.data)
         else:
             self.processes.together(self._check_data)

@@ -43,7 +43,7 @@ class OverlapConfig(AsJson):
 
     paths: Annotated[tuple[str, ...], "PATH ..."]
     """Checkpoints: a .safetensors or .gguf file, a folder with one or with shards, a run of hyptree train, or org/name
-    of a model on the Hub."""
+    of a model on the Hub; of the last two also as hf:FOLDER_OR_ID."""
     tensor: str | None = None
     """Name of the matrix, or the end of its name; by default the output head, else the embedding of words."""
     compare: bool = False
@@ -91,6 +91,7 @@ def overlap(config: OverlapConfig) -> None:
     """
     if not config.paths:
         raise UserError("name at least one checkpoint: hyptree lab overlap PATH")
+    config.paths = tuple(path.removeprefix("hf:") for path in config.paths)
     checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
     csv = {"the file of --csv": config.csv} if config.csv is not None else {}
     _require_figure(config.plot, checkpoints | csv)

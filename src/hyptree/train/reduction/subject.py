@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from hyptree.train.evaluate import load_task
 from hyptree.train.parallel.distributed import Processes
 from hyptree.train.run.recipe import ModelSettings, Recipe
 from hyptree.train.run.settings import ReduceSettings
+from hyptree.train.source import find_model
 from hyptree.train.task import Task
 from hyptree.train.tasks import build_task
 
@@ -141,9 +141,7 @@ def load_subject(settings: ReduceSettings) -> ReducedModel:
         settings.batch_size = 256 if on_gpu else 8
     if settings.repeats is None:
         settings.repeats = 9 if on_gpu else 3
-    is_run = Path(settings.model).is_dir()
-    if not is_run and ("/" in settings.model or "\\" in settings.model):
-        raise UserError(f"{settings.model}: no such folder; give the folder of a run, or a name that timm knows")
+    is_run = find_model(settings.model, "run", "timm").kind == "run"
     subject = (_from_run if is_run else _from_name)(settings, device)
     if settings.data != "none" and (is_run or settings.data is not None):
         _add_batches(subject, settings.split)

@@ -43,9 +43,13 @@ class Reporter:
         if not writes:
             return
         with contextlib.ExitStack() as opened:  # where the second is refused, the first is closed
-            self._log = opened.enter_context(open_log(folder.path / "log.txt"))
+            self._log = opened.enter_context(open_log(folder.log))
             self._metrics = opened.enter_context(open_log(folder.metrics))
             self._stack = opened.pop_all()
+        with contextlib.suppress(ImportError, OSError):  # says that somebody trains here, see RunFolder.is_running
+            import fcntl
+
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if tensorboard and find_spec("tensorboard") is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # third parties' own deprecations
