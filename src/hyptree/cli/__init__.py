@@ -103,10 +103,11 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str], bool, str 
         run: what takes them, --print-config and --config; by default what finds the verb.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = _take_flag(args, "--traceback") or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
+    show_traceback = bool(_take(args, "--traceback")) or os.environ.get("HYPTREE_DEBUG", "0") not in ("", "0")
     try:
         # Taken out here, so that they may stand anywhere, before the verb too.
-        code = (run or _dispatch)(args, _take_flag(args, "--print-config"), _take_value(args, "--config"))
+        prints, files = _take(args, "--print-config"), _take(args, "--config", "a file, e.g. --config recipe.yaml")
+        code = (run or _dispatch)(args, bool(prints), files[-1] if files else None)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -221,27 +222,25 @@ def _run(command: Command, prog: str, args: list[str], print_config: bool, yaml_
         raise
 
 
-def _take_flag(args: list[str], flag: str) -> bool:
-    """Whether the flag is given before a bare ``--``; removes it from ``args``."""
-    end = args.index("--") if "--" in args else len(args)
-    kept = [arg for arg in args[:end] if arg != flag]
+def _take(args: list[str], flag: str, value: str = "") -> list[str]:
+    """What is given by ``--flag``, or by ``--flag VALUE`` and ``--flag=VALUE``, up to a bare ``--``; taken out of them.
+
+    Args:
+        value: what it needs, in words; without, the flag stands alone.
+    """
+    end, taken, kept = args.index("--") if "--" in args else len(args), [], []
+    words = iter(args[:end])
+    for word in words:
+        if word == flag and value:
+            word = f"{flag}={next(words, '-')}"
+            if word.startswith(f"{flag}=-"):
+                raise UserError(f"{flag} needs {value}")
+        if word == flag or (value and word.startswith(f"{flag}=")):
+            taken.append(word[len(flag) + 1 :])
+        else:
+            kept.append(word)
     args[:end] = kept
-    return len(kept) < end
-
-
-def _take_value(args: list[str], flag: str) -> str | None:
-    """The value of ``--flag VALUE`` or ``--flag=VALUE``; removes both from ``args``."""
-    for i, arg in enumerate(args):
-        if arg == "--":
-            break
-        if arg.startswith(flag + "="):
-            return args.pop(i)[len(flag) + 1 :]
-        if arg == flag:
-            if i + 1 >= len(args) or args[i + 1].startswith("-"):
-                raise UserError(f"{flag} needs a file, e.g. {flag} recipe.yaml")
-            del args[i]
-            return args.pop(i)
-    return None
+    return taken
 
 
 def _report(message: str, show_traceback: bool) -> None:

@@ -88,7 +88,11 @@ def run(config: ExplainConfig) -> None:
     if source.kind in ("hf", "open_clip"):
         check_spec(config.model if is_encoder(config.model) else f"hf:{config.model}")
         _require_read(config, "encoders")
-        print(_page_of_encoder(config))
+        from hyptree.train.explain import page_of_encoder
+
+        names = ("images", "texts", "head", "pairs", "geometry", "random_init")
+        options = {name: getattr(config, name) for name in names} | {"num_pictures": config.pictures}
+        print(page_of_encoder(config.model, config.out or Path("explain.html"), **options))
         return
     if _task_of(config.model) == "language":
         from hyptree.train.explain import page_of_tokens
@@ -163,22 +167,6 @@ def _with_head(config: ExplainConfig) -> ExplainConfig:
     name, out = recipe.model.name, config.out or run / "index.html"
     name = name if is_encoder(name) else f"hf:{name}"
     return replace(config, model=name, head=run, out=out, random_init=recipe.fewshot.random_init)
-
-
-def _page_of_encoder(config: ExplainConfig) -> Path:
-    from hyptree.train.explain import page_of_encoder
-
-    return page_of_encoder(
-        config.model,
-        config.out or Path("explain.html"),
-        images=config.images,
-        texts=config.texts,
-        head=config.head,
-        pairs=config.pairs,
-        num_pictures=config.pictures,
-        geometry=config.geometry,
-        random_init=config.random_init,
-    )
 
 
 def _subject(model: str, size: int | None) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyptree.errors import UserError, require
 from hyptree.files import save_tensors, write_atomic
@@ -80,8 +81,11 @@ def export(
         expected = model(example)
     if not isinstance(expected, Tensor):
         raise UserError(f"{format} wants a model that gives one tensor, {recipe.model.name} gives {type(expected)}")
+    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)},) if batch is None else None
     try:
-        program = _trace(model, example, dynamic=batch is None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
     except Exception as error:
         raise UserError(
             f"{recipe.model.name} cannot be exported: {str(error).splitlines()[0]}; try --batch 1"
@@ -89,7 +93,9 @@ def export(
     if format == "onnx":
         output = _write_onnx(program, example, path)
     else:
-        write_atomic(path, lambda temporary: _write_pt2(program, temporary))
+        with io.BytesIO() as held:  # the name of a temporary file does not end in .pt2, which the function insists on
+            torch.export.save(program, held)
+            write_atomic(path, lambda temporary: temporary.write_bytes(held.getvalue()))
         output = torch.export.load(path).module()(example)
     difference = (output - expected).abs().max().item()
     scale = max(1.0, expected.abs().max().item())
@@ -97,19 +103,6 @@ def export(
         path.unlink()
         raise UserError(f"the exported program differs from the model by {difference:.2g}: nothing was written")
     return path, difference
-
-
-def _trace(model: nn.Module, example: Tensor, dynamic: bool) -> torch.export.ExportedProgram:
-    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)},) if dynamic else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(model, (example,), dynamic_shapes=shapes)
-
-
-def _write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
-    # Through an open file: the name of a temporary file does not end in .pt2, which the function insists on.
-    with path.open("wb") as file:
-        torch.export.save(program, file)
 
 
 def _write_onnx(program: torch.export.ExportedProgram, example: Tensor, path: Path) -> Tensor:

@@ -52,7 +52,7 @@ class Chain:
         return self.captions + self.negatives
 
 
-def split_chain(text: str, where: str, num_levels: int = NUM_LEVELS) -> tuple[str, ...]:
+def split_chain(text: str, where: str) -> tuple[str, ...]:
     """The captions of ``general => ... => specific``.
 
     Args:
@@ -62,9 +62,9 @@ def split_chain(text: str, where: str, num_levels: int = NUM_LEVELS) -> tuple[st
         UserError: another number of levels, or a caption without a letter.
     """
     captions = tuple(part.strip() for part in text.split("=>"))
-    if len(captions) != num_levels:
+    if len(captions) != NUM_LEVELS:
         raise UserError(
-            f"{where}: a chain has {num_levels} captions joined by ' => ', got {len(captions)}: {shown(text)}"
+            f"{where}: a chain has {NUM_LEVELS} captions joined by ' => ', got {len(captions)}: {shown(text)}"
         )
     for level, caption in enumerate(captions, 1):
         if not caption:

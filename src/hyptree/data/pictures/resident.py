@@ -238,11 +238,11 @@ def _largest_part(shape: tuple[int, int], ratio: tuple[float, float]) -> tuple[i
 
 
 def require_simple(transform: Transform) -> None:
-    """``UserError`` for what is not done on the device; the settings say the same earlier."""
+    """``UserError`` for what is not done on the device."""
     augment = transform.augment
     if transform.task != "classify":
         raise UserError(f"data.resident is for pictures to classify, not to {transform.task}; leave it out")
-    for name in AugmentSettings.not_resident:
+    for name in ("rand_augment", "colour_jitter", "erasing"):  # what is done picture by picture only
         if augment is not None and getattr(augment, name):
             raise UserError(f"data.augment.{name} is not done on the device; leave it out, or data.resident")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hyptree.data.settings import IMAGENET_MEAN, IMAGENET_STD, DataSettings, read_data_flag
 from hyptree.errors import UserError, as_user_error
+from hyptree.files import hash_tensors
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_task
 from hyptree.train.parallel.distributed import Processes
@@ -104,9 +105,7 @@ class ReducedModel:
     def fingerprint(self) -> str:
         """Sixteen letters that change when a weight does."""
         digest = hashlib.sha256()
-        for name, value in self.model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())  # of any dtype
+        hash_tensors(digest, self.model.state_dict())
         return digest.hexdigest()[:16]
 
 
