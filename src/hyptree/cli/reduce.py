@@ -8,6 +8,7 @@ from typing import Annotated
 from hyptree.data.settings import read_data_flag
 from hyptree.files import require_path
 from hyptree.train.run.settings import ReduceSettings
+from hyptree.train.source import find_model
 
 
 @dataclass(kw_only=True)
@@ -27,8 +28,7 @@ def run(config: ReduceConfig) -> None:
         require_path(path, "picture")
     if config.weights is not None:
         require_path(config.weights)
-    if "/" in config.model or "\\" in config.model:
-        require_path(config.model, "folder", "give the folder of a run, or a name that timm knows")
+    config.model = find_model(config.model, "run", "timm").name
     if config.data not in (None, "none"):
         read_data_flag(config.data)
     from hyptree.train.reduction.reduce import reduce

@@ -72,9 +72,9 @@ def _forward(
     last_bias: Tensor | None, factor: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The result, the hidden map before GELU, and both weights as they were multiplied."""
-    first, _, shift = fold_norm(weight, bias, scale, offset, None, x.dtype, x.dtype)
+    first, _, shift = fold_norm(weight, bias, scale, offset, None, x.dtype, wants_sums=False)
     hidden = F.linear(x, first, shift)
-    last, _, shift = fold_norm(last_weight, last_bias, None, None, factor, x.dtype, x.dtype)
+    last, _, shift = fold_norm(last_weight, last_bias, None, None, factor, x.dtype, wants_sums=False)
     return F.linear(F.gelu(hidden), last, shift), hidden, first, last
 
 

@@ -54,7 +54,6 @@ def evaluate_openvocab(
         raise UserError(f"{detector_run} is a run of the task {recipe.task}; expected detect or openvocab_detect")
     if not isinstance(segmenter, OpenVocabSegmenter):
         raise UserError(f"{segmenter_run} is a run of the task {other.task}; expected openvocab")
-    segmenter.check_base()
     dataset = build_task(recipe).build_dataset(split)
     things, classes = tuple(dataset.box_classes), tuple(dataset.semantic_classes)
     hidden = tuple(segmenter.settings.unseen if novel is None else novel)

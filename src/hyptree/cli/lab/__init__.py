@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from hyptree.checks import require_numbers
+from hyptree.cli.config import AsJson
 from hyptree.cli.lab.lm_heads import llm_fit, overlap
 from hyptree.errors import UserError
 from hyptree.files import full_disk_is_one_line, write_text
@@ -79,8 +80,8 @@ class SweepConfig:
         return [grid.as_dict() for grid in grids]
 
 
-@dataclass
-class FitConfig:
+@dataclass(kw_only=True)
+class FitConfig(AsJson):
     """``hyptree lab fit``."""
 
     runs: Annotated[Path, "RUNS"]
@@ -91,8 +92,6 @@ class FitConfig:
     """Fresh samples, or the mean of the last 5 % of training."""
     out: Path | None = None
     """CSV to write; by default fits.csv in the folder."""
-    json: bool = False
-    """Print the fits as JSON."""
 
 
 @dataclass
@@ -110,7 +109,7 @@ class PlotConfig:
 
 
 @dataclass
-class TheoryConfig:
+class TheoryConfig(AsJson):
     """``hyptree lab theory``."""
 
     n: int = 1000
@@ -123,8 +122,6 @@ class TheoryConfig:
     """Expected active features per sample."""
     curvature: tuple[float, ...] = ()
     """Also the loss that no width takes away in hyperbolic spaces of curvature minus these."""
-    json: bool = False
-    """Print JSON."""
 
 
 def sweep(config: SweepConfig) -> None:

@@ -123,21 +123,20 @@ class World:
 
     def images(self) -> Tensor:
         """(n, 3, S, S) uint8: all pictures at once, in order; from the cache, or rendered anew at every call."""
-        return torch.from_numpy(self._column("image"))
+        if self._stored is not None:
+            return torch.from_numpy(self._stored["image"])
+        shape, dtype = self._layout()["image"]
+        out = np.empty(shape, dtype)
+        for start, rows in self._render_all():
+            out[start : start + len(rows["image"])] = rows["image"]
+        return torch.from_numpy(out)
 
     def labels(self) -> Tensor:
         """(n,) int64: the label of every picture."""
+        if self._stored is not None:
+            return torch.from_numpy(self._stored["leaf"][:, 0].astype(np.int64))
         keys = picture_keys(self.seed, self.split, np.arange(self.num_images))
         return torch.from_numpy(sample_scenes(keys).leaf[:, 0].astype(np.int64))
-
-    def _column(self, name: str) -> np.ndarray:
-        if self._stored is not None:
-            return self._stored[name]
-        shape, dtype = self._layout()[name]
-        out = np.empty(shape, dtype)
-        for start, rows in self._render_all():
-            out[start : start + len(rows[name])] = rows[name]
-        return out
 
     def _row(self, position: int) -> Arrays:
         if self._stored is not None:

@@ -85,7 +85,7 @@ class Results:
             table = json.loads(path.read_text(encoding="utf-8"))
             return cls(table["about"], table["machine"], [Row(**row) for row in table["rows"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} does not hold results of hyptree reduce; --fresh replaces it") from error
+            raise UserError(f"{path} does not hold results of hyptree reduce; --overwrite replaces it") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers

@@ -16,17 +16,18 @@ __all__ = ["fold_norm", "fold_norm_grad", "reference"]
 
 def fold_norm(
     weight: Tensor, bias: Tensor | None, scale: Tensor | None, offset: Tensor | None, factor: Tensor | None,
-    dtype: torch.dtype, shift_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, wants_sums: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The weight, its sums over inputs, and the bias of ``factor * (weight @ (scale * x + offset) + bias)``.
 
     Args:
         weight: (n, k). bias: (n,) or None for zero. scale, offset: (k,) or both None. factor: (n,) or None.
-        dtype: of the weight that is given. shift_dtype: of the bias, float32 by default.
+        dtype: of the weight that is given. wants_sums: give sums and bias in float32; otherwise no sums (the second
+            is anything), and a bias in ``dtype`` for the product to add.
     """
     from hyptree.ops.fold_norm import triton
 
-    return triton.forward(weight.contiguous(), bias, scale, offset, factor, dtype, shift_dtype or torch.float32)
+    return triton.forward(weight.contiguous(), bias, scale, offset, factor, dtype, wants_sums)
 
 
 def fold_norm_grad(

@@ -21,7 +21,7 @@ ROWS, GRAD_ROWS, COLUMNS = 4, 16, 128
 
 @triton.jit
 def _fold_kernel(weight, bias, scale, offset, factor, out, sums, shift, N, K, HAS_BIAS: tl.constexpr,
-                 HAS_NORM: tl.constexpr, HAS_FACTOR: tl.constexpr, ROWS: tl.constexpr,
+                 HAS_NORM: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_SUMS: tl.constexpr, ROWS: tl.constexpr,
                  COLUMNS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < N
@@ -42,7 +42,8 @@ def _fold_kernel(weight, bias, scale, offset, factor, out, sums, shift, N, K, HA
             w *= tl.load(scale + column, mask=column < K, other=0.0).to(tl.float32)[None, :]
         total += tl.sum(w, axis=1)
         tl.store(out + place, w * times[:, None], mask=mask)
-    tl.store(sums + row, total * times, mask=exists)
+    if HAS_SUMS:
+        tl.store(sums + row, total * times, mask=exists)
     tl.store(shift + row, moved * times, mask=exists)
 
 
@@ -83,22 +84,23 @@ def _fold_grad_kernel(weight, bias, scale, offset, factor, to_out, to_sums, to_s
         tl.store(grad_factor + row, slope, mask=exists)
 
 
+def _settings(rows: int, bias: Any, scale: Any, factor: Any, has_sums: bool) -> dict[str, Any]:
+    has = {"HAS_BIAS": bias is not None, "HAS_NORM": scale is not None, "HAS_FACTOR": factor is not None}
+    return {**has, "HAS_SUMS": has_sums, "ROWS": rows, "COLUMNS": COLUMNS, "num_warps": 4}
+
+
 def forward(
     weight: Tensor, bias: Tensor | None, scale: Tensor | None, offset: Tensor | None, factor: Tensor | None,
-    dtype: torch.dtype, shift_dtype: torch.dtype,
+    dtype: torch.dtype, wants_sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What ``reference.fold_norm`` gives, the sums in float32 and the bias in ``shift_dtype``."""
+    """What ``ops.fold_norm.fold_norm`` gives."""
     n, k = weight.shape
     out = weight.new_empty(n, k, dtype=dtype)
-    sums, shift = weight.new_empty(n, dtype=torch.float32), weight.new_empty(n, dtype=shift_dtype)
+    shift = weight.new_empty(n, dtype=torch.float32 if wants_sums else dtype)
+    sums = torch.empty_like(shift) if wants_sums else shift
     if has_data(weight):
         tensors = (weight, *(weight if x is None else x for x in (bias, scale, offset, factor)), out, sums, shift)
-        settings: dict[str, Any] = {
-            "HAS_BIAS": bias is not None,
-            "HAS_NORM": scale is not None,
-            "HAS_FACTOR": factor is not None,
-        }
-        settings |= {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
+        settings = _settings(ROWS, bias, scale, factor, wants_sums)
         launch(_fold_kernel, (triton.cdiv(n, ROWS),), tensors, (n, k), settings)
     return out, sums, shift
 
@@ -110,19 +112,14 @@ def backward(
     """Gradients of the first five, each in its own dtype; None for what is None."""
     n, k = weight.shape
     programs = triton.cdiv(n, GRAD_ROWS)
-    grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight[:, 0] if bias is None else bias)
+    grad_weight, grad_bias = torch.empty_like(weight), weight.new_empty(n) if bias is None else torch.empty_like(bias)
     grad_factor = None if factor is None else torch.empty_like(factor)
     parts = None if scale is None else weight.new_empty(programs, 2, k, dtype=torch.float32)
     if has_data(weight):
         inputs = (weight, *(weight if x is None else x for x in (bias, scale, offset, factor)))
         grads = (to_out, to_shift if to_sums is None else to_sums, to_shift)
         outputs = (grad_weight, grad_bias, *(grad_bias if x is None else x for x in (grad_factor, parts)))
-        settings: dict[str, Any] = {
-            "HAS_BIAS": bias is not None,
-            "HAS_NORM": scale is not None,
-            "HAS_FACTOR": factor is not None,
-        }
-        settings |= {"HAS_SUMS": to_sums is not None, "ROWS": GRAD_ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
+        settings = _settings(GRAD_ROWS, bias, scale, factor, to_sums is not None)
         launch(_fold_grad_kernel, (programs,), (*inputs, *grads, *outputs), (n, k), settings)
     to_scale = to_offset = None
     if parts is not None and scale is not None and offset is not None:

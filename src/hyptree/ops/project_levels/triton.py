@@ -7,7 +7,8 @@ some channels of one window, and so adds up what the window's vector gets; the s
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -138,19 +139,34 @@ Norm = tuple[Tensor, Tensor | None, Tensor, int, float]
 variance from zero."""
 
 
-def _settings(windows: Windows, channels: int, norm: Norm | None) -> dict[str, Any]:
+class Plan(NamedTuple):
+    """The constants of the three kernels, and the programs side by side of those that go over the map."""
+
+    add: dict[str, Any]
+    add_grad: dict[str, Any]
+    sums: dict[str, Any]
+    across: int
+
+
+@functools.lru_cache(1024)
+def plan(windows: Windows, n: int, norm: tuple[int, float] | None, more: bool, shared: bool, residual: bool) -> Plan:
+    """How a map of ``n`` channels is gone through; ``norm``: a sample's numbers, what is added to its variance."""
     (height, width), (rows, columns), (wy, wx), (top, left) = (
         windows.size, windows.grid, windows.window, windows.offset
     )  # fmt: skip
-    sizes = {"N": channels, "HEIGHT": height, "WIDTH": width, "GRID": columns, "S": rows * columns, "WY": wy, "WX": wx}
-    block = min(CHANNELS, triton.next_power_of_2(channels))
-    if channels % block:  # as few empty ones as can be
-        block = min((block, block // 2), key=lambda size: -(-channels // size) * size)
-    return sizes | {
-        "TOP": top, "LEFT": left, "OVER": 1 / norm[3] if norm else 1.0, "EPS": norm[4] if norm else 0.0,
-        "HAS_NORM": norm is not None, "HAS_MORE": norm is not None and norm[1] is not None,
-        "PATCHES": TILE // block, "CHANNELS": block, "num_warps": 4,
-    }  # fmt: skip
+    block = min(CHANNELS, triton.next_power_of_2(n))
+    if n % block:  # as few empty ones as can be
+        block = min((block, block // 2), key=lambda size: -(-n // size) * size)
+    count, over, eps = rows * columns, 1 / norm[0] if norm else 1.0, norm[1] if norm else 0.0
+    has = {"HAS_SHARED": shared, "HAS_NORM": norm is not None, "HAS_MORE": more}
+    few = {"N": n, "S": count, "OVER": over, "EPS": eps, **has, "num_warps": 4}
+    cut = {"HEIGHT": height, "WIDTH": width, "GRID": columns, "WY": wy, "WX": wx, "TOP": top, "LEFT": left}
+    patches = TILE // block
+    add = few | cut | {"HAS_RESIDUAL": residual, "PATCHES": patches, "CHANNELS": block}
+    add_grad = few | cut | {"PATCHES": min(patches, triton.next_power_of_2(wy * wx)), "CHANNELS": block}
+    whole = triton.next_power_of_2(n)
+    sums = few | {"ROWS": max(1, min(SUMS // whole, triton.next_power_of_2(count))), "BLOCK": whole}
+    return Plan(add, add_grad, sums, triton.cdiv(n, block))
 
 
 def forward(
@@ -162,14 +178,12 @@ def forward(
     out = torch.empty_like(own, dtype=dtype)
     if not has_data(own) or not own.numel():
         return out
-    settings = _settings(windows, own.shape[-1], norm) | {"HAS_SHARED": shared is not None}
-    settings["HAS_RESIDUAL"] = residual is not None
+    how = _plan(own, shared, windows, norm, residual is not None)
     sums, more, row_sums = _norm_inputs(norm, shift)
     maps = (own, own if shared is None else shared)
     tensors = (*maps, sums, more, row_sums, shift, own if residual is None else residual, out)
-    tiles = triton.cdiv(windows.size[0] * windows.size[1], settings["PATCHES"])
-    grid = (own.shape[0] * tiles, triton.cdiv(own.shape[-1], settings["CHANNELS"]))
-    launch(_add_kernel, grid, tensors, (tiles,), settings)
+    tiles = triton.cdiv(windows.size[0] * windows.size[1], how.add["PATCHES"])
+    launch(_add_kernel, (own.shape[0] * tiles, how.across), tensors, (tiles,), how.add)
     return out
 
 
@@ -179,28 +193,25 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of own, shared and sums, and (2, n) those of shift and of the sums of rows."""
     (B, _, _, n), count = own.shape, windows.grid[0] * windows.grid[1]
-    settings = _settings(windows, n, norm) | {"HAS_SHARED": shared is not None}
-    # a window of few patches leaves registers for more channels
-    settings["PATCHES"] = min(settings["PATCHES"], triton.next_power_of_2(windows.window[0] * windows.window[1]))
-    channels = triton.cdiv(n, settings["CHANNELS"])
+    how = _plan(own, shared, windows, norm, False)
     grad_own, of_windows = torch.empty_like(own), own.new_empty(B, count, n, dtype=torch.float32)
     grad_shared = None if shared is None else torch.empty_like(shared)
     grad_sums = None if norm is None else own.new_empty(B, 2, dtype=torch.float32)
-    of_samples, parts = (
-        own.new_empty(B, 2, n, dtype=torch.float32),
-        own.new_empty(B, count * channels, dtype=torch.float32),
-    )
+    parts = own.new_empty(B, count * how.across, dtype=torch.float32)
+    of_samples = own.new_empty(B, 2, n, dtype=torch.float32)
     if has_data(own) and own.numel():
         sums, more, row_sums = _norm_inputs(norm, parts)
         tensors = (own, own if shared is None else shared, sums, more, grad, grad_own, of_windows, parts)
-        launch(_add_grad_kernel, (B * count, channels), tensors, (), settings)
-        block = triton.next_power_of_2(n)
-        small = {key: settings[key] for key in ("N", "S", "OVER", "EPS", "HAS_SHARED", "HAS_NORM", "HAS_MORE")}
-        small |= {"ROWS": max(1, min(SUMS // block, triton.next_power_of_2(count))), "BLOCK": block, "num_warps": 4}
+        launch(_add_grad_kernel, (B * count, how.across), tensors, (), how.add_grad)
         inputs = (of_windows, parts, sums, more, row_sums)
         outputs = (x if x is not None else of_samples for x in (grad_shared, of_samples, grad_sums))
-        launch(_sums_kernel, (B,), (*inputs, *outputs), (count * channels,), small)
+        launch(_sums_kernel, (B,), (*inputs, *outputs), (count * how.across,), how.sums)
     return grad_own, grad_shared, grad_sums, of_samples.sum(0)
+
+
+def _plan(own: Tensor, shared: Tensor | None, windows: Windows, norm: Norm | None, residual: bool) -> Plan:
+    has_more = norm is not None and norm[1] is not None
+    return plan(windows, own.shape[-1], norm and norm[3:], has_more, shared is not None, residual)
 
 
 def _norm_inputs(norm: Norm | None, other: Tensor) -> tuple[Tensor, ...]:

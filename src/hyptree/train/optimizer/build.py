@@ -158,9 +158,3 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         optimizer.step()
     finally:
         optimizer.found_inf = None  # type: ignore[attr-defined]
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its share of the learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]

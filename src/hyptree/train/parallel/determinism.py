@@ -1,27 +1,13 @@
-"""The same run gives the same bits: seeds by step, sums in a fixed order."""
+"""The same run gives the same bits: sums in a fixed order (and seeds by step, ``hyptree.data.seeding``)."""
 
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-
-from hyptree.data.seeding import mix_bits
-
-
-def seed_all(*words: int) -> None:
-    """Set the global generators of Python, numpy and torch (every device)."""
-    bits = mix_bits(*words)
-    random.seed(bits)
-    np.random.seed(bits & 0xFFFFFFFF)  # noqa: NPY002  (timm and others draw from the global one)
-    # Without a GPU torch would keep the seed for one, with a trace of the stack: up to half a millisecond per step.
-    # With one it must, in use or not yet: what is drawn there first has to follow from the seed.
-    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(bits & (2**63 - 1))
 
 
 @contextmanager

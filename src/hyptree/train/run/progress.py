@@ -16,6 +16,8 @@ class RunState:
 
     step: int = 0
     """Optimiser steps done."""
+    num_steps: int = 0
+    """Those of the whole run."""
     seconds: float = 0.0
     """Time spent so far, over all the times the run was resumed."""
     best: float | None = None

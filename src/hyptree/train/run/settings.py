@@ -110,8 +110,8 @@ class ReduceSettings:
     """Of fresh weights, of the pictures that are timed, and of the method random."""
     out: Path = Path("runs/reduce")
     """Folder for results.json, results.csv, pareto.png and index.html."""
-    fresh: bool = False
-    """Measure again what the folder already has."""
+    overwrite: bool = False
+    """Replace what the folder has; else that is kept, and only the rest is measured."""
     json: bool = False
     """Print the results as JSON."""
 

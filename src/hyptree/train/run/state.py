@@ -18,7 +18,11 @@ _SEPARATOR = "/"
 
 def full_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, sharded ones put together."""
-    return {name: _full(tensor) for name, tensor in tensors.items()}
+    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in whole.items()
+    }
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -27,8 +31,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             assert isinstance(value, Tensor), f"state {key} of {name} is no tensor"
-            tensors[f"{name}{_SEPARATOR}{key}"] = _full(value)
-    return tensors
+            tensors[f"{name}{_SEPARATOR}{key}"] = value
+    return full_tensors(tensors)
 
 
 @torch.no_grad()
@@ -71,13 +75,6 @@ def fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, values: d
         else:
             state = value.to(parameter.device, copy=True)
         optimizer.state[parameter][key] = state
-
-
-def _full(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if isinstance(tensor, DTensor):
-        tensor = tensor.full_tensor()
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _shard(value: Tensor, like: DTensor) -> DTensor:

@@ -32,6 +32,6 @@ def build_task(recipe: Recipe) -> Task:
     require_known("unknown task {!r}", [recipe.task], TASKS)
     module, name = TASKS[recipe.task].split(":")
     task: Task = getattr(import_module(module), name)(recipe)
-    if recipe.model.plugin.is_used and not task.takes_plugin:
+    if recipe.model.plugin is not None and not task.takes_plugin:
         raise UserError(f"the task {recipe.task} takes no model.plugin, got {recipe.model.plugin.name}; leave it out")
     return task

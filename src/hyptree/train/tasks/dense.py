@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hyptree.data.sample import Sample
 from hyptree.errors import as_user_error, require_known
-from hyptree.train.plugin import plug_in_features
 from hyptree.train.run.recipe import Recipe
 
 
@@ -52,7 +51,10 @@ def build_dense(make: Callable[..., Any], recipe: Recipe, num_classes: int, **op
     ]
     require_known("unknown key model.head.{}", settings.head, choices)
     backbone = pyramid_backbone(settings.name, pretrained=settings.pretrained, **settings.args)
-    backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
+    if settings.plugin is not None:
+        from hyptree.train.plugin import plug_in_features
+
+        backbone = plug_in_features(backbone, settings.plugin, lr=recipe.optim.lr)
     with as_user_error("model.head"):
         model: nn.Module = make(backbone, num_classes, **options | settings.head)
     return model

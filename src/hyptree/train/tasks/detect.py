@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, require
 from hyptree.evaluate.pictures.detection import CocoScorer
-from hyptree.train.plugin import with_plugin_loss
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Task
 from hyptree.train.tasks.dense import ScoredSample, build_dense
@@ -86,7 +85,7 @@ class Detect(Task):
             targets = [{name: value for name, value in t.items() if name != "masks"} for t in targets]
         losses: dict[str, Tensor] = model(batch["image"], targets)
         total = torch.stack([loss.float() for loss in losses.values()]).sum()
-        return with_plugin_loss(model, None, total, {name: loss.detach() for name, loss in losses.items()})
+        return self.with_plugin(model, None, total, {name: loss.detach() for name, loss in losses.items()})
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]

@@ -251,11 +251,9 @@ class FewShot(Task):
             p._lr_scale = (settings.attribute_lr or recipe.optim.lr) / recipe.optim.lr  # type: ignore[attr-defined]
         for p in (*head.parameters(), *host.parameters()):
             p._no_weight_decay = False  # type: ignore[attr-defined]  # vectors are decayed too, as published
-        self._is_checked = False
         return FewShotModel(head, host, names, self.fingerprint)
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        self._check(model)
         _, losses = model(batch["inputs"], batch["label"])
         loss = losses.pop("total")
         if not loss.requires_grad:  # with these parts nothing that is learned reaches it
@@ -267,7 +265,6 @@ class FewShot(Task):
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        self._check(model)
         assert isinstance(model, FewShotModel)
         tallies: dict[str, Tally] = {}
         for batch in batches:
@@ -282,12 +279,6 @@ class FewShot(Task):
             new = tallies.pop(NEW).numbers()["top1"]
             numbers |= {"base": top1, "new": new, "h": harmonic_mean(top1, new)}
         return numbers | {name: tally.numbers()["top1"] for name, tally in tallies.items()}
-
-    def _check(self, model: nn.Module) -> None:
-        """Once, before the first batch: whether weights that were filled in belong to this encoder."""
-        if not self._is_checked:
-            model.check_base()  # type: ignore[operator]
-            self._is_checked = True
 
 
 def by_name(datas: Sequence[str], key: str) -> dict[str, str]:

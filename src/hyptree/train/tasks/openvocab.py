@@ -66,7 +66,6 @@ class OpenVocab(Segment):
             self.radius_before = radius_summary(model.text_features(self._classes))
         places = [self._seen.index(name) if name in self._seen else IGNORE for name in self._classes]
         self._table = torch.tensor([*places, *[IGNORE] * (256 - len(places))], dtype=torch.uint8)
-        self._is_checked = False
         self._trains_text = any(parameter.requires_grad for parameter in self.encoder.text_parameters())
         self._frozen_text: Tensor | None = None  # of the seen classes, where no step changes it
         return model
@@ -81,7 +80,6 @@ class OpenVocab(Segment):
         return KeepLabelMap(eval_transform(size, "segment", mean=form.mean, std=form.std))
 
     def training_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        self._check(model)
         truth = self._truth(batch)
         if self._frozen_text is None and not self._trains_text:
             with torch.no_grad():
@@ -107,7 +105,6 @@ class OpenVocab(Segment):
     ) -> dict[str, float]:
         from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
-        self._check(model)
         assert isinstance(model, OpenVocabSegmenter)
         text = model.text_features(self._classes)
         head, cosine = (Confusion(len(self._classes), text.device) for _ in range(2))
@@ -125,9 +122,3 @@ class OpenVocab(Segment):
             "text_radius": radius_summary(text)["radius"]["mean"],
             "text_radius_before": self.radius_before["radius"]["mean"],
         }
-
-    def _check(self, model: nn.Module) -> None:
-        """Once, before the first batch: whether weights that were filled in belong to this CLIP."""
-        if not self._is_checked:
-            getattr(model, "module", model).check_base()  # type: ignore[operator]
-            self._is_checked = True

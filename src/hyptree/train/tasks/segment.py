@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.errors import UserError
 from hyptree.evaluate.pictures.segmentation import Confusion
-from hyptree.train.plugin import with_plugin_loss
 from hyptree.train.task import Task
 from hyptree.train.tasks.dense import ScoredSample, build_dense
 
@@ -61,7 +60,7 @@ class Segment(Task):
         smoothing = self.recipe.loss.label_smoothing
         loss = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing) / count
         right = (logits.detach().argmax(1) == truth).sum()
-        return with_plugin_loss(model, None, loss, {"pixel_accuracy": right / count})
+        return self.with_plugin(model, None, loss, {"pixel_accuracy": right / count})
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[dict[str, Any]], gather: Callable[[Tensor], Tensor]
