@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,9 @@ def explain(
         size: pixels of the model's input; by default what ``model.pretrained_cfg`` says.
         mean, std: normalisation; by default of ``model.pretrained_cfg``.
     """
-    hook = _find_hook(model)
+    # The model's own, or that of the first module inside that has one.
+    parts = model.modules() if hasattr(model, "modules") else (model,)
+    hook = next((part.explain_tree for part in parts if callable(getattr(part, "explain_tree", None))), None)
     if hook is None and not can_cluster(model):
         raise UserError(
             f"{type(model).__name__} cannot be explained: it has neither assignments() as HCFormer nor explain_tree(); "
@@ -64,12 +66,6 @@ def explain(
         return stages_tree(clusters, head, size=picture.shape[:2])
     chosen = choose_block(clusters, stage, block)
     return block_tree(chosen, choose_head(chosen, head), size=picture.shape[:2])
-
-
-def _find_hook(model: Any) -> Callable[..., Tree] | None:
-    """``explain_tree`` of the model or of the first module inside that has one."""
-    parts = model.modules() if hasattr(model, "modules") else (model,)
-    return next((part.explain_tree for part in parts if callable(getattr(part, "explain_tree", None))), None)
 
 
 def choose_block(clusters: Sequence[BlockClusters], stage: int | str | None, block: int | None) -> BlockClusters:

@@ -148,15 +148,13 @@ def _distance_function(manifold: Any) -> Callable[[np.ndarray, np.ndarray], np.n
         manifold = getattr(geometry, known[name])(c)
     if not hasattr(manifold, "dist"):
         raise ValueError(f"a manifold must have dist(x, y), got {type(manifold).__name__}")
-    return lambda x, y: _torch_distance(manifold, x, y)
-
-
-def _torch_distance(manifold: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     import torch
 
-    with torch.no_grad():
+    def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         a, b = (torch.from_numpy(np.array(v, np.float64)) for v in (x, y))
         return as_array(manifold.dist(a, b)).astype(np.float64)
+
+    return torch.no_grad()(distance)
 
 
 def poincare_distance(x: np.ndarray, y: np.ndarray, c: float = 1.0) -> np.ndarray:

@@ -130,11 +130,10 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
     """One HTML file with the table, the plot, the merged patches of every layer and the dendrograms."""
     head, cells = table_rows(results)
     about = results.about
-    best = _best_row(results)
-    lines = [*about["notes"], NOTE]
-    if best is not None:
+    lines, kinds = [*about["notes"], NOTE], {}
+    if fast := [row for row in results.rows if row.top1 is not None and row.speedup >= 1.5]:
         lines.append("In bold: the most accurate row that is at least 1.5 times as fast as the plain model.")
-    kinds = {} if best is None else {best: "best"}
+        kinds = {results.rows.index(max(fast, key=lambda row: row.top1 or 0.0)): "best"}
     notes = "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
     sections = [Section("Numbers", table(head, cells, kinds) + notes)]
     if plot is not None:
@@ -154,9 +153,3 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
         style=STYLE,
         footer=" ".join(results.machine) + " Written by hyptree reduce.",
     )
-
-
-def _best_row(results: Results) -> int | None:
-    """The most accurate row that is at least 1.5 times as fast as the plain model."""
-    fast = [row for row in results.rows if row.top1 is not None and row.speedup >= 1.5]
-    return results.rows.index(max(fast, key=lambda row: row.top1 or 0.0)) if fast else None

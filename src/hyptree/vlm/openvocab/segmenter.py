@@ -132,7 +132,6 @@ def sliding_scores(
 
     Args:
         predict: (n, 3, window, window) -> logits (n, T, window, window).
-        batch_size: windows at once.
     """
     height, width = pictures.shape[-2:]
     if (height, width) == (window, window):
