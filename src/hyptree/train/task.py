@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from hyptree.train.run.recipe import Recipe
 
 
+Gather = Callable[[Tensor], Tensor]
+"""Concatenates a tensor (n, ...) over processes, in their order (the identity on one)."""
+
+
 class Task(ABC):
     """Data, model, loss and numbers of one kind of job."""
 
@@ -165,21 +169,15 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Any], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients.
-
-        Args:
-            gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
-        """
+    def evaluate(self, model: nn.Module, batches: Iterable[Any], gather: Gather) -> dict[str, float]:
+        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients."""
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The recipe's precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
 
     def score(
-        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Gather = lambda own: own
     ) -> dict[str, float]:
         """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
         was_training = model.training
