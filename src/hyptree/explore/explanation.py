@@ -14,8 +14,6 @@ from hyptree.evaluate.pictures.superpixels import enlarge
 from hyptree.models.clusters import BlockClusters, can_cluster, read_clusters
 from hyptree.tree import Tree
 
-__all__ = ["block_tree", "choose_block", "choose_head", "explain", "nested_tree", "stages_tree"]
-
 
 def explain(
     model: Any,
@@ -58,8 +56,7 @@ def explain(
     x = model_input(model, [picture], mean, std)
     if hook is not None:
         options = {"stage": stage, "block": block, "head": head}
-        tree: Tree = hook(x, **{name: value for name, value in options.items() if value is not None})
-        return tree
+        return hook(x, **{name: value for name, value in options.items() if value is not None})
     (clusters,) = read_clusters(model, x)
     if stage == "all":
         if block is not None:
@@ -104,8 +101,7 @@ def choose_head(block: BlockClusters, head: int | None) -> int:
 def block_tree(block: BlockClusters, head: int, size: tuple[int, int] | None = None) -> Tree:
     """The tree of one block and head: picture > groups of windows > clusters of patches.
 
-    Args:
-        size: (height, width) the supports are given at; by default that of the block's own map of patches.
+    Supports are given at ``size``, by default that of the block's own map of patches.
     """
     fine = block.patch_levels(head)
     num_centres = block.patch.shape[-1]

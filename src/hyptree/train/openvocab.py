@@ -12,8 +12,7 @@ from hyptree.data.pictures.transforms import eval_transform
 from hyptree.data.sample import BadSample, Sample
 from hyptree.errors import UserError, as_user_error
 from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
-from hyptree.evaluate.pictures.panoptic import PanopticQuality
-from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.evaluate.pictures.panoptic import PanopticQuality, join_panoptic, panoptic_truth
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import load_model
 from hyptree.train.tasks import build_task

@@ -69,7 +69,6 @@ def distortion(
         pairs: (P, 2) nodes to compare (places in leaf order if ``distances`` is over leaves). By default all pairs
             up to two million of them, else a random million.
         num_samples: number of random pairs instead.
-        seed: of the random pairs.
     """
     measure, nodes = _other_metric(tree, distances, embedding, manifold)
     i, j, exact = _choose_pairs(len(nodes), pairs, num_samples, seed)
@@ -216,9 +215,6 @@ def gromov_delta(
         method: "exact", the maximum over all quadruples, O(n^4); "base", the maximum over triples with one fixed
             ``base`` point, O(n^3), between delta / 2 and delta; "sampled", the maximum over ``num_samples`` random
             quadruples, a lower bound; "auto", exact up to 100 points, base up to 800, then sampled.
-        base: the fixed point.
-        num_samples: number of quadruples.
-        seed: of the random quadruples.
     """
     D = as_array(distances).astype(np.float64)
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D):

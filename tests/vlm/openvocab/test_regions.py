@@ -20,8 +20,7 @@ from hyptree.data.sample import IGNORE, BadSample, Sample
 from hyptree.data.world import World
 from hyptree.errors import UserError
 from hyptree.evaluate.pictures.openvocab_scores import BaseNovelScorer
-from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality
-from hyptree.evaluate.pictures.panoptic_join import join_panoptic, panoptic_truth
+from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality, join_panoptic, panoptic_truth
 from hyptree.train import fit
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task

@@ -65,7 +65,7 @@ class SweepConfig:
         """The parts of the file or of the preset, those of the sweep to resume, or the default grid."""
         grids: Sequence[Grid] = self.parts or (Grid(),)
         if self.preset is not None:
-            from hyptree.lab.sweeps.presets import preset
+            from hyptree.lab.sweeps.grid import preset
 
             if self.parts:
                 raise UserError(f"a file gives parts, and --preset {self.preset} others; leave one of them out")
@@ -210,8 +210,14 @@ def plot(config: PlotConfig) -> None:
 
 def theory(config: TheoryConfig) -> None:
     """Print what theory expects of a grid: exponents, and the loss of a model that keeps m features."""
-    from hyptree.lab.frequencies import frequencies
-    from hyptree.lab.theory import curved_floor, finite_exponent, strong_exponent, unlearned_loss, weak_exponent
+    from hyptree.lab.theory import (
+        curved_floor,
+        finite_exponent,
+        frequencies,
+        strong_exponent,
+        unlearned_loss,
+        weak_exponent,
+    )
     from hyptree.tables import show
 
     curvature = config.curvature or (0.0,)

@@ -95,7 +95,7 @@ def overlap(config: OverlapConfig) -> None:
     checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
     csv = {"the file of --csv": config.csv} if config.csv is not None else {}
     _require_figure(config.plot, checkpoints | csv)
-    from hyptree.lab.lm_heads.hub import require_lm_head
+    from hyptree.lab.lm_heads.checkpoint import require_lm_head
 
     for path in config.paths:
         require_lm_head(path)

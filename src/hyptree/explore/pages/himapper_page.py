@@ -21,8 +21,6 @@ from hyptree.tree.layout import flat_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STYLE", "even_maps", "find_himapper", "mapper_sections", "without_tree"]
-
 DPI = 110
 DARK = {"white": "#181c26", INK: "#e8eaf1", SOFT: "#9aa2b5", ALARM: "#ff9b66"}
 """Colours of the figures' ground and text where the page is dark, as page.css has them."""
@@ -63,12 +61,10 @@ def _mean_levels(out: Any) -> list[LevelMaps]:
 
 
 def mapper_sections(scenes: Sequence[Scene], out: Any, metrics: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-    """Sections of a page: every picture with its maps, patches and disk; the numbers; the curves of the log.
+    """Sections of a page: every picture of a batch with its maps, patches and disk; the numbers; the curves of the log.
 
     Args:
-        scenes: the pictures of the batch, in its order; their clusters are not looked at.
-        out: ``HiMapperOutput`` of that batch, with maps.
-        metrics: rows of metrics.jsonl.
+        out: ``HiMapperOutput`` of the batch, with maps.
     """
     require("matplotlib", "plot")
     levels = _mean_levels(out)

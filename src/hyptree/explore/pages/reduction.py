@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyptree import tables
-from hyptree.explore.draw import dendrogram, reduced_pictures
-from hyptree.explore.draw.reduced_pictures import Shown, picture_html, strip
+from hyptree.explore.draw.reduced_pictures import SCRIPT, STYLE, Shown, picture_html, strip
 from hyptree.explore.draw.style import PALETTE
 from hyptree.explore.pages.page import Section, image, page, table
 from hyptree.files import write_text
@@ -22,8 +21,6 @@ from hyptree.tables import aligned
 
 if TYPE_CHECKING:
     from hyptree.evaluate.tokens.reduction_rows import Results, Row
-
-__all__ = ["pareto_front", "table_rows", "text_table", "to_csv", "write_page", "write_plot", "write_report"]
 
 NOTE = (
     "Tokens: patches that are left after each of the layers. GFLOPs: of one picture, two per multiply-add (papers "
@@ -153,8 +150,8 @@ def write_page(path: Path, results: Results, shown: Sequence[Shown] = (), plot: 
         "Fewer tokens",
         lead,
         sections,
-        script=dendrogram.SCRIPT if any(one.trees for one in shown) else "",
-        style=reduced_pictures.STYLE,
+        script=SCRIPT if any(one.trees for one in shown) else "",
+        style=STYLE,
         footer=" ".join(results.machine) + " Written by hyptree reduce.",
     )
 

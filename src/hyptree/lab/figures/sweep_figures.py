@@ -23,9 +23,8 @@ from hyptree.lab.figures.panels import (
     pooled,
 )
 from hyptree.lab.fits import best_curvatures
-from hyptree.lab.frequencies import frequencies
 from hyptree.lab.published import by_seeds, with_published
-from hyptree.lab.theory import curved_floor, matched_curvature, strong_exponent, weak_exponent, welch_bound
+from hyptree.lab.theory import curved_floor, frequencies, matched_curvature, strong_exponent, weak_exponent, welch_bound
 
 _MOST = 3
 """Settings of a part whose losses are drawn."""

@@ -46,11 +46,14 @@ class Links:
         self.edge = self.up.clone()
         self.height = torch.full(self.up.shape, _INF, dtype=dtype, device=D.device)
 
-    def is_open(self, image: Tensor, least: Tensor, wanted: int, threshold: float | None) -> Tensor:
-        """Whether each image needs another round: links below ``least``, the lowest still to come, are certain."""
-        num_certain = (self.height[image, : self.num_tokens] < least[:, None]).sum(1)
-        is_open = (num_certain < wanted) & (least < _INF)
-        return is_open if threshold is None else is_open & (least <= threshold)
+    def limit(self, image: Tensor | slice, wanted: int, threshold: float | None) -> Tensor:
+        """The height above which no link of each image counts, as far as is known by now: (A,) for images (A,).
+
+        Links are certain to be there, so the ``wanted``-th smallest of those found can only come down. Merging brings
+        nobody closer: a cluster whose nearest neighbour is farther away than this takes part in no link that counts.
+        """
+        limit = self.height[image, : self.num_tokens].kthvalue(wanted, 1).values
+        return limit if threshold is None else limit.clamp_max(threshold)
 
     def add(self, image: Tensor, slot: Tensor, low: Tensor, height: Tensor, high: Tensor | None = None) -> None:
         at = image[:, None], slot

@@ -103,8 +103,7 @@ def reduce_picture(
 ) -> Shown:
     """What every reduction makes of one picture, and the dendrograms of atc at the keep rate nearest to a half."""
     from hyptree.data.pictures.single import fit
-    from hyptree.explore.draw.dendrogram import LayerTree
-    from hyptree.explore.draw.reduced_pictures import Drawing, Shown
+    from hyptree.explore.draw.reduced_pictures import Drawing, LayerTree, Shown
 
     picture = fit(picture, subject.data.size)
     x = subject.normalised(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None])

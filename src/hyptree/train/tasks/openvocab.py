@@ -15,7 +15,7 @@ from hyptree.evaluate.pictures.segmentation import Confusion
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.task import Gather
 from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
-from hyptree.vlm.openvocab.loss import pixel_loss
+from hyptree.vlm.openvocab.cost_volume import pixel_loss
 from hyptree.vlm.openvocab.settings import OpenVocabSettings
 from hyptree.vlm.radii import radius_summary
 
