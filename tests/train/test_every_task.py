@@ -110,12 +110,14 @@ def _rank(rank: int, port: int, log: str, task: str, words: list[str], out: str)
     Path(f"{log}.{rank}").write_text(json.dumps(ended))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_task_goes_the_whole_road(
-    task: str, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if task not in SMALL:  # those that tests add
-        return
+def test_no_task_is_forgotten() -> None:
+    own = {name for name, place in TASKS.items() if place.startswith("hyptree.")}
+    assert own == set(SMALL) and own > PAGES | ALONE | DRAWS
+
+
+@pytest.mark.slow  # its parts are in the tests of each task
+@pytest.mark.parametrize("task", SMALL)
+def test_it_goes_the_whole_road(task: str, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = words_of(task, clip)
     numbers = train(task, words, tmp_path / "whole")
     assert numbers
