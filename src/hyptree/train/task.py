@@ -1,14 +1,7 @@
 """What the training loop asks of a task. One file in ``hyptree/train/tasks`` per task; the loop knows none of them.
 
-To write one: say where samples come from (``build_dataset``), what the model must know of them (``describe``), how to
-make the model, a batch, a loss and numbers, and add a line to ``TASKS`` in ``hyptree/train/tasks/__init__.py``. The
-methods are called in the order below. Three promises make the rest work:
-
-* Call ``model(...)`` itself in ``training_loss``, once per batch: wrappers for several processes act there.
-* Random choices come from what is given (a sample's own generator, ``step``) or from torch's global generator, which
-  the loop seeds anew for every step. So a resumed run repeats them.
-* In ``evaluate`` collect numbers per process and call ``gather`` after the last batch: processes may have different
-  numbers of batches, but must call ``gather`` equally often.
+How to write one, and the three promises that it makes: docs/training.md, adding a task. Its methods are called in the
+order below.
 
 Losses and evaluation run under autocast when the recipe says bf16: make logits ``float()`` before a softmax.
 """
