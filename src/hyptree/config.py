@@ -44,7 +44,7 @@ def load(
     data: dict[str, Any] = {**read[0]} if read else {}
     for part in read[1:]:
         _merge(data, part)
-    changes = overrides if isinstance(overrides, Mapping) else dict(map(_read_override, overrides))
+    changes = overrides if isinstance(overrides, Mapping) else dict(map(read_override, overrides))
     for key, value in changes.items():
         *names, last = key.split(".")
         section = data
@@ -255,7 +255,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read_override(word: str) -> tuple[str, Any]:
+def read_override(word: str) -> tuple[str, Any]:
+    """Key and value of a word such as ``optim.lr=3e-4``."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UserError(f"override {word!r} must look like key=value, e.g. optim.lr=3e-4")

@@ -273,8 +273,8 @@ def test_help_names_every_task(capsys):
             "unknown model 'resnet5o'; did you mean 'resnet50'?",
         ),
         (["eval", "RUN", "--split", "tset"], "got 'tset'; did you mean 'test'?"),
-        (["eval", "nowhere"], "nowhere is not the folder of a run: no such folder"),
-        (["export", "nowhere"], "nowhere is not the folder of a run"),
+        (["eval", "nowhere"], "nowhere: no such folder; give a run of hyptree train"),
+        (["export", "nowhere"], "nowhere: no such folder; give a run of hyptree train"),
         (["models", "resnet5oo"], "no model matches 'resnet5oo'; did you mean 'resnet50'?"),
     ],
 )

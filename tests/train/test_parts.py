@@ -19,9 +19,7 @@ from hyptree.optim import RiemannianAdamW
 from hyptree.optim import param_groups as library_groups
 from hyptree.runs import Checkpoint, RunFolder, best_weights, damage
 from hyptree.train.loop import fit
-from hyptree.train.optimizer.build import build_optimizer, clip_gradients, param_groups
-from hyptree.train.optimizer.ema import Ema
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Ema, Schedule, build_optimizer, clip_gradients, param_groups
 from hyptree.train.run.log import Reporter
 from hyptree.train.run.recipe import OptimSettings, Recipe, ScheduleSettings, check_resumable, flatten
 from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 from hyptree.data.settings import read_data_flag
 from hyptree.files import require_path
 from hyptree.train.run.settings import ReduceSettings
 from hyptree.train.source import find_model
 
 
-@dataclass(kw_only=True)
-class ReduceConfig(ReduceSettings):
-    """``hyptree reduce``."""
-
-    model: Annotated[str, "MODEL"]
-    """Name of a model that timm knows, or a folder that hyptree train wrote."""
-
-
-def run(config: ReduceConfig) -> None:
+def run(config: ReduceSettings) -> None:
     """Measure a vision transformer with fewer tokens: accuracy, images per second, FLOPs; a table, a plot and a page.
 
     hyptree reduce runs/vit --keep 0.7 0.5 0.25 --method atc tome --image photo.jpg

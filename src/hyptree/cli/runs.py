@@ -37,8 +37,8 @@ def run(config: RunsConfig) -> None:
     A run that stopped goes on by hyptree train RUN --resume.
     """
     require_path(config.folder, "folder")
-    found = sorted(config.folder.rglob("recipe.yaml"), key=lambda path: path.stat().st_mtime)
-    rows = [about(RunFolder(path.parent)) for path in found]
+    recipes = sorted(config.folder.rglob("recipe.yaml"), key=lambda path: path.stat().st_mtime)
+    rows = [about(RunFolder(path.parent)) for path in recipes]
     if config.json:
         print(json.dumps(rows))
         return

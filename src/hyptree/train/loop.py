@@ -28,16 +28,19 @@ from hyptree.runs import Checkpoint, RunFolder
 from hyptree.signals import stop_signals
 from hyptree.train.compiled import Compiled
 from hyptree.train.model import checkpoint_activations, load_weights
-from hyptree.train.optimizer.build import build_optimizer, clip_gradients, parameter_marks, step_if_finite
-from hyptree.train.optimizer.ema import Ema
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import (
+    Ema,
+    Schedule,
+    build_optimizer,
+    clip_gradients,
+    parameter_marks,
+    step_if_finite,
+)
 from hyptree.train.parallel.batchnorm import sync_batch_norms
-from hyptree.train.parallel.determinism import deterministic
-from hyptree.train.parallel.distributed import Processes
+from hyptree.train.parallel.distributed import Processes, deterministic
 from hyptree.train.run.log import Reporter
-from hyptree.train.run.progress import NotFinite, RunState
 from hyptree.train.run.recipe import Recipe, check_resumable, require_read
-from hyptree.train.run.state import fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
+from hyptree.train.run.state import RunState, fill_optimizer, fill_tensors, full_tensors, optimizer_tensors
 from hyptree.train.task import move
 from hyptree.train.tasks import build_task
 
@@ -440,8 +443,8 @@ class Trainer:
             if self.recipe.run.max_skipped_steps:
                 count = self.progress.drop_skipped(count, self.recipe.run.max_skipped_steps)
             self.progress.require_finite(count, f"; the last good checkpoint is {saved}" if saved.is_dir() else "")
-        except NotFinite as error:
-            self._leave(UserError(str(error)), 2)
+        except UserError as error:
+            self._leave(error, 2)
 
     def _is_due(self, epochs: float, steps: int | None = None) -> bool:
         step = self.progress.step

@@ -1,14 +1,7 @@
 """What the training loop asks of a task. One file in ``hyptree/train/tasks`` per task; the loop knows none of them.
 
-To write one: say where samples come from (``build_dataset``), what the model must know of them (``describe``), how to
-make the model, a batch, a loss and numbers, and add a line to ``TASKS`` in ``hyptree/train/tasks/__init__.py``. The
-methods are called in the order below. Three promises make the rest work:
-
-* Call ``model(...)`` itself in ``training_loss``, once per batch: wrappers for several processes act there.
-* Random choices come from what is given (a sample's own generator, ``step``) or from torch's global generator, which
-  the loop seeds anew for every step. So a resumed run repeats them.
-* In ``evaluate`` collect numbers per process and call ``gather`` after the last batch: processes may have different
-  numbers of batches, but must call ``gather`` equally often.
+How to write one, and the three promises that it makes: docs/training.md, adding a task. Its methods are called in the
+order below.
 
 Losses and evaluation run under autocast when the recipe says bf16: make logits ``float()`` before a softmax.
 """
@@ -27,6 +20,10 @@ from hyptree.errors import UserError
 
 if TYPE_CHECKING:
     from hyptree.train.run.recipe import Recipe
+
+
+Gather = Callable[[Tensor], Tensor]
+"""Concatenates a tensor (n, ...) over processes, in their order (the identity on one)."""
 
 
 class Task(ABC):
@@ -165,21 +162,15 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Any], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients.
-
-        Args:
-            gather: concatenates a tensor (n, ...) over processes, in their order (the identity on one).
-        """
+    def evaluate(self, model: nn.Module, batches: Iterable[Any], gather: Gather) -> dict[str, float]:
+        """Numbers over the validation set. The model is in eval mode, batches are on its device, no gradients."""
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The recipe's precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
 
     def score(
-        self, model: nn.Module, loader: Any, device: torch.device, gather: Callable[[Tensor], Tensor] = lambda own: own
+        self, model: nn.Module, loader: Any, device: torch.device, gather: Gather = lambda own: own
     ) -> dict[str, float]:
         """What ``evaluate`` gives over a loader, the model left in the mode it was in."""
         was_training = model.training

@@ -18,7 +18,7 @@ from hyptree.errors import UserError
 from hyptree.runs import RunFolder
 from hyptree.train.evaluate import evaluate_run, load_model
 from hyptree.train.loop import Result, fit
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Schedule
 from hyptree.train.run.recipe import Recipe, ScheduleSettings
 from hyptree.train.tasks import TASKS
 from hyptree.train.tasks.fewshot import FewShot

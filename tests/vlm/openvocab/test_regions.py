@@ -24,7 +24,7 @@ from hyptree.evaluate.pictures.panoptic import PanopticMap, PanopticQuality, joi
 from hyptree.train import fit
 from hyptree.train.run.recipe import Recipe
 from hyptree.train.tasks import build_task
-from hyptree.train.tasks.openvocab_detect import OpenVocabDetect, WithoutBoxes
+from hyptree.train.tasks.detect import OpenVocabDetect, WithoutBoxes
 from hyptree.vlm.encoders.encoder import load_encoder
 from hyptree.vlm.openvocab.detector import OpenVocabDetector, region_features
 from tests.vlm.openvocab.test_segmenter import ROOT, small_recipe

@@ -19,8 +19,8 @@ from hyptree.lab.sweeps.messages import print_fits
 from hyptree.progress import progress_bar, say
 
 
-@dataclass
-class SweepConfig:
+@dataclass(kw_only=True)
+class SweepConfig(AsJson):
     """``hyptree lab sweep``: which grids, and how the work is done; what is given of a grid lies over all of them."""
 
     preset: str | None = None
@@ -50,8 +50,6 @@ class SweepConfig:
     """Only say what would be trained and what it would cost."""
     quiet: bool = False
     """No line of progress."""
-    json: bool = False
-    """Print the fits as JSON."""
     parts: tuple[Grid, ...] = ()
     """Grids of your own, in a file of --config."""
     settings: list[Grid] = field(init=False)

@@ -83,8 +83,8 @@ class _Generates:
         if not self.model.config.is_encoder_decoder:
             output = output[tokens["input_ids"].shape[1] :]
         answer = self.tokenizer.decode(output, skip_special_tokens=True).strip("\n")
-        texts = (_LIST_MARK.sub("", line).strip().strip('"').strip() for line in answer.splitlines())
-        return list(itertools.takewhile(bool, texts))[: self.max_lines]
+        lines = (_LIST_MARK.sub("", line).strip().strip('"').strip() for line in answer.splitlines())
+        return list(itertools.takewhile(bool, lines))[: self.max_lines]
 
 
 class TextGenerator(_Generates):

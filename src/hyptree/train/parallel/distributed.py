@@ -1,6 +1,7 @@
 """The processes of a run: one on a laptop, several under torchrun. accelerate finds them and their devices.
 
-With one process every function here is the identity, so the loop reads the same for one and for many.
+With one process every function here is the identity, so the loop reads the same for one and for many. And sums are
+taken in a fixed order, so that the same run gives the same bits.
 """
 
 from __future__ import annotations
@@ -181,3 +182,28 @@ def _join_again(backend: str) -> None:
     """A group after one that was left: it meets under another name, since what the first one wrote is still there."""
     store, rank, size = next(dist.rendezvous("env://"))
     dist.init_process_group(backend, store=dist.PrefixStore(f"group{_num_closed}", store), rank=rank, world_size=size)
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Sums in a fixed order wherever torch offers one: the same run gives the same bits on a GPU too.
+
+    The gradient of fused attention is an exception, of which torch warns: it has a fixed order only where an operation
+    without one is an error, which would end the runs of other models.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    options: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, benchmark = options.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    options.fill_uninitialized_memory = False  # costs a pass over every new tensor
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        options.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hyptree.checks import require_numbers
 
@@ -68,7 +68,7 @@ class EmbedSettings:
 class ReduceSettings:
     """Which model is measured with fewer tokens, on what, and how."""
 
-    model: str
+    model: Annotated[str, "MODEL"]
     """Name of a model that timm knows, or a folder that hyptree train wrote."""
     data: str | None = None
     """Pictures to be right about: world, a folder with one folder per class, a .npz file, or NAME:ROOT as in recipes

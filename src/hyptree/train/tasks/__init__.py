@@ -18,7 +18,7 @@ TASKS: dict[str, str] = {
     "language": "hyptree.train.tasks.language:Language",
     "contrast": "hyptree.train.tasks.contrast:Contrast",
     "openvocab": "hyptree.train.tasks.openvocab:OpenVocab",
-    "openvocab_detect": "hyptree.train.tasks.openvocab_detect:OpenVocabDetect",
+    "openvocab_detect": "hyptree.train.tasks.detect:OpenVocabDetect",
     "embed": "hyptree.train.tasks.embed:Embed",
     "radial": "hyptree.train.tasks.radial:Radial",
     "fewshot": "hyptree.train.tasks.fewshot:FewShot",

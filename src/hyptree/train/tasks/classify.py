@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hyptree.errors import UserError
 from hyptree.evaluate.hierarchy.mistakes import hierarchy_scores
 from hyptree.train.model import create_model, reduce_tokens, require_size
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.tree import Tree
 
 Batch = dict[str, Tensor]
@@ -78,9 +78,7 @@ class Classify(Task):
         top1 = (logits.argmax(1) == batch["label"]).float().mean().detach()
         return self.with_plugin(model, output, loss, {"top1": top1})
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         losses, guesses, labels = [], [], []
         ask: Any = model
         if self.recipe.model.plugin is not None:

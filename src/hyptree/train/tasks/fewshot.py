@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hyptree.data.seeding import mix_bits
 from hyptree.data.settings import read_data_flag
 from hyptree.errors import UserError
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.vlm.adapters.base import samples
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.features import SHIFTS, FeatureSet, PixelSet, encoder_fingerprint, labels_of, picture_features
@@ -262,9 +262,7 @@ class FewShot(Task):
 
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         assert isinstance(model, FewShotModel)
         tallies: dict[str, Tally] = {}
         for batch in batches:

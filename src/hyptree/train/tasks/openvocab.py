@@ -13,6 +13,7 @@ from hyptree.errors import UserError
 from hyptree.evaluate.pictures.openvocab_scores import split_scores
 from hyptree.evaluate.pictures.segmentation import Confusion
 from hyptree.train.run.recipe import Recipe
+from hyptree.train.task import Gather
 from hyptree.train.tasks.segment import KeepLabelMap, Segment, resize_scores
 from hyptree.vlm.openvocab.cost_volume import pixel_loss
 from hyptree.vlm.openvocab.settings import OpenVocabSettings
@@ -100,9 +101,7 @@ class OpenVocab(Segment):
         self._table = self._table.to(batch["semantic"].device)
         return self._table[batch["semantic"].long()]
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         from hyptree.vlm.openvocab.segmenter import OpenVocabSegmenter
 
         assert isinstance(model, OpenVocabSegmenter)

@@ -23,9 +23,9 @@ from hyptree.data.hierarchies.hierarcaps import (
 from hyptree.data.plan import Loader, Plan
 from hyptree.errors import UserError
 from hyptree.geometry import lorentz
-from hyptree.train.optimizer.schedule import Schedule
+from hyptree.train.optimizer.build import Schedule
 from hyptree.train.run.recipe import Recipe
-from hyptree.train.task import Task
+from hyptree.train.task import Gather, Task
 from hyptree.vlm.encoders.encoder import Encoder, load_encoder
 from hyptree.vlm.encoders.texts import TextTable
 from hyptree.vlm.radial.loss import ConeLoss, RadialLoss, exterior_angle, root_distance
@@ -157,9 +157,7 @@ class Radial(Task):
 
     # ----------------------------------------------------------------------------------------------------- numbers
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], gather: Gather) -> dict[str, float]:
         """Angles to the next caption and to its contradiction; how well distances from the root rise along chains."""
         parts, root = [], torch.empty(0)
         for batch in batches:
