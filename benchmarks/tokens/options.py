@@ -56,10 +56,10 @@ TARGETS = (
     *(
         Target(
             "T5", "cuda", "clustering", linkage, "triton features / tome", 2.0,
-            "detection and segmentation need thousands of tokens", batch=batch, tokens=tokens,
+            "detection and segmentation need thousands of tokens", tokens=tokens,
         )
-        for tokens, batch in ((576, 8), (576, 32), (1024, 8), (1024, 32), (4096, 1), (4096, 4))
-        for linkage in ("average", "complete", "single")
+        for tokens in (576, 1024, 4096)
+        for linkage in LINKAGES
     ),
     Target(
         "T4", "cuda", "models", "average", "atc / plain", 1 / 1.5,

@@ -316,7 +316,8 @@ def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
     if k == N or B == 0:
         return torch.arange(N, device=distance.device).repeat(B, 1)
     num_images = max(1, _BYTES // (2 * N * N * _WIDE[linkage].itemsize))
-    return torch.cat([_labels(part, N - k, linkage) for part in distance.split(num_images)])
+    parts = [_labels(part, N - k, linkage) for part in distance.split(num_images)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _labels(given: Tensor, wanted: int, linkage: str) -> Tensor:
