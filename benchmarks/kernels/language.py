@@ -23,11 +23,13 @@ from benchmarks.kernels.cases import (
     Outputs,
     Work,
     classifiers,
+    folds,
     hidden_maps,
     lorentz_pairs,
     norms,
     patches,
     poincare_pairs,
+    projections,
     windows,
 )
 from benchmarks.kernels.latent_cache import latent_steps
@@ -415,6 +417,8 @@ def _labels_work(draw: Draw, B: int, N: int, k: int, linkage: str) -> Work:
 JOBS: dict[str, Callable[[Draw], Iterator[Job]]] = {
     "map_norm": norms,
     "gelu_grad": hidden_maps,
+    "fold_norm": folds,
+    "project_levels": projections,
     "cluster_patch": patches,
     "cluster_window": windows,
     "pairwise_lorentz": lorentz_pairs,

@@ -56,9 +56,12 @@ def project_levels(
         out_dtype = torch.promote_types(out_dtype, residual.dtype)
     shared = None if shared is None else shared.to(dtype).contiguous()
     inputs = (own.to(dtype).contiguous(), shared, *weights, residual)
-    if is_plain_call(*inputs):
-        return _forward(*inputs, *layout, out_dtype)[0]
-    out: Tensor = _ProjectLevels.apply(*inputs, *layout, out_dtype)
+    return run_kernels(*inputs, *layout, out_dtype)
+
+
+def run_kernels(*inputs: Any) -> Tensor:
+    """What the kernels make of :func:`_forward`'s arguments, maps in the dtype of the products."""
+    out: Tensor = _forward(*inputs)[0] if is_plain_call(*inputs[:10]) else _ProjectLevels.apply(*inputs)
     return out
 
 
