@@ -293,8 +293,7 @@ def test_a_run_of_others_makes_no_file_elsewhere(copy: Path, tmp_path: Path, nam
 def test_an_index_cannot_name_a_file_outside_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, outside: str
 ) -> None:
-    from hyptree.lab.lm_heads.checkpoint import find_lm_head
-    from hyptree.lab.lm_heads.hub import HubModel
+    from hyptree.lab.lm_heads.checkpoint import HubModel, find_lm_head
 
     save_file({"lm_head.weight": torch.randn(8, 4)}, tmp_path / "outside.safetensors")
     folder = tmp_path / "model"
