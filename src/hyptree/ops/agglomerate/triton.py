@@ -54,9 +54,9 @@ def _far(LINKAGE: tl.constexpr):
 
 
 @triton.jit
-def _between(source, row, column, mask, N, IS_GIVEN: tl.constexpr, LINKAGE: tl.constexpr, BLOCK: tl.constexpr):
+def _between(source, row, column, mask, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr, BLOCK: tl.constexpr):
     """What is known between two clusters; what changes nothing where masked (distances are not negative)."""
-    if not IS_GIVEN:
+    if not OF_TOKENS:
         far = 0
         if LINKAGE == "single":
             far = 0x7F80000000000000
@@ -109,19 +109,19 @@ def _coarse_bits(value, LINKAGE: tl.constexpr):
 @triton.jit
 def _nth(x, n, BITS: tl.constexpr):
     """The n-th smallest, counted from 1, of integers of so many bits: the largest with fewer than n below it."""
-    found = tl.full([], 0, x.dtype)
+    lower = tl.full([], 0, x.dtype)
     step = tl.full([], 1, x.dtype) << (BITS - 1)
     for _ in range(BITS):
-        num_below = tl.sum((x < found + step).to(tl.int32), axis=0)
-        found = tl.where(num_below < n, found + step, found)
+        num_below = tl.sum((x < lower + step).to(tl.int32), axis=0)
+        lower = tl.where(num_below < n, lower + step, lower)
         step = step >> 1
-    return found
+    return lower
 
 
 @triton.jit
-def _start_rows(given, vectors, values, first_row, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+def _start_rows(distance, vectors, values, first_row, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
-    """Each token is a cluster; find its nearest neighbour in the distances as given."""
+    """Each token is a cluster; find its nearest neighbour in the distances of tokens."""
     row = first_row + tl.arange(0, ROWS)
     is_row = row < N
     best = tl.zeros((ROWS, COLUMNS), values.dtype.element_ty) + _far(LINKAGE)
@@ -129,7 +129,7 @@ def _start_rows(given, vectors, values, first_row, N, LINKAGE: tl.constexpr, BLO
     for start in range(0, N, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         here = is_row[:, None] & (column < N)[None, :] & (row[:, None] != column[None, :])
-        d = _between(given, row[:, None], column[None, :], here, N, True, LINKAGE, BLOCK)
+        d = _between(distance, row[:, None], column[None, :], here, N, True, LINKAGE, BLOCK)
         nearer = here & (d < best)
         best = tl.where(nearer, d, best)
         best_at = tl.where(nearer, column[None, :], best_at)
@@ -178,7 +178,7 @@ def _pair(vectors, values, num, N, wanted, LINKAGE: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _write_rows(source, target, vectors, values, first_row, num, N, IS_GIVEN: tl.constexpr, LINKAGE: tl.constexpr,
+def _write_rows(source, target, vectors, values, first_row, num, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr,
                 BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Rows of the matrix between the clusters that are left, and the nearest neighbour (the first) of each."""
     taker, taken, count = vectors + 3 * N, vectors + 4 * N, values + 2 * N
@@ -195,10 +195,10 @@ def _write_rows(source, target, vectors, values, first_row, num, N, IS_GIVEN: tl
         c = tl.load(taker + column, mask=is_column, other=0)[None, :]
         d = tl.load(taken + column, mask=is_column, other=-1)[None, :]
         here = is_row[:, None] & is_column[None, :] & (row[:, None] != column[None, :])
-        ac = _between(source, a, c, here, N, IS_GIVEN, LINKAGE, BLOCK)
-        bc = _between(source, b, c, here & (b >= 0), N, IS_GIVEN, LINKAGE, BLOCK)
-        ad = _between(source, a, d, here & (d >= 0), N, IS_GIVEN, LINKAGE, BLOCK)
-        bd = _between(source, b, d, here & (b >= 0) & (d >= 0), N, IS_GIVEN, LINKAGE, BLOCK)
+        ac = _between(source, a, c, here, N, OF_TOKENS, LINKAGE, BLOCK)
+        bc = _between(source, b, c, here & (b >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
+        ad = _between(source, a, d, here & (d >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
+        bd = _between(source, b, d, here & (b >= 0) & (d >= 0), N, OF_TOKENS, LINKAGE, BLOCK)
         joined = _joined(_joined(ac, bc, LINKAGE), _joined(ad, bd, LINKAGE), LINKAGE)
         tl.store(target + row[:, None] * N + column[None, :], joined, mask=here)
         if LINKAGE == "average":
@@ -239,14 +239,14 @@ def _label(vectors, values, labels, N, wanted, LINKAGE: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit(do_not_specialize=["N"])
-def _start_kernel(given, vectors, values, left, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+def _start_kernel(distance, vectors, values, left, N, LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr):  # fmt: skip
     image = tl.program_id(1).to(tl.int64)
     part = tl.program_id(0)
     if part == 0:
         tl.store(left + image, N)
-    given, vectors, values = given + image * N * N, vectors + image * 5 * N, values + image * 3 * N
-    _start_rows(given, vectors, values, part * ROWS, N, LINKAGE, BLOCK, ROWS, COLUMNS)
+    distance, vectors, values = distance + image * N * N, vectors + image * 5 * N, values + image * 3 * N
+    _start_rows(distance, vectors, values, part * ROWS, N, LINKAGE, BLOCK, ROWS, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["N", "wanted"])
@@ -260,7 +260,7 @@ def _pair_kernel(vectors, values, left, N, wanted, LINKAGE: tl.constexpr, BLOCK:
 
 
 @triton.jit(do_not_specialize=["N"])
-def _rows_kernel(source, target, vectors, values, left, N, IS_GIVEN: tl.constexpr, LINKAGE: tl.constexpr,
+def _rows_kernel(source, target, vectors, values, left, N, OF_TOKENS: tl.constexpr, LINKAGE: tl.constexpr,
                  BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     image = tl.program_id(1).to(tl.int64)
     num = tl.load(left + image)
@@ -268,11 +268,11 @@ def _rows_kernel(source, target, vectors, values, left, N, IS_GIVEN: tl.constexp
     if first_row < num:
         source, target = source + image * N * N, target + image * N * N
         vectors, values = vectors + image * 5 * N, values + image * 3 * N
-        _write_rows(source, target, vectors, values, first_row, num, N, IS_GIVEN, LINKAGE, BLOCK, ROWS, COLUMNS)
+        _write_rows(source, target, vectors, values, first_row, num, N, OF_TOKENS, LINKAGE, BLOCK, ROWS, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["N", "wanted"])
-def _finish_kernel(given, source, target, vectors, values, left, labels, N, wanted, IS_WHOLE: tl.constexpr,
+def _finish_kernel(distance, source, target, vectors, values, left, labels, N, wanted, IS_WHOLE: tl.constexpr,
                    LINKAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                    JUMPS: tl.constexpr):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
@@ -280,14 +280,14 @@ def _finish_kernel(given, source, target, vectors, values, left, labels, N, want
     vectors, values = vectors + image * 5 * N, values + image * 3 * N
     num = N
     if IS_WHOLE:
-        given += image * N * N
+        distance += image * N * N
         for first_row in range(0, N, ROWS):
-            _start_rows(given, vectors, values, first_row, N, LINKAGE, BLOCK, ROWS, COLUMNS)
+            _start_rows(distance, vectors, values, first_row, N, LINKAGE, BLOCK, ROWS, COLUMNS)
         tl.debug_barrier()
         num = _pair(vectors, values, N, N, wanted, LINKAGE, BLOCK)
         tl.debug_barrier()
         for first_row in range(0, num, ROWS):
-            _write_rows(given, source, vectors, values, first_row, num, N, True, LINKAGE, BLOCK, ROWS, COLUMNS)
+            _write_rows(distance, source, vectors, values, first_row, num, N, True, LINKAGE, BLOCK, ROWS, COLUMNS)
         tl.debug_barrier()
     else:
         num = tl.load(left + image)
@@ -320,9 +320,9 @@ def labels(distance: Tensor, k: int, linkage: str) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _labels(given: Tensor, wanted: int, linkage: str) -> Tensor:
-    B, N, _ = given.shape
-    device = given.device
+def _labels(distance: Tensor, wanted: int, linkage: str) -> Tensor:
+    B, N, _ = distance.shape
+    device = distance.device
     labels = torch.empty(B, N, dtype=torch.int64, device=device)
     vectors = torch.empty(B, 5, N, dtype=torch.int32, device=device)  # nearest, up, rep, who takes, who is taken
     values = torch.empty(B, 3, N, dtype=_WIDE[linkage], device=device)  # distance to the nearest, heights, sizes
@@ -334,15 +334,15 @@ def _labels(given: Tensor, wanted: int, linkage: str) -> Tensor:
     warps = max(8, block // 128)
     if N > WHOLE:
         parts = triton.cdiv(N, tiles["ROWS"]), B
-        launch(_start_kernel, parts, (given, vectors, values, left), (N,), tiles)
-        matrices = given, source, target
+        launch(_start_kernel, parts, (distance, vectors, values, left), (N,), tiles)
+        matrices = distance, source, target
         for r in range(_num_spread(N, N - wanted)):
             launch(_pair_kernel, (B,), (vectors, values, left), (N, wanted), {**common, "num_warps": warps})
             here, there, after = matrices
-            launch(_rows_kernel, parts, (here, there, vectors, values, left), (N,), {"IS_GIVEN": r == 0, **tiles})
+            launch(_rows_kernel, parts, (here, there, vectors, values, left), (N,), {"OF_TOKENS": r == 0, **tiles})
             matrices = (there, after, there)
         source, target, _ = matrices
-    tensors = given, source, target, vectors, values, left, labels
+    tensors = distance, source, target, vectors, values, left, labels
     settings = {"IS_WHOLE": N <= WHOLE, **common, "ROWS": 8, "COLUMNS": min(128, block), "JUMPS": (N - 1).bit_length()}
     settings |= {"num_warps": min(16, warps)} | ({} if interpreted() else {"maxnreg": 128})  # so that two fit
     launch(_finish_kernel, (B,), tensors, (N, wanted), settings)
