@@ -67,7 +67,7 @@ def test_wheel_says_what_it_is(installed: Path) -> None:
 
 
 def test_wheel_runs_from_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
-    code = "from hyptree.train.demo import demo_recipe; print(demo_recipe())"
+    code = "from hyptree.config import find_yaml; print(find_yaml('demo'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyptree.ops.backend import KERNEL_DTYPES, choose, on_host
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator, on_host
 from hyptree.ops.bare import is_bare, report_unfused
 from hyptree.ops.derivatives import grads_with_graph, in_transform, is_plain_call, wants_graph
 from hyptree.ops.fold_norm import fold_norm, fold_norm_grad
@@ -50,9 +50,9 @@ def gelu_mlp(x: Tensor, norm: Any, first: Any, last: Any, factor: Tensor | None 
 
 
 def _fits(x: Tensor) -> bool:
-    if gemm_dtype(x) not in KERNEL_DTYPES or torch.compiler.is_compiling() or in_transform():
+    if gemm_dtype(x) not in KERNEL_DTYPES or needs_operator(x) or in_transform():
         return False
-    return type(x) is Tensor and choose("auto", x, None) == "triton"
+    return choose("auto", x, None) == "triton"
 
 
 def _plain_mlp(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyptree.ops.backend import KERNEL_DTYPES, choose
+from hyptree.ops.backend import KERNEL_DTYPES, choose, needs_operator
 from hyptree.ops.derivatives import grads_with_graph, in_transform, is_plain_call, wants_graph
 from hyptree.ops.fold_norm import fold_norm, fold_norm_grad
 from hyptree.ops.project_levels import reference
@@ -45,12 +45,13 @@ def project_levels(
     if type(norm) is not nn.Identity:
         scale, offset, eps = norm.weight, norm.bias, norm.eps
         first, more = sums[0], sums[1] if len(sums) > 1 else None
-    dtype = gemm_dtype(own)
     layout = (windows, windows.size[0] * windows.size[1] * proj.in_features, eps)
     weights = (first, more, proj.weight, proj.bias, scale, offset, factor)
-    if backend == "torch" or not _fits(own, dtype, proj):
-        y = _definition(own, shared, *weights, *layout)
+    if backend == "torch" or choose("auto", own, None) == "torch" or not _fits(own, proj):
+        arguments: Any = (own, shared, *weights, *layout)
+        y = reference.project_levels(*arguments)
         return y if residual is None else residual + y
+    dtype = gemm_dtype(own)
     out_dtype = dtype if factor is None else torch.promote_types(dtype, factor.dtype)
     if residual is not None:
         out_dtype = torch.promote_types(out_dtype, residual.dtype)
@@ -65,15 +66,11 @@ def run_kernels(*inputs: Any) -> Tensor:
     return out
 
 
-def _definition(*inputs: Any) -> Tensor:
-    return reference.project_levels(*inputs)
-
-
-def _fits(own: Tensor, dtype: torch.dtype, proj: nn.Linear) -> bool:
+def _fits(own: Tensor, proj: nn.Linear) -> bool:
     """Whether the kernels run; a compiler fuses the definition by itself, and float16 leaves its range by a factor."""
-    if dtype == torch.float16 or dtype not in KERNEL_DTYPES or torch.compiler.is_compiling() or in_transform():
-        return False
-    return proj.out_features <= MAX_CHANNELS and type(own) is Tensor and choose("auto", own, None) == "triton"
+    dtype = gemm_dtype(own)
+    is_plain = dtype == torch.float16 or dtype not in KERNEL_DTYPES or needs_operator(own) or in_transform()
+    return not is_plain and proj.out_features <= MAX_CHANNELS
 
 
 def _forward(
@@ -113,8 +110,8 @@ class _ProjectLevels(torch.autograd.Function):
         rest = (to_residual, None, None, None, None)
         if wants_graph():
 
-            def definition(*inputs: Tensor | None) -> Tensor:
-                return _definition(*inputs, *ctx.layout)
+            def definition(*inputs: Any) -> Tensor:
+                return reference.project_levels(*inputs, *ctx.layout)
 
             return *grads_with_graph(definition, (own, shared, sums, more, *weights), needed[:9], grad), *rest
         norm = None if sums is None else (sums, more, row_sums, count, eps)
