@@ -115,6 +115,19 @@ def test_no_task_is_forgotten() -> None:
     assert own == set(SMALL) and own > PAGES | ALONE | DRAWS
 
 
+def test_a_task_loads_no_package_of_another(run_python: Any) -> None:
+    code = (
+        "import sys, hyptree.train.loop; from hyptree.config import load; from hyptree.train.run.recipe import Recipe;"
+        "from hyptree.train.tasks import build_task; build_task(load(Recipe, 'recipes/world_classify.yaml'));"
+        "print(*(name for name in sys.modules if name.startswith('hyptree.')))"
+    )
+    loaded = run_python(code).split()
+    rooms = ("vlm", "lm", "lab", "data.text", "data.hierarchies", "tokens", "models.himapper")
+    assert "hyptree.train.tasks.classify" in loaded
+    assert [name for name in loaded if name.startswith(tuple(f"hyptree.{room}" for room in rooms))] == []
+    assert [name for name in loaded if name.startswith("hyptree.train.tasks.")] == ["hyptree.train.tasks.classify"]
+
+
 @pytest.mark.slow  # its parts are in the tests of each task
 @pytest.mark.parametrize("task", SMALL)
 def test_it_goes_the_whole_road(task: str, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

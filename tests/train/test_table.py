@@ -81,7 +81,7 @@ def test_overrides_reach_every_row(table):
     settings = read_table(table, ["optim.weight_decay=0.25"])
     actual = [row_recipe(settings, row, 3) for row in settings.rows]
     assert [recipe.optim.weight_decay for recipe in actual] == [0.25, 0.25] and actual[1].optim.lr == 0.05
-    with pytest.raises(UserError, match=r"looks like schedule.epochs=30, got 'epochs'"):
+    with pytest.raises(UserError, match=r"override 'epochs' must look like key=value"):
         read_table(table, ["epochs"])
     with pytest.raises(UserError, match=r"optim\.lt"):
         read_table(table, ["optim.lt=1"])

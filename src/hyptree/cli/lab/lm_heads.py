@@ -10,7 +10,7 @@ from typing import Annotated
 
 from hyptree.cli.config import AsJson
 from hyptree.errors import UserError, as_user_error, require
-from hyptree.files import full_disk_is_one_line, write_text
+from hyptree.files import full_disk_is_one_line, require_path, write_text
 from hyptree.progress import say
 
 OVERLAP_COLUMNS = {
@@ -94,6 +94,9 @@ def overlap(config: OverlapConfig) -> None:
     config.paths = tuple(path.removeprefix("hf:") for path in config.paths)
     checkpoints = {f"the checkpoint {path}": Path(path) for path in config.paths}
     csv = {"the file of --csv": config.csv} if config.csv is not None else {}
+    for path in config.paths:  # what can be no name on the Hub is looked for before torch is imported
+        if path.count("/") != 1 or path.endswith((".safetensors", ".gguf")):
+            require_path(path, "file or folder")
     _require_figure(config.plot, checkpoints | csv)
     from hyptree.lab.lm_heads.checkpoint import require_lm_head
 
