@@ -14,7 +14,9 @@ CPU in eager mode (compilers fuse the plain function, and transforms look into i
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -108,6 +110,79 @@ def is_eager() -> bool:
     )
 
 
+def on_gpu(x: Any) -> bool:
+    """Whether kernels may be asked about a call with this argument."""
+    return isinstance(x, Tensor) and x.is_cuda
+
+
+def is_ordinary(x: Any) -> bool:
+    """Whether a kernel can read this tensor: good float32 numbers on a GPU."""
+    return (
+        type(x) in _TENSORS
+        and x.dtype is torch.float32
+        and on_gpu(x)
+        and x.layout is torch.strided
+        and not x.is_neg()
+        and not torch._C._functorch.is_legacy_batchedtensor(x)
+    )
+
+
+def by_kernels(
+    plain: Plain, are_rows: tuple[bool, ...], arguments: Sequence[Any], c: Any, settings: dict[str, Any]
+) -> Tensor | None:
+    """The function on a GPU by one kernel, or None where that does not fit.
+
+    Args:
+        are_rows: which arguments are rows; the others may be numbers, or tensors with a trailing 1.
+        settings: its other arguments, numbers that are part of the kernel.
+    """
+    if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
+        return None
+    arguments = (*arguments, c)
+    size = None
+    for x, is_row in zip(arguments, (*are_rows, False), strict=True):
+        if not isinstance(x, Tensor):
+            if is_row or type(x) not in (float, int) or (x is c and not 0 < x < math.inf):
+                return None
+            continue
+        if not is_ordinary(x):
+            return None
+        shape = x.shape
+        if not is_row:
+            if shape and shape[-1] != 1:
+                return None
+        elif not shape or size not in (None, shape[-1]):
+            return None
+        else:
+            size = shape[-1]
+    key = (plain, *sorted(settings.items())) if settings else plain
+    if key not in _kernels:
+        _kernels[key] = _make_kernels(plain, are_rows, settings)
+    made = _kernels[key]
+    if made is None or not size or size > made.longest:
+        return None
+    result: Tensor = made(*arguments)
+    return result
+
+
+_kernels: dict[Any, Any] = {}
+
+
+def _make_kernels(plain: Plain, are_rows: tuple[bool, ...], settings: dict[str, Any]) -> Any:
+    """The kernels of a function, or None if it is not one of rows alone, or without Triton."""
+    if not all(type(value) in (float, int) for value in settings.values()):
+        return None
+    try:
+        from hyptree.geometry.core import row_kernels
+    except ImportError:
+        return None
+    try:
+        function = functools.partial(plain, **settings) if settings else plain
+        return row_kernels.RowKernels(function, (*are_rows, False))
+    except (row_kernels.NotByRows, ValueError):
+        return None
+
+
 def apply(form: RowForm, plain: Plain, rows: Sequence[Tensor], c: Tensor | float) -> Tensor:
     """The function of rows by its fast form; its arguments must fit."""
     if torch.is_grad_enabled():
@@ -139,18 +214,26 @@ class _RowFunction(torch.autograd.Function):
         return None, None, *_backward(ctx, rows, c, grad, needed)
 
 
-def _plain_gradient(
-    plain: Plain, rows: Sequence[Tensor], c: Tensor | float, grad: Tensor, needed: Sequence[bool]
+def plain_gradients(
+    plain: Callable[..., Any], arguments: Sequence[Any], grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of ``c`` and of the rows through the plain function, differentiable if gradients are enabled."""
+    """Gradients of the arguments through the plain function, differentiable if gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # One tensor passed twice has two gradients here.
-        leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in (c, *rows)]
+        leaves = [x.view_as(x) if isinstance(x, Tensor) else x for x in arguments]
         wanted: Any = [x for x, need in zip(leaves, needed, strict=True) if need]
-        out = plain(*leaves[1:], leaves[0])
-        grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, materialize_grads=True))
-    return [next(grads) if need else None for need in needed]
+        found = torch.autograd.grad(plain(*leaves), wanted, grads, create_graph=again, materialize_grads=True)
+    each = iter(found)
+    return [next(each) if need else None for need in needed]
+
+
+def _plain_gradient(
+    plain: Plain, rows: Sequence[Tensor], c: Tensor | float, grad: Tensor, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same with the curvature first."""
+    *in_rows, in_c = plain_gradients(plain, (*rows, c), (grad,), (*needed[1:], needed[0]))
+    return [in_c, *in_rows]
 
 
 def _flatten(rows: Sequence[Tensor], c: Tensor | float) -> tuple[list[Any], Any, torch.Size]:
