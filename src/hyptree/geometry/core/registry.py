@@ -111,7 +111,7 @@ def _by_rows(
     points, c = (values[:-1], values[-1]) if len(values) == len(names) else (values, 1.0)
     if len(points) != len(names) - 1 or names[-1] != "c":
         return None
-    if rows.on_gpu(points[-1]):
+    if rows.on_gpu(points[0]) or rows.on_gpu(points[-1]):
         settings = {name: value for name, value in kwargs.items() if name not in names}
         return rows.by_kernels(fn, are_rows, points, c, settings)
     if form is None or len(values) != len(args) + len(kwargs) or not rows.fits(points, c):

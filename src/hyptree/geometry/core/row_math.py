@@ -14,7 +14,7 @@ def least(a, b):
 
 @triton.jit
 def copysign(size, sign):
-    return tl.where((sign < 0.0) | ((sign == 0.0) & (1.0 / sign < 0.0)), -tl.abs(size), tl.abs(size))
+    return tl.where(sign.to(tl.int64, bitcast=True) < 0, -tl.abs(size), tl.abs(size))
 
 
 @triton.jit

@@ -153,7 +153,7 @@ class _Recorder(TorchDispatchMode):
         if x.shape[-1] == 1:
             return name
         if name not in self.wide:
-            return self.line(f"{name} * SIZE") if kind == "sum" else name
+            return self.line(f"{name} * {self.name(_SIZE)}") if kind == "sum" else name
         if kind == "sum":
             return self.line(f"tl.sum(tl.where(is_column, {name}, 0.0), 1, keep_dims=True)", reduces=True)
         if kind == "amax":
@@ -239,9 +239,9 @@ def source(trace: Trace, codes: Sequence[str], size: int, rows: int, needed: Seq
     bits = [f"{name}_bits" for name, _, code in inputs if code == "number"]
     text = [f"def run({', '.join([*pointers, 'count', *bits])}):"]
     block = 1 << (size - 1).bit_length()
-    top = [f"SIZE: tl.constexpr = {size}", f"column = tl.arange(0, {block})[None, :]", f"is_column = column < {size}"]
-    inner = [f"row = (start.to(tl.int64) * {rows} + tl.arange(0, {rows}))[:, None]", "is_row = row < count",
-             "inside = is_row & is_column"]  # fmt: skip
+    top = [f"column = tl.arange(0, {block})[None, :]", f"is_column = column < {size}"]
+    inner = [f"row = ((tl.zeros((1,), tl.int64) + start) * {rows} + tl.arange(0, {rows}))[:, None]",
+             "is_row = row < count", "inside = is_row & is_column"]  # fmt: skip
     for name, is_wide, code in inputs:
         if name not in used:
             continue
