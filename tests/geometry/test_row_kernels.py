@@ -55,11 +55,11 @@ def plainly(function: Callable[[], list[Tensor]]) -> list[Tensor]:
 
 def used(function: Callable[[], object]) -> bool:
     """Whether a kernel took part."""
-    from hyptree.geometry.core.row_kernels import RowKernels
+    from hyptree.geometry.core.row_kernels import _Kernel
 
-    with mock.patch.object(RowKernels, "forward", autospec=True, side_effect=RowKernels.forward) as forward:
+    with mock.patch.object(_Kernel, "launch", autospec=True, side_effect=_Kernel.launch) as launch:
         function()
-    return bool(forward.called)
+    return bool(launch.called)
 
 
 class Draw(Rows):

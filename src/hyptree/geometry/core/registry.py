@@ -60,7 +60,7 @@ def geometric(
         parameters = inspect.signature(fn).parameters.values()
         names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         free_names = frozenset(free)
-        by_rows = functools.partial(_by_rows, form, fn, names, tuple(name not in free for name in names[:-1]))
+        by_rows = functools.partial(_by_rows, form, fn, names, free_names)
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Tensor:
@@ -100,7 +100,7 @@ def _by_rows(
     form: rows.RowForm | None,
     fn: Callable[..., Tensor],
     names: tuple[str, ...],
-    are_rows: tuple[bool, ...],
+    free: frozenset[str],
     args: Any,
     kwargs: dict[str, Any],
 ) -> Tensor | None:
@@ -113,10 +113,34 @@ def _by_rows(
         return None
     if rows.on_gpu(points[0]) or rows.on_gpu(points[-1]):
         settings = {name: value for name, value in kwargs.items() if name not in names}
-        return rows.by_kernels(fn, are_rows, points, c, settings)
+        fits = _fit_kernels(names, free, points, c)
+        return rows.by_kernels(fn, *points, c, **settings) if fits else None
     if form is None or len(values) != len(args) + len(kwargs) or not rows.fits(points, c):
         return None
     return rows.apply(form, fn, points, c)
+
+
+def _fit_kernels(names: tuple[str, ...], free: frozenset[str], points: tuple[Any, ...], c: Any) -> bool:
+    """Whether these are float32 rows of one length, a curvature, and numbers where ``free`` allows them."""
+    size = None
+    for name, x in zip(names, (*points, c), strict=True):
+        if isinstance(x, Tensor):
+            width = x.shape[-1] if x.dim() else None
+            if x.dtype is not torch.float32:
+                return False
+            if name == "c" or name in free:
+                if width not in (None, 1):
+                    return False
+            elif width is None or size not in (None, width):
+                return False
+            else:
+                size = width
+        elif name == "c":
+            if not isinstance(x, float | int) or not 0 < x < float("inf"):
+                return False
+        elif name not in free or type(x) not in (float, int):
+            return False
+    return True
 
 
 def _check(name: str, arguments: dict[str, Any], free: frozenset[str]) -> torch.dtype:

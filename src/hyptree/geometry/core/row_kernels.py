@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,9 +21,8 @@ import torch
 import triton
 from torch import Tensor
 
-from hyptree.geometry.core import row_math, row_trace
-from hyptree.geometry.core.row_trace import NotByRows as NotByRows
-from hyptree.geometry.core.row_trace import Trace, is_row
+from hyptree.geometry.core import row_math
+from hyptree.geometry.core.row_trace import Trace, source
 from hyptree.geometry.core.rows import is_ordinary, plain_gradients
 
 _ALIGNED = 16  # bytes, what Triton takes for granted in the form it compiles for aligned pointers
@@ -35,130 +35,150 @@ class RowKernels:
 
     Args:
         function: see :class:`~hyptree.geometry.core.row_trace.Trace`; also called itself for second derivatives.
-        rows: which arguments are rows; the others are numbers per row (..., 1), or one for all.
     """
 
     longest = 4096
     """A row that one program holds; longer ones are left to the plain function."""
 
-    def __init__(self, function: Callable[..., Any], rows: Sequence[bool]):
-        self.function, self.rows = function, tuple(rows)
-        self.trace = Trace(function, rows)
-        self.wide = [is_row(shape) for shape in self.trace.out_shapes]
-        self.made: dict[Any, _Kernel] = {}
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.traces: dict[Any, Trace] = {}
+        self.kernels: dict[Any, _Kernel] = {}
 
     def __call__(self, *arguments: Tensor | float) -> Any:
-        """The function of rows that :func:`fits` let through."""
+        """The function of rows (..., n) and of numbers per row (..., 1) or for all rows; leading axes broadcast."""
         if torch.is_grad_enabled():
             for x in arguments:
                 if isinstance(x, Tensor) and x.requires_grad:
                     return _RowFunction.apply(self, *arguments)
         return self.forward(arguments)[0]
 
+    def trace(self, call: _Call) -> Trace:
+        if call.key not in self.traces:
+            self.traces[call.key] = Trace(self.function, call.widths, call.dtypes)
+        return self.traces[call.key]
+
+    def kernel(self, call: _Call, needed: tuple[bool, ...] | None) -> _Kernel:
+        key = (call.key, call.codes, needed)
+        if key not in self.kernels:
+            self.kernels[key] = _Kernel(self.function, self.trace(call), call.codes, needed)
+        return self.kernels[key]
+
     def forward(self, arguments: Sequence[Tensor | float]) -> tuple[Any, _Call]:
         """The results, and how the arguments were read."""
-        call = _Call(self.rows, arguments)
-        device = call.tensors[0].device
-        outs = []
-        for shape, wide in zip(self.trace.out_shapes, self.wide, strict=True):
-            full = (*call.batch, call.size) if wide else (*call.batch, 1)[: len(call.batch) + len(shape)]
-            outs.append(torch.empty(full, dtype=torch.float32, device=device))
-        self.kernel(call, None).launch([*call.tensors, *outs], call)
-        return (tuple(outs) if self.trace.is_tuple else outs[0]), call
+        call = _Call(arguments)
+        kernel, device = self.kernel(call, None), call.tensors[0].device
+        outs = [torch.empty((*call.batch, *shape), dtype=dtype, device=device) for shape, dtype in kernel.outs]
+        kernel.launch([*call.tensors, *outs], call)
+        return (tuple(outs) if kernel.is_tuple else outs[0]), call
 
     def backward(
         self, arguments: Sequence[Tensor | float], grads: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Gradients of the arguments from those of the results."""
-        call = _Call(self.rows, arguments)
+        call = _Call(arguments)
         kernel = self.kernel(call, tuple(needed))
-        programs = min(kernel.blocks(call), _PROGRAMS)
-        results: list[Tensor | None] = []
-        for x, wide, code, need in zip(arguments, self.rows, call.codes, needed, strict=True):
-            if not need or not isinstance(x, Tensor):
-                results.append(None)
-                continue
-            width = call.size if wide else 1
-            shape = (programs, width) if code == "one" else (*call.batch, width)
-            results.append(torch.empty(shape, dtype=torch.float32, device=x.device))
-        incoming = [grad if grad.is_contiguous() else grad.contiguous() for grad in grads]
-        kernel.launch([*call.tensors, *incoming, *(x for x in results if x is not None)], call)
-        for i, (x, code, result) in enumerate(zip(arguments, call.codes, results, strict=True)):
-            if result is None or not isinstance(x, Tensor):
-                continue
-            if code == "one":
-                result = result.sum(0).view(x.shape)
-            elif result.shape != x.shape:
-                result = result.sum_to_size(x.shape)
-            results[i] = result if result.dtype == x.dtype else result.to(x.dtype)
+        results: list[Any] = [None] * len(needed)
+        shared = []
+        for i in (i for i, need in enumerate(needed) if need):
+            x, width = arguments[i], call.widths[i]
+            if call.codes[i] == "one":
+                shared.append((i, width))
+            else:
+                results[i] = torch.empty((*call.batch, width), dtype=call.dtypes[i], device=call.tensors[0].device)
+        written = [x for x in results if x is not None]
+        if shared:
+            programs = max(1, min(kernel.blocks(call), _PROGRAMS))
+            written.append(torch.empty(programs, sum(width for _, width in shared), device=call.tensors[0].device))
+        kernel.launch([*call.tensors, *(grad.contiguous() for grad in grads), *written], call)
+        if shared:
+            sums = written[-1].sum(0).split([width for _, width in shared])
+            for (i, _), total in zip(shared, sums, strict=True):
+                results[i] = total.to(call.dtypes[i])
+        for i, result in enumerate(results):
+            x = arguments[i]
+            if result is not None and isinstance(x, Tensor) and result.shape != x.shape:
+                same = result.numel() == x.numel()
+                results[i] = result.view(x.shape) if same else result.sum_to_size(x.shape)
         return results
-
-    def kernel(self, call: _Call, needed: tuple[bool, ...] | None) -> _Kernel:
-        key = (call.codes, call.size, needed)
-        if key not in self.made:
-            self.made[key] = _Kernel(self, call, needed)
-        return self.made[key]
 
 
 class _Call:
     """Arguments as a kernel reads them."""
 
-    __slots__ = ("batch", "codes", "count", "numbers", "size", "tensors")
+    __slots__ = ("batch", "codes", "count", "dtypes", "key", "numbers", "tensors", "widths")
 
-    def __init__(self, rows: Sequence[bool], arguments: Sequence[Any]):
-        first = arguments[rows.index(True)]
-        self.size = first.shape[-1]
-        self.batch = batch = first.shape[:-1]
-        for x, wide in zip(arguments, rows, strict=True):
-            if isinstance(x, Tensor) and x.shape[:-1] != batch and (wide or x.numel() != 1 or x.dim() > len(batch) + 1):
-                every = [y.shape[:-1] for y in arguments if isinstance(y, Tensor)]
-                self.batch = batch = torch.broadcast_shapes(*every)
+    def __init__(self, arguments: Sequence[Any]):
+        given = [x for x in arguments if isinstance(x, Tensor)]
+        self.batch = batch = max((x.shape[:-1] for x in given), key=len)
+        for x in given:
+            if x.shape[:-1] != batch and x.dim():
+                self.batch = batch = torch.broadcast_shapes(*(y.shape[:-1] for y in given))
                 break
-        self.count = math.prod(batch)
+        self.count = count = math.prod(batch)
         self.tensors: list[Tensor] = []
         self.numbers: list[int] = []
-        codes = []
-        for x, wide in zip(arguments, rows, strict=True):
+        codes, widths, dtypes = [], [], []
+        for x in arguments:
             if not isinstance(x, Tensor):
-                codes.append("number")
                 self.numbers.append(struct.unpack("<q", struct.pack("<d", x))[0])
-                continue
-            width = self.size if wide else 1
-            if x.numel() == width and self.count > 1:
-                codes.append("one")
+                code, width, dtype = "number", 1, torch.float32
             else:
-                codes.append("each")
-                if x.shape[:-1] != batch:
+                width, dtype = x.shape[-1] if x.dim() else 1, x.dtype
+                if x.shape[:-1] == batch and x.dim() and x.is_contiguous():
+                    code = "packed"
+                elif x.numel() == width and count != 1:
+                    code, x = "one", x.contiguous()
+                else:
                     x = x.expand(*batch, width)
-            self.tensors.append(x if x.is_contiguous() else x.contiguous())
-        self.codes = tuple(codes)
+                    code = _groups(x)
+                    x = x.contiguous() if code == "packed" else x
+                self.tensors.append(x)
+            codes.append(code)
+            widths.append(width)
+            dtypes.append(dtype)
+        self.codes, self.widths, self.dtypes = tuple(codes), tuple(widths), tuple(dtypes)
+        self.key = (self.widths, self.dtypes)
+
+
+def _groups(x: Tensor) -> Any:
+    """The length of groups of rows, the step from row to row and from group to group; "packed" if it takes more."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        return "packed"
+    groups: list[list[int]] = []  # the last axis first
+    for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        if size == 1:
+            continue
+        if groups and step == groups[-1][0] * groups[-1][1]:
+            groups[-1][0] *= size
+        else:
+            groups.append([size, step])
+    (length, step), (_, outer) = [*groups, [1, 0], [1, 0]][:2]
+    return (length, step, outer) if len(groups) <= 2 else "packed"
 
 
 class _Kernel:
-    """One kernel and its compiled forms, by the device and the dtypes of the tensors."""
+    """One kernel and its compiled forms, by the device and the alignment of the tensors."""
 
-    def __init__(self, owner: RowKernels, call: _Call, needed: tuple[bool, ...] | None):
-        block = triton.next_power_of_2(call.size)
+    def __init__(
+        self, function: Callable[..., Any], trace: Trace, codes: tuple[Any, ...], needed: tuple[bool, ...] | None
+    ):
+        block = triton.next_power_of_2(max(*trace.widths, *trace.out_widths))
         # What is done once per row every thread of the row does, so a thread has up to 16 numbers of it, and up to 8 on
         # the way back, where more would not stay in registers.
         share = 512 if needed is None else 256
         self.rows = max(1, min(128, 2 * share // block)) if block <= 128 else 1
         self.warps = 4 if block <= 128 else max(1, block // share)
-        self.sums = needed is not None and any(
-            need and code == "one" for need, code in zip(needed, call.codes, strict=True)
-        )
-        text = row_trace.source(owner.trace, call.codes, call.size, self.rows, needed)
-        name = getattr(owner.function, "__qualname__", "rows").replace(".", "_")
-        name = "".join(letter if letter.isalnum() else "_" for letter in name)
-        text = text.replace("def run(", f"def {name}_{'forward' if needed is None else 'backward'}(", 1)
-        file = f"<{name} of rows, {len(linecache.cache)}>"
+        self.sums = needed is not None and any(n and code == "one" for n, code in zip(needed, codes, strict=True))
+        self.outs, self.is_tuple = list(zip(trace.out_shapes, trace.out_dtypes, strict=True)), trace.is_tuple
+        name = re.sub(r"\W", "_", getattr(function, "__qualname__", "rows")) + ("" if needed is None else "_backward")
+        text = source(trace, codes, self.rows, needed).replace("def run(", f"def {name}(", 1)
+        file = f"<{name}, kernel {len(linecache.cache)}>"
         linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # where Triton reads it
         scope = dict(vars(row_math))
-        before = set(scope)
         exec(compile(text, file, "exec"), scope)
-        (made,) = set(scope) - before
-        numbers = ["count", *(f"x{i}_bits" for i, code in enumerate(call.codes) if code == "number")]
-        self.run = triton.jit(scope[made], do_not_specialize=numbers)
+        numbers = ["count", *(f"x{i}_bits" for i, code in enumerate(codes) if code == "number")]
+        self.run = triton.jit(scope[name], do_not_specialize=numbers)
         self.compiled: dict[Any, Any] = {}
 
     def blocks(self, call: _Call) -> int:
@@ -167,27 +187,24 @@ class _Kernel:
     def launch(self, tensors: Sequence[Tensor], call: _Call) -> None:
         """Run on these tensors; without Triton's search for the compiled form where it is known."""
         programs = self.blocks(call)
-        if not programs or not call.size:
-            return
         if self.sums:
-            programs = min(programs, _PROGRAMS)
+            programs = max(1, min(programs, _PROGRAMS))  # of no rows the sum is zero, and written
+        if not programs:
+            return
         index = tensors[0].device.index
         if index is not None and index != torch.cuda.current_device():
             with torch.cuda.device(index):
-                self.launch(tensors, call)
-            return
-        key: list[Any] = [index, call.count >= _INT32]
-        aligned = True
+                return self.launch(tensors, call)
+        is_aligned = True
         for x in tensors:
-            key.append(x.dtype)
             if x.data_ptr() % _ALIGNED:
-                aligned = False
-        known = self.compiled.get(place := tuple(key)) if aligned else None
-        if known is not None:
-            known[programs, 1, 1](*tensors, call.count, *call.numbers)
+                is_aligned = False
+        place = index, call.count >= _INT32
+        if is_aligned and place in self.compiled:
+            self.compiled[place][programs, 1, 1](*tensors, call.count, *call.numbers)
             return
         compiled = self.run[programs,](*tensors, call.count, *call.numbers, num_warps=self.warps)
-        if aligned and hasattr(self.run, "device_caches"):  # not the interpreter
+        if is_aligned and hasattr(self.run, "device_caches"):  # not the interpreter
             self.compiled[place] = compiled
 
 

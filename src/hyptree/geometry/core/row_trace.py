@@ -1,9 +1,9 @@
 """Plain functions of rows as the text of one Triton kernel: the operations that torch makes are written down once.
 
-A function of rows ``x, y, ...`` (..., n) and of numbers per row (..., 1) reads nothing but its own row. So a sample of
-five rows shows all that it does, and autograd all that its derivative does; both become straight lines of Triton over a
-block of rows that stays in registers, in float64 from the first sum to the last. The plain function is thereby the only
-definition: every branch that keeps digits is in the kernel too, chosen for each row.
+A function of rows (R, n) and of numbers per row (R, 1) reads nothing but its own row. So a sample of a few rows shows
+all that it does, and autograd all that its derivative does; both become straight lines of Triton over a block of rows
+in registers, in float64 from the first sum to the last. The plain function is thereby the only definition: every branch
+that keeps digits is in the kernel too, chosen for each row.
 """
 
 from __future__ import annotations
@@ -17,34 +17,31 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_ROWS, _SIZE = 5, 7
-_SHAPES = ((_ROWS, _SIZE), (_ROWS, 1), (_ROWS,), ())
+from hyptree.geometry.core.rows import NotByRows
 
-_SAME = {"detach", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "clone", "lift_fresh", "reshape"}
-_COMPARED = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+_ROWS = 11
+
+_SAME = {"detach", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "clone", "reshape"}
+_FILLED = {"zeros_like": 0.0, "new_zeros": 0.0, "zeros": 0.0, "ones_like": 1.0}
+_NUMBER = {"full_like": 1, "full": 1, "new_full": 2, "scalar_tensor": 0}  # which argument
+_HALF = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _TERMS = {
     "neg": "-{0}",
     "abs": "tl.abs({0})",
     "sgn": "sign({0})",
-    "sign": "sign({0})",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "1.0 / tl.sqrt({0})",
     "reciprocal": "1.0 / {0}",
     "exp": "tl.exp({0})",
-    "expm1": "expm1({0})",
     "log": "tl.log({0})",
-    "log1p": "log1p({0})",
-    "sinh": "sinh({0})",
-    "cosh": "cosh({0})",
-    "tanh": "tanh({0})",
-    "asinh": "asinh({0})",
-    "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
+    **{name: name + "({0})" for name in ("expm1", "log1p", "sinh", "cosh", "tanh", "asinh")},
     "asin": "arctan2({0}, tl.sqrt((1.0 - {0}) * (1.0 + {0})))",
     "atan2": "arctan2({0}, {1})",
-    "hypot": "hypot({0}, {1})",
+    "hypot": "tl.sqrt({0} * {0} + {1} * {1})",
     "copysign": "copysign({0}, {1})",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "addcmul": "{0} + {1} * {2}",
     "minimum": "least({0}, {1})",
     "maximum": "-least(-{0}, -{1})",
     "clamp_max": "least({0}, {1})",
@@ -54,19 +51,16 @@ _TERMS = {
     "bitwise_and": "{0} & {1}",
     "logical_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
-    "logical_or": "{0} | {1}",
     "bitwise_not": "{0} == 0",
-    "logical_not": "{0} == 0",
     "tanh_backward": "{0} * (1.0 - {1} * {1})",
-    "sigmoid_backward": "{0} * ({1} * (1.0 - {1}))",
-    "addcmul": "{0} + {1} * {2}",
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARED.items()},
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
 }
 _POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -1.0: "1.0 / {0}", 0.5: "tl.sqrt({0})"}
-
-
-class NotByRows(Exception):
-    """The function does something that is not done row by row, or that no kernel knows."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -78,93 +72,113 @@ class _Recorder(TorchDispatchMode):
         self.kept: list[Tensor] = []  # a name is that of an object, which must not make way for another
         self.terms: dict[str, str] = {}
         self.wide: set[str] = set()
+        """What is a number per row and column; all else is one per row, whatever the shape."""
 
     def name(self, x: Any) -> str:
         """Of a tensor that was seen, or of a number."""
-        if isinstance(x, Tensor):
-            if id(x) not in self.names:
-                raise NotByRows("a tensor from elsewhere")
+        if isinstance(x, Tensor) and id(x) in self.names:
             return self.names[id(x)]
-        if isinstance(x, bool | int | float):
-            number = float(x)
-            text = repr(number) if math.isfinite(number) else f'float("{number}")'
-            return self.line(f"tl.full((1, 1), {text}, tl.float64)", "k")
-        raise NotByRows(f"an argument of type {type(x).__name__}")
+        if not isinstance(x, bool | int | float):
+            raise NotByRows(f"an argument from elsewhere, {type(x).__name__}")
+        text = repr(float(x)) if math.isfinite(x) else f'float("{float(x)}")'
+        return self.line(f"tl.full((1, 1), {text}, tl.float64)", "k")
 
     def add(self, x: Tensor, name: str) -> None:
-        if tuple(x.shape) not in _SHAPES:
+        if x.dim() > 2 or (x.dim() and x.shape[0] != _ROWS):
             raise NotByRows(f"a tensor of shape {tuple(x.shape)}")
         self.names[id(x)] = name
         self.kept.append(x)
 
-    def line(self, term: str, letter: str = "v", reduces: bool = False) -> str:
+    def line(self, term: str, letter: str = "v", wide: bool | None = None) -> str:
         if term not in self.terms:
-            name = f"{letter}{len(self.terms)}"
-            if not reduces and any(used in self.wide for used in _used(term)):
+            name = self.terms[term] = f"{letter}{len(self.terms)}"
+            if any(used in self.wide for used in used_in(term)) if wide is None else wide:
                 self.wide.add(name)
-            self.terms[term] = name
         return self.terms[term]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        kind = func.overloadpacket.__name__
         if isinstance(out, Tensor):
-            self.add(out, self.record(func.overloadpacket.__name__, out, list(args), kwargs or {}))
-        elif func.overloadpacket.__name__ not in ("promote_types", "sym_size", "is_same_size"):
-            raise NotByRows(f"{func} gives several results")
+            self.add(out, self.record(kind, out, list(args), kwargs or {}))
+        elif kind != "promote_types":
+            raise NotByRows(f"no kernel does {kind}")
         return out
 
     def record(self, kind: str, out: Tensor, args: list[Any], kwargs: dict[str, Any]) -> str:
         """The name of what an operation gives."""
-        if kind in _SAME or kind == "_to_copy":
-            name = self.name(args[0])
-            if kind == "_to_copy" and args[0].dtype == torch.bool != out.dtype:
-                name = self.line(f"{name}.to(tl.float64)")
-            return name
-        if kind in ("zeros_like", "ones_like", "full_like", "scalar_tensor", "full", "new_zeros", "new_full", "zeros"):
-            return self.name({"z": 0.0, "n": 0.0, "o": 1.0}[kind[0]] if "full" not in kind and kind != "scalar_tensor"
-                             else args[0] if kind == "scalar_tensor" else args[-1])  # fmt: skip
+        if kind in _SAME:
+            return self.name(args[0])
+        if kind == "_to_copy":
+            name, half = self.name(args[0]), _HALF.get(out.dtype)
+            if half and args[0].dtype != out.dtype:
+                return self.line(f"{name}.to(tl.float32).to({half}).to(tl.float64)")
+            return self.line(f"{name}.to(tl.float64)") if args[0].dtype == torch.bool != out.dtype else name
+        if kind in _FILLED or kind in _NUMBER:
+            return self.name(_FILLED[kind] if kind in _FILLED else args[_NUMBER[kind]])
         if kind in ("sum", "amax", "all", "any"):
             return self.reduce(kind, args)
+        if kind in ("slice", "cat", "slice_backward"):
+            return self.columns(kind, out, args)
         if kind in ("add", "sub", "rsub"):
             a, b = (self.name(x) for x in args[:2])
-            alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-            if alpha != 1:
-                a, b = (f"{self.name(alpha)} * {a}", b) if kind == "rsub" else (a, f"{self.name(alpha)} * {b}")
-            return self.line(f"{a} + {b}" if kind == "add" else f"{a} - {b}" if kind == "sub" else f"{b} - {a}")
+            if kind == "rsub":
+                a, b = b, a
+            if kwargs.get("alpha", args[2] if len(args) > 2 else 1) != 1:
+                raise NotByRows(f"no kernel does {kind} with a factor")
+            return self.line(f"{a} {'+' if kind == 'add' else '-'} {b}")
         if kind == "clamp":
-            low, high = [*args[1:], None, None][:2]
             name = self.name(args[0])
-            if low is not None:
-                name = self.line(_TERMS["clamp_min"].format(name, self.name(low)))
-            return name if high is None else self.line(_TERMS["clamp_max"].format(name, self.name(high)))
-        if kind == "pow" and float(args[1]) in _POWERS:
-            return self.line(_POWERS[float(args[1])].format(self.name(args[0])))
-        if kind in _TERMS and not kwargs:
-            return self.line(_TERMS[kind].format(*map(self.name, args)))
-        raise NotByRows(f"no kernel does {kind}")
+            for bound, which in zip(args[1:], ("clamp_min", "clamp_max"), strict=False):
+                name = name if bound is None else self.line(_TERMS[which].format(name, self.name(bound)))
+            return name
+        if kind == "pow" and args[1] in _POWERS:
+            return self.line(_POWERS[args[1]].format(self.name(args[0])))
+        if kind not in _TERMS or kwargs:
+            raise NotByRows(f"no kernel does {kind}")
+        return self.line(_TERMS[kind].format(*map(self.name, args)))
 
     def reduce(self, kind: str, args: list[Any]) -> str:
         """A sum (largest, all, any) over the last axis."""
         x, axes = args[0], args[1] if len(args) > 1 else None
-        axes = [axes] if isinstance(axes, int) else axes
-        if not axes or any(axis not in (x.dim() - 1, -1) for axis in axes) or x.dim() != 2:
+        if x.dim() != 2 or axes not in ([1], [-1], 1, -1):
             raise NotByRows("a sum over rows")
-        name = self.name(x)
-        if x.shape[-1] == 1:
-            return name
+        name, inside = self.name(x), f"(column < {x.shape[1]})"
         if name not in self.wide:
-            return self.line(f"{name} * {self.name(_SIZE)}") if kind == "sum" else name
+            return self.line(f"{name} * {self.name(x.shape[1])}") if kind == "sum" and x.shape[1] != 1 else name
         if kind == "sum":
-            return self.line(f"tl.sum(tl.where(is_column, {name}, 0.0), 1, keep_dims=True)", reduces=True)
+            return self.line(f"tl.sum(tl.where({inside}, {name}, 0.0), 1, keep_dims=True)", wide=False)
         if kind == "amax":
-            return self.line(f'tl.max(tl.where(is_column, {name}, float("-inf")), 1, keep_dims=True)', reduces=True)
-        # of truths: all are true where no one is false
-        mark = f"{name}.to(tl.int32)" if kind == "any" else f"({name} == 0).to(tl.int32)"
-        found = self.line(f"tl.max(tl.where(is_column, {mark}, 0), 1, keep_dims=True)", reduces=True)
+            return self.line(f'tl.max(tl.where({inside}, {name}, float("-inf")), 1, keep_dims=True)', wide=False)
+        mark = name if kind == "any" else f"({name} == 0)"  # all are true where no one is false
+        found = self.line(f"tl.max(tl.where({inside}, {mark}.to(tl.int32), 0), 1, keep_dims=True)", wide=False)
         return self.line(f"{found} {'>' if kind == 'any' else '=='} 0")
 
+    def columns(self, kind: str, out: Tensor, args: list[Any]) -> str:
+        """The first columns of rows or a single one, put together or taken apart."""
+        if kind == "cat":
+            parts, axis = args[0], args[1] if len(args) > 1 else 0
+            if axis not in (1, -1) or any(self.name(x) in self.wide for x in parts[1:]):
+                raise NotByRows("rows put behind others")
+            name, end = self.name(parts[-1]), out.shape[1]
+            for x, behind in zip(parts[-2::-1], parts[:0:-1], strict=True):
+                end -= behind.shape[1]
+                name = self.line(f"tl.where(column < {end}, {self.name(x)}, {name})", wide=True)
+            return name
+        axis, start, end = args[2:5] if kind == "slice_backward" else [*args[1:], None, None][:3]
+        name, width = self.name(args[0]), (args[0] if kind == "slice_backward" else out).shape[-1]
+        if axis not in (1, -1) or (width != 1 and start):
+            raise NotByRows("columns in the middle of rows")
+        if kind == "slice_backward":
+            inside = f"column == {start}" if width == 1 else f"column < {end}"
+            return self.line(f"tl.where({inside}, {name}, 0.0)", wide=True)
+        if width != 1 or name not in self.wide:
+            return name
+        return self.line(f"tl.sum(tl.where(column == {start or 0}, {name}, 0.0), 1, keep_dims=True)", wide=False)
 
-def _used(term: str) -> list[str]:
+
+def used_in(term: str) -> list[str]:
+    """Names in a term."""
     return re.findall(r"\b[vkxg]\d+\b", term)
 
 
@@ -173,105 +187,122 @@ class Trace:
 
     Args:
         function: takes rows (R, n) and numbers per row (R, 1), gives one or several of these, numbers also as (R,).
-        rows: which arguments are rows.
+        widths, dtypes: of its arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], rows: Sequence[bool]):
+    def __init__(self, function: Callable[..., Any], widths: Sequence[int], dtypes: Sequence[torch.dtype]):
         recorder = _Recorder()
-        self.rows = tuple(rows)
+        self.widths = widths
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-            sample = [torch.full((_ROWS, _SIZE if wide else 1), 0.1, device="cpu").requires_grad_() for wide in rows]
-            for i, x in enumerate(sample):
-                recorder.add(x, f"x{i}")
-            recorder.wide = {f"x{i}" for i, wide in enumerate(rows) if wide}
-            with recorder:
-                result = function(*sample)
-                self.is_tuple = isinstance(result, tuple)
-                outs = result if isinstance(result, tuple) else (result,)
-                self.outs = [recorder.name(out) for out in outs]
-                self.out_shapes = [out.shape[1:] for out in outs]
-                cotangents = [torch.zeros_like(out) for out in outs]
-                for i, (g, out) in enumerate(zip(cotangents, outs, strict=True)):
-                    recorder.names[id(g)] = f"g{i}"
-                    if out.dim() == 2 and out.shape[-1] == _SIZE:
-                        recorder.wide.add(f"g{i}")
-                grads = torch.autograd.grad(outs, sample, cotangents, allow_unused=True)
-            self.grads = [recorder.name(0.0) if g is None else recorder.name(g) for g in grads]
+            sample = [
+                torch.full((_ROWS, width), 0.1, dtype=dtype, device="cpu").requires_grad_()
+                for width, dtype in zip(widths, dtypes, strict=True)
+            ]
+            self.start(recorder, "x", sample)
+            try:
+                with recorder:
+                    result = function(*sample)
+                    self.is_tuple = isinstance(result, tuple)
+                    outs = result if self.is_tuple else (result,)
+                    self.outs = [recorder.name(out) for out in outs]
+                    cotangents = [torch.zeros_like(out) for out in outs]
+                    self.start(recorder, "g", cotangents)
+                    grads = torch.autograd.grad(outs, sample, cotangents, allow_unused=True)
+                    self.grads = [recorder.name(0.0 if grad is None else grad) for grad in grads]
+            except (ValueError, RuntimeError) as error:  # what it says about a sample that is not what it takes
+                raise NotByRows(str(error)) from error
+        self.out_shapes, self.out_dtypes = [out.shape[1:] for out in outs], [out.dtype for out in outs]
+        self.out_widths = [math.prod(shape) for shape in self.out_shapes]
         self.lines = {name: term for term, name in recorder.terms.items()}
 
-    def body(self, wanted: Sequence[str]) -> tuple[list[str], set[str]]:
-        """The lines that these names need, and all names that occur in them."""
-        needed, todo = set(), list(wanted)
+    @staticmethod
+    def start(recorder: _Recorder, letter: str, tensors: Sequence[Tensor]) -> None:
+        for i, x in enumerate(tensors):
+            recorder.add(x, f"{letter}{i}")
+            if x.dim() == 2 and x.shape[1] > 1:
+                recorder.wide.add(f"{letter}{i}")
+
+    def body(self, wanted: Sequence[str]) -> dict[str, str]:
+        """The lines that these names need, in their order, and the inputs among the names, which have none."""
+        needed: dict[str, str] = {}
+        todo = list(wanted)
         while todo:
             name = todo.pop()
             if name not in needed:
-                needed.add(name)
-                todo += _used(self.lines.get(name, ""))
-        return [f"{name} = {term}" for name, term in self.lines.items() if name in needed], needed
+                needed[name] = self.lines.get(name, "")
+                todo += used_in(needed[name])
+        order = {name: place for place, name in enumerate(self.lines)}
+        return {name: needed[name] for name in sorted(needed, key=lambda name: order.get(name, -1))}
 
 
-def is_row(shape: torch.Size) -> bool:
-    """Whether a result of this shape, without its first axis, is a row."""
-    return len(shape) == 1 and shape[0] == _SIZE
+def source(trace: Trace, codes: Sequence[Any], rows: int, needed: Sequence[bool] | None) -> str:
+    """The kernel ``run`` over blocks of ``rows`` rows.
 
-
-def source(trace: Trace, codes: Sequence[str], size: int, rows: int, needed: Sequence[bool] | None) -> str:
-    """The kernel ``run`` over blocks of ``rows`` rows of ``size``.
+    Its parameters are the tensors among the arguments, the gradients that come in, what is written, the sums over the
+    rows of each program, the number of rows, and the bits of arguments that are numbers.
 
     Args:
-        codes: of each argument: "each" row has its own, all rows share "one", or the "number" comes as its bits.
+        codes: how each argument lies in memory: "packed" rows, "one" for all rows, a "number", or the length of groups
+            of rows, the step from row to row and from group to group.
         needed: which gradients are written; None for the kernel of the results.
-
-    Its parameters are the tensors among the arguments, the gradients that come in, what is written, and then the number
-    of rows and the bits of numbers. What rows share has a gradient of each program, to be added up.
     """
-    names = trace.outs if needed is None else [g for g, need in zip(trace.grads, needed, strict=True) if need]
-    body, used = trace.body(names)
-    wide = [is_row(shape) for shape in trace.out_shapes]
-    inputs = [(f"x{i}", is_wide, code) for i, (is_wide, code) in enumerate(zip(trace.rows, codes, strict=True))]
-    if needed is None:
-        outputs = [(f"o{i}", is_wide, "each") for i, is_wide in enumerate(wide)]
-    else:
-        outputs = [(f"d{i}", inputs[i][1], codes[i]) for i, need in enumerate(needed) if need]
-        inputs += [(f"g{i}", is_wide, "each") for i, is_wide in enumerate(wide)]
-    sums = [name for name, _, code in outputs if code != "each"]
-    pointers = [f"{name}_at" for name, _, code in (*inputs, *outputs) if code != "number"]
-    bits = [f"{name}_bits" for name, _, code in inputs if code == "number"]
-    text = [f"def run({', '.join([*pointers, 'count', *bits])}):"]
-    block = 1 << (size - 1).bit_length()
-    top = [f"column = tl.arange(0, {block})[None, :]", f"is_column = column < {size}"]
-    inner = [f"row = ((tl.zeros((1,), tl.int64) + start) * {rows} + tl.arange(0, {rows}))[:, None]",
-             "is_row = row < count", "inside = is_row & is_column"]  # fmt: skip
-    for name, is_wide, code in inputs:
-        if name not in used:
+    block = 1 << (max(*trace.widths, *trace.out_widths) - 1).bit_length()
+    inputs = [(f"x{i}", *each) for i, each in enumerate(zip(trace.widths, codes, strict=True))]
+    outs = enumerate(zip(trace.out_widths, trace.outs, strict=True))
+    results: list[tuple[str, int, Any, str]] = [(f"o{i}", width, "packed", name) for i, (width, name) in outs]
+    if needed is not None:
+        results = [(f"d{i}", *inputs[i][1:], name) for i, name in enumerate(trace.grads) if needed[i]]
+        inputs += [(f"g{i}", width, "packed") for i, width in enumerate(trace.out_widths)]
+    body = trace.body([name for *_, name in results])
+    top = [f"column = tl.arange(0, {block})[None, :]", "one = tl.zeros((1, 1), tl.int32)"]
+    inner = [f"row = ((tl.zeros((1,), tl.int64) + start) * {rows} + tl.arange(0, {rows}))[:, None]"]
+    after: list[str] = []
+    for name, width, code in inputs:
+        if name not in body:
             continue
         if code == "number":
-            top.append(f"{name} = tl.full((1, 1), 0, tl.float64) + {name}_bits.to(tl.float64, bitcast=True)")
+            top.append(f"{name} = tl.zeros((1, 1), tl.float64) + {name}_bits.to(tl.float64, bitcast=True)")
         elif code == "one":
-            at, mask = (
-                (f"{name}_at + column", "is_column") if is_wide else (f"{name}_at + tl.zeros((1, 1), tl.int32)", None)
-            )
-            top.append(f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''}).to(tl.float64)")
-        elif is_wide:
-            inner.append(f"{name} = tl.load({name}_at + row * {size} + column, mask=inside, other=0.0).to(tl.float64)")
+            top.append(f"{name} = tl.load({name}_at + one{_columns(width)}{_mask(width)}).to(tl.float64)")
         else:
-            inner.append(f"{name} = tl.load({name}_at + row, mask=is_row, other=1.0).to(tl.float64)")
-    top += [line for line in body if line.startswith("k")]
-    inner += [line for line in body if not line.startswith("k")]
-    after = []
-    for (name, is_wide, code), value in zip(outputs, names, strict=True):
-        columns, masks = ("row * SIZE + column", "inside") if is_wide else ("row", "is_row")
-        if code == "each":
-            inner.append(f"tl.store({name}_at + {columns}, {value} + tl.zeros(({rows}, 1), tl.float64), mask={masks})")
-            continue
-        shape = f"(1, {block if is_wide else 1})"
-        top.append(f"{name} = tl.zeros({shape}, tl.float64)")
-        inner.append(f"{name} += tl.sum(tl.where(is_row, {value}, 0.0), 0, keep_dims=True)")
-        at, mask = ("column", "is_column") if is_wide else ("tl.zeros((1, 1), tl.int32)", "None")
-        after.append(f"tl.store({name}_at + tl.program_id(0) * {size if is_wide else 1} + {at}, {name}, mask={mask})")
+            at = f"row * {width}" if code == "packed" else "row // {0} * {2} + row % {0} * {1}".format(*code)
+            other = f", other={float(width == 1)}"  # a number is a curvature, or what else one may divide by
+            inner.append(
+                f"{name} = tl.load({name}_at + {at}{_columns(width)}{_mask(width, True)}{other}).to(tl.float64)"
+            )
+    for name, term in body.items():
+        if term:
+            (top if name[0] == "k" else inner).append(f"{name} = {term}")
+    sums = [width for _, width, code, _ in results if code == "one"]
+    offset = 0
+    for name, width, code, value in results:
+        shape = f"({rows}, {block if width > 1 else 1})"
+        value = f"{value} + tl.zeros({shape}, tl.float64)"
+        if code == "one":
+            top.append(f"{name} = tl.zeros({shape.replace(str(rows), '1', 1)}, tl.float64)")
+            inner.append(f"{name} += tl.sum(tl.where(row < count, {value}, 0.0), 0, keep_dims=True)")
+            at = f"sums_at + tl.program_id(0) * {sum(sums)} + {offset} + one{_columns(width)}"
+            after.append(f"tl.store({at}, {name}.to(tl.float32){_mask(width)})")
+            offset += width
+        else:
+            at = f"{name}_at + row * {width}{_columns(width)}"
+            inner.append(f"tl.store({at}, ({value}).to(tl.float32){_mask(width, True)})")
     if sums:
         loop = f"for start in range(tl.program_id(0), tl.cdiv(count, {rows}), tl.num_programs(0)):"
-        text += [f"    {line}" for line in top] + [f"    {loop}"] + [f"        {line}" for line in inner]
+        inner = [loop, *(f"    {line}" for line in inner)]
     else:
-        text += [f"    {line}" for line in (*top, "start = tl.program_id(0)", *inner)]
-    return "\n".join([*text, *(f"    {line}" for line in after)]) + "\n"
+        top.append("start = tl.program_id(0)")
+    pointers = [f"{name}_at" for name, _, code, *_ in inputs if code != "number"]
+    pointers += [f"{name}_at" for name, _, code, _ in results if code != "one"] + ["sums_at"] * bool(sums)
+    bits = [f"{name}_bits" for name, _, code in inputs if code == "number"]
+    head = f"def run({', '.join([*pointers, 'count', *bits])}):"
+    return "\n    ".join([head, *top, *inner, *after]) + "\n"
+
+
+def _columns(width: int) -> str:
+    return " + column" if width > 1 else ""
+
+
+def _mask(width: int, of_rows: bool = False) -> str:
+    masks = ["row < count"] * of_rows + [f"column < {width}"] * (width > 1)
+    return f", mask={' & '.join(f'({mask})' for mask in masks)}" if masks else ""

@@ -116,10 +116,10 @@ def on_gpu(x: Any) -> bool:
 
 
 def is_ordinary(x: Any) -> bool:
-    """Whether a kernel can read this tensor: good float32 numbers on a GPU."""
+    """Whether a kernel can read this tensor: good numbers on a GPU, of at most 32 bits."""
     return (
         type(x) in _TENSORS
-        and x.dtype is torch.float32
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and on_gpu(x)
         and x.layout is torch.strided
         and not x.is_neg()
@@ -127,60 +127,57 @@ def is_ordinary(x: Any) -> bool:
     )
 
 
-def by_kernels(
-    plain: Plain, are_rows: tuple[bool, ...], arguments: Sequence[Any], c: Any, settings: dict[str, Any]
-) -> Tensor | None:
-    """The function on a GPU by one kernel, or None where that does not fit.
+def by_kernels(function: Callable[..., Any], *arguments: Any, **settings: float) -> Any:
+    """A function of rows on a GPU by one kernel each way, made from it; or None where that does not fit.
 
     Args:
-        are_rows: which arguments are rows; the others may be numbers, or tensors with a trailing 1.
-        settings: its other arguments, numbers that are part of the kernel.
+        arguments: rows (..., n) and numbers per row (..., 1), whose leading axes broadcast, and numbers for all rows.
+            What the function gives has the leading axes of all.
+        settings: numbers that become part of the kernel.
     """
     if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
         return None
-    arguments = (*arguments, c)
-    size = None
-    for x, is_row in zip(arguments, (*are_rows, False), strict=True):
-        if not isinstance(x, Tensor):
-            if is_row or type(x) not in (float, int) or (x is c and not 0 < x < math.inf):
+    longest = 0
+    for x in arguments:
+        if isinstance(x, Tensor):
+            if not is_ordinary(x):
                 return None
-            continue
-        if not is_ordinary(x):
+            if x.dim():
+                width = x.shape[-1]
+                if not width:
+                    return None
+                longest = max(longest, width)
+        elif type(x) not in (float, int):
             return None
-        shape = x.shape
-        if not is_row:
-            if shape and shape[-1] != 1:
-                return None
-        elif not shape or size not in (None, shape[-1]):
-            return None
-        else:
-            size = shape[-1]
-    key = (plain, *sorted(settings.items())) if settings else plain
+    key = (function, *sorted(settings.items())) if settings else function
     if key not in _kernels:
-        _kernels[key] = _make_kernels(plain, are_rows, settings)
+        _kernels[key] = _make_kernels(function, settings)
     made = _kernels[key]
-    if made is None or not size or size > made.longest:
+    if made is None or longest > made.longest:
         return None
-    result: Tensor = made(*arguments)
-    return result
+    try:
+        return made(*arguments)
+    except NotByRows:
+        _kernels[key] = None
+        return None
+
+
+class NotByRows(Exception):
+    """A function does something that is not done row by row, or that no kernel knows."""
 
 
 _kernels: dict[Any, Any] = {}
 
 
-def _make_kernels(plain: Plain, are_rows: tuple[bool, ...], settings: dict[str, Any]) -> Any:
-    """The kernels of a function, or None if it is not one of rows alone, or without Triton."""
-    if not all(type(value) in (float, int) for value in settings.values()):
-        return None
+def _make_kernels(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    """The kernels of a function, or None without Triton."""
     try:
-        from hyptree.geometry.core import row_kernels
+        from hyptree.geometry.core.row_kernels import RowKernels
     except ImportError:
         return None
-    try:
-        function = functools.partial(plain, **settings) if settings else plain
-        return row_kernels.RowKernels(function, (*are_rows, False))
-    except (row_kernels.NotByRows, ValueError):
+    if not all(type(value) in (float, int) for value in settings.values()):
         return None
+    return RowKernels(functools.partial(function, **settings) if settings else function)
 
 
 def apply(form: RowForm, plain: Plain, rows: Sequence[Tensor], c: Tensor | float) -> Tensor:
