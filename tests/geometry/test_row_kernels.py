@@ -167,6 +167,8 @@ def test_shapes_strides_and_curvatures(name: str, device: str) -> None:
         ([a[0] for a in args], curvature.reshape(1, 1)),
         ([a[:0] for a in args], curvature),
         ([a[:1].expand(5, 4) for a in args], curvature),
+        ([a.mT[:, i : i + 1].mT if a is args[-1] else a for i, a in enumerate(args)], curvature),
+        ([a[:, :2].contiguous().mT[:, : 1 + 11 * (i == 0)].mT for i, a in enumerate(args)], curvature),
         ([a.reshape(-1)[1:9].view(2, 4) for a in args], curvature),  # not where a vector of four could start
     ]  # fmt: skip
     for given, c in shapes:

@@ -23,8 +23,12 @@ from torch import Tensor
 
 from hyptree.geometry.core import row_math
 from hyptree.geometry.core.row_trace import Trace, source
-from hyptree.geometry.core.rows import is_ordinary, plain_gradients
+from hyptree.geometry.core.rows import NotByRows, is_ordinary, plain_gradients
 
+LONGEST = 4096
+"""A row that one program holds; longer ones are left to the plain function."""
+
+_PLANS = 4096  # kept, one for each shape
 _ALIGNED = 16  # bytes, what Triton takes for granted in the form it compiles for aligned pointers
 _PROGRAMS = 1024  # at most, where each leaves a sum over its rows behind
 _INT32 = 2**31
@@ -37,113 +41,134 @@ class RowKernels:
         function: see :class:`~hyptree.geometry.core.row_trace.Trace`; also called itself for second derivatives.
     """
 
-    longest = 4096
-    """A row that one program holds; longer ones are left to the plain function."""
-
     def __init__(self, function: Callable[..., Any]):
         self.function = function
+        self.plans: dict[Any, Plan | None] = {}
         self.traces: dict[Any, Trace] = {}
         self.kernels: dict[Any, _Kernel] = {}
 
-    def __call__(self, *arguments: Tensor | float) -> Any:
+    def plan(self, arguments: Sequence[Tensor | float]) -> Plan | None:
+        """How kernels read arguments like these; None if they do not."""
+        key = tuple(
+            [
+                (type(x), x.shape, x.stride(), x.dtype, x.device, x.is_neg())
+                if isinstance(x, Tensor) and x.layout is torch.strided
+                else type(x)
+                for x in arguments
+            ]
+        )
+        if key not in self.plans:
+            if len(self.plans) >= _PLANS:
+                self.plans.clear()
+            try:
+                self.plans[key] = Plan(self, arguments) if all(map(is_ordinary, arguments)) else None
+            except NotByRows:
+                self.plans[key] = None
+        return self.plans[key]
+
+    def __call__(self, plan: Plan, arguments: Sequence[Tensor | float]) -> Any:
         """The function of rows (..., n) and of numbers per row (..., 1) or for all rows; leading axes broadcast."""
         if torch.is_grad_enabled():
             for x in arguments:
                 if isinstance(x, Tensor) and x.requires_grad:
-                    return _RowFunction.apply(self, *arguments)
-        return self.forward(arguments)[0]
+                    return _RowFunction.apply(self, plan, *arguments)
+        return plan.forward(arguments)
 
-    def trace(self, call: _Call) -> Trace:
-        if call.key not in self.traces:
-            self.traces[call.key] = Trace(self.function, call.widths, call.dtypes)
-        return self.traces[call.key]
-
-    def kernel(self, call: _Call, needed: tuple[bool, ...] | None) -> _Kernel:
-        key = (call.key, call.codes, needed)
+    def kernel(self, trace: Trace, codes: tuple[Any, ...], needed: tuple[bool, ...] | None) -> _Kernel:
+        key = (trace.widths, trace.dtypes, codes, needed)
         if key not in self.kernels:
-            self.kernels[key] = _Kernel(self.function, self.trace(call), call.codes, needed)
+            self.kernels[key] = _Kernel(self.function, trace, codes, needed)
         return self.kernels[key]
 
-    def forward(self, arguments: Sequence[Tensor | float]) -> tuple[Any, _Call]:
-        """The results, and how the arguments were read."""
-        call = _Call(arguments)
-        kernel, device = self.kernel(call, None), call.tensors[0].device
-        outs = [torch.empty((*call.batch, *shape), dtype=dtype, device=device) for shape, dtype in kernel.outs]
-        kernel.launch([*call.tensors, *outs], call)
-        return (tuple(outs) if kernel.is_tuple else outs[0]), call
+
+class Plan:
+    """How kernels read arguments of these shapes and steps, and what they write."""
+
+    def __init__(self, owner: RowKernels, arguments: Sequence[Any]):
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        self.batch = torch.broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        self.count, self.device = math.prod(self.batch), tensors[0].device
+        self.widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 1 for x in arguments)
+        self.dtypes = tuple(x.dtype if isinstance(x, Tensor) else torch.float32 for x in arguments)
+        if not 0 < min(self.widths) <= max(self.widths) <= LONGEST:
+            raise NotByRows("rows too long for a program")
+        self.codes = tuple(self._code(x, width) for x, width in zip(arguments, self.widths, strict=True))
+        self.copies = [
+            isinstance(x, Tensor)
+            and not (x.is_contiguous() if code == "one" else code != "packed" or _is_packed(x, self.batch))
+            for x, code in zip(arguments, self.codes, strict=True)
+        ]
+        place = (self.widths, self.dtypes)
+        if place not in owner.traces:
+            owner.traces[place] = Trace(owner.function, self.widths, self.dtypes)
+        self.owner, self.trace = owner, owner.traces[place]
+        self.kernels: dict[Any, _Kernel] = {None: owner.kernel(self.trace, self.codes, None)}
+        shapes = zip(self.trace.out_shapes, self.trace.out_dtypes, strict=True)
+        self.outs = [((*self.batch, *shape), dtype) for shape, dtype in shapes]
+
+    def _code(self, x: Any, width: int) -> Any:
+        if not isinstance(x, Tensor):
+            return "number"
+        if x.numel() == width and self.count != 1:
+            return "one"
+        return _groups(x.expand(*self.batch, width))
+
+    def read(self, arguments: Sequence[Any]) -> tuple[list[Tensor], list[int]]:
+        """The tensors and the bits of the numbers."""
+        tensors, numbers = [], []
+        for x, code, width, copied in zip(arguments, self.codes, self.widths, self.copies, strict=True):
+            if code == "number":
+                numbers.append(struct.unpack("<q", struct.pack("<d", x))[0])
+            else:
+                if copied:
+                    x = (x if code == "one" else x.expand(*self.batch, width)).contiguous()
+                tensors.append(x)
+        return tensors, numbers
+
+    def forward(self, arguments: Sequence[Tensor | float]) -> Any:
+        """The results."""
+        tensors, numbers = self.read(arguments)
+        outs = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.outs]
+        self.kernels[None].launch([*tensors, *outs], self.count, numbers)
+        return tuple(outs) if self.trace.is_tuple else outs[0]
 
     def backward(
-        self, arguments: Sequence[Tensor | float], grads: Sequence[Tensor], needed: Sequence[bool]
+        self, arguments: Sequence[Tensor | float], grads: Sequence[Tensor], needed: tuple[bool, ...]
     ) -> list[Tensor | None]:
         """Gradients of the arguments from those of the results."""
-        call = _Call(arguments)
-        kernel = self.kernel(call, tuple(needed))
+        if needed not in self.kernels:
+            self.kernels[needed] = self.owner.kernel(self.trace, self.codes, needed)
+        kernel = self.kernels[needed]
+        tensors, numbers = self.read(arguments)
         results: list[Any] = [None] * len(needed)
         shared = []
-        for i in (i for i, need in enumerate(needed) if need):
-            x, width = arguments[i], call.widths[i]
-            if call.codes[i] == "one":
-                shared.append((i, width))
-            else:
-                results[i] = torch.empty((*call.batch, width), dtype=call.dtypes[i], device=call.tensors[0].device)
+        for i, (need, code, width) in enumerate(zip(needed, self.codes, self.widths, strict=True)):
+            if need and code == "one":
+                shared.append(width)
+            elif need:
+                results[i] = torch.empty((*self.batch, width), dtype=self.dtypes[i], device=self.device)
         written = [x for x in results if x is not None]
         if shared:
-            programs = max(1, min(kernel.blocks(call), _PROGRAMS))
-            written.append(torch.empty(programs, sum(width for _, width in shared), device=call.tensors[0].device))
-        kernel.launch([*call.tensors, *(grad.contiguous() for grad in grads), *written], call)
-        if shared:
-            sums = written[-1].sum(0).split([width for _, width in shared])
-            for (i, _), total in zip(shared, sums, strict=True):
-                results[i] = total.to(call.dtypes[i])
-        for i, result in enumerate(results):
-            x = arguments[i]
-            if result is not None and isinstance(x, Tensor) and result.shape != x.shape:
-                same = result.numel() == x.numel()
-                results[i] = result.view(x.shape) if same else result.sum_to_size(x.shape)
+            written.append(torch.empty(kernel.programs(self.count), sum(shared), device=self.device))
+        incoming = [grad if grad.is_contiguous() else grad.contiguous() for grad in grads]
+        kernel.launch([*tensors, *incoming, *written], self.count, numbers)
+        sums = iter(written[-1].sum(0).split(shared)) if shared else iter(())
+        for i, (x, need, code) in enumerate(zip(arguments, needed, self.codes, strict=True)):
+            if need and isinstance(x, Tensor):
+                result = next(sums).to(x.dtype) if code == "one" else results[i]
+                if result.shape != x.shape:
+                    result = result.view(x.shape) if result.numel() == x.numel() else result.sum_to_size(x.shape)
+                results[i] = result
         return results
 
 
-class _Call:
-    """Arguments as a kernel reads them."""
-
-    __slots__ = ("batch", "codes", "count", "dtypes", "key", "numbers", "tensors", "widths")
-
-    def __init__(self, arguments: Sequence[Any]):
-        given = [x for x in arguments if isinstance(x, Tensor)]
-        self.batch = batch = max((x.shape[:-1] for x in given), key=len)
-        for x in given:
-            if x.shape[:-1] != batch and x.dim():
-                self.batch = batch = torch.broadcast_shapes(*(y.shape[:-1] for y in given))
-                break
-        self.count = count = math.prod(batch)
-        self.tensors: list[Tensor] = []
-        self.numbers: list[int] = []
-        codes, widths, dtypes = [], [], []
-        for x in arguments:
-            if not isinstance(x, Tensor):
-                self.numbers.append(struct.unpack("<q", struct.pack("<d", x))[0])
-                code, width, dtype = "number", 1, torch.float32
-            else:
-                width, dtype = x.shape[-1] if x.dim() else 1, x.dtype
-                if x.shape[:-1] == batch and x.dim() and x.is_contiguous():
-                    code = "packed"
-                elif x.numel() == width and count != 1:
-                    code, x = "one", x.contiguous()
-                else:
-                    x = x.expand(*batch, width)
-                    code = _groups(x)
-                    x = x.contiguous() if code == "packed" else x
-                self.tensors.append(x)
-            codes.append(code)
-            widths.append(width)
-            dtypes.append(dtype)
-        self.codes, self.widths, self.dtypes = tuple(codes), tuple(widths), tuple(dtypes)
-        self.key = (self.widths, self.dtypes)
+def _is_packed(x: Tensor, batch: torch.Size) -> bool:
+    return x.is_contiguous() and (x.shape[:-1] == batch or math.prod(batch) == 1)
 
 
 def _groups(x: Tensor) -> Any:
     """The length of groups of rows, the step from row to row and from group to group; "packed" if it takes more."""
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
+    if x.is_contiguous() or (x.shape[-1] > 1 and x.stride(-1) != 1):
         return "packed"
     groups: list[list[int]] = []  # the last axis first
     for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
@@ -170,7 +195,6 @@ class _Kernel:
         self.rows = max(1, min(128, 2 * share // block)) if block <= 128 else 1
         self.warps = 4 if block <= 128 else max(1, block // share)
         self.sums = needed is not None and any(n and code == "one" for n, code in zip(needed, codes, strict=True))
-        self.outs, self.is_tuple = list(zip(trace.out_shapes, trace.out_dtypes, strict=True)), trace.is_tuple
         name = re.sub(r"\W", "_", getattr(function, "__qualname__", "rows")) + ("" if needed is None else "_backward")
         text = source(trace, codes, self.rows, needed).replace("def run(", f"def {name}(", 1)
         file = f"<{name}, kernel {len(linecache.cache)}>"
@@ -181,29 +205,29 @@ class _Kernel:
         self.run = triton.jit(scope[name], do_not_specialize=numbers)
         self.compiled: dict[Any, Any] = {}
 
-    def blocks(self, call: _Call) -> int:
-        return -(-call.count // self.rows)
+    def programs(self, count: int) -> int:
+        """How many programs take these rows; of no rows the sum is zero, and written."""
+        blocks = -(-count // self.rows)
+        return max(1, min(blocks, _PROGRAMS)) if self.sums else blocks
 
-    def launch(self, tensors: Sequence[Tensor], call: _Call) -> None:
+    def launch(self, tensors: Sequence[Tensor], count: int, numbers: Sequence[int]) -> None:
         """Run on these tensors; without Triton's search for the compiled form where it is known."""
-        programs = self.blocks(call)
-        if self.sums:
-            programs = max(1, min(programs, _PROGRAMS))  # of no rows the sum is zero, and written
+        programs = self.programs(count)
         if not programs:
             return
         index = tensors[0].device.index
         if index is not None and index != torch.cuda.current_device():
             with torch.cuda.device(index):
-                return self.launch(tensors, call)
+                return self.launch(tensors, count, numbers)
         is_aligned = True
         for x in tensors:
             if x.data_ptr() % _ALIGNED:
                 is_aligned = False
-        place = index, call.count >= _INT32
+        place = index, count >= _INT32
         if is_aligned and place in self.compiled:
-            self.compiled[place][programs, 1, 1](*tensors, call.count, *call.numbers)
+            self.compiled[place][programs, 1, 1](*tensors, count, *numbers)
             return
-        compiled = self.run[programs,](*tensors, call.count, *call.numbers, num_warps=self.warps)
+        compiled = self.run[programs,](*tensors, count, *numbers, num_warps=self.warps)
         if is_aligned and hasattr(self.run, "device_caches"):  # not the interpreter
             self.compiled[place] = compiled
 
@@ -212,16 +236,17 @@ class _RowFunction(torch.autograd.Function):
     # The older interface, as in rows.py: transforms do not come here.
 
     @staticmethod
-    def forward(ctx: Any, kernels: RowKernels, *arguments: Tensor | float) -> Any:
-        ctx.kernels, ctx.numbers = kernels, [None if isinstance(x, Tensor) else x for x in arguments]
-        ctx.save_for_backward(*(x for x in arguments if isinstance(x, Tensor)))
-        return kernels.forward(arguments)[0]
+    def forward(ctx: Any, kernels: RowKernels, plan: Plan, *arguments: Tensor | float) -> Any:
+        ctx.function, ctx.plan = kernels.function, plan
+        ctx.numbers = [None if isinstance(x, Tensor) else x for x in arguments]
+        ctx.save_for_backward(*[x for x in arguments if isinstance(x, Tensor)])
+        return plan.forward(arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         arguments = [next(saved) if x is None else x for x in ctx.numbers]
-        needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or not all(is_ordinary(grad) for grad in grads):
-            return None, *plain_gradients(ctx.kernels.function, arguments, grads, needed)
-        return None, *ctx.kernels.backward(arguments, grads, needed)
+        needed = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or not all(map(is_ordinary, grads)):
+            return None, None, *plain_gradients(ctx.function, arguments, grads, needed)
+        return None, None, *ctx.plan.backward(arguments, grads, needed)

@@ -192,7 +192,7 @@ class Trace:
 
     def __init__(self, function: Callable[..., Any], widths: Sequence[int], dtypes: Sequence[torch.dtype]):
         recorder = _Recorder()
-        self.widths = widths
+        self.widths, self.dtypes = widths, dtypes
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             sample = [
                 torch.full((_ROWS, width), 0.1, dtype=dtype, device="cpu").requires_grad_()

@@ -116,7 +116,9 @@ def on_gpu(x: Any) -> bool:
 
 
 def is_ordinary(x: Any) -> bool:
-    """Whether a kernel can read this tensor: good numbers on a GPU, of at most 32 bits."""
+    """Whether a kernel can read this: a number, or a tensor of good numbers on a GPU, of at most 32 bits."""
+    if not isinstance(x, Tensor):
+        return type(x) in (float, int)
     return (
         type(x) in _TENSORS
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -137,29 +139,14 @@ def by_kernels(function: Callable[..., Any], *arguments: Any, **settings: float)
     """
     if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
         return None
-    longest = 0
-    for x in arguments:
-        if isinstance(x, Tensor):
-            if not is_ordinary(x):
-                return None
-            if x.dim():
-                width = x.shape[-1]
-                if not width:
-                    return None
-                longest = max(longest, width)
-        elif type(x) not in (float, int):
-            return None
     key = (function, *sorted(settings.items())) if settings else function
-    if key not in _kernels:
-        _kernels[key] = _make_kernels(function, settings)
-    made = _kernels[key]
-    if made is None or longest > made.longest:
-        return None
-    try:
-        return made(*arguments)
-    except NotByRows:
-        _kernels[key] = None
-        return None
+    kernels = _kernels.get(key)
+    if kernels is None:
+        if key in _kernels or not all(map(is_ordinary, settings.values())):
+            return None
+        kernels = _kernels[key] = _make_kernels(functools.partial(function, **settings) if settings else function)
+    plan = kernels and kernels.plan(arguments)
+    return plan and kernels(plan, arguments)
 
 
 class NotByRows(Exception):
@@ -169,15 +156,13 @@ class NotByRows(Exception):
 _kernels: dict[Any, Any] = {}
 
 
-def _make_kernels(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+def _make_kernels(function: Callable[..., Any]) -> Any:
     """The kernels of a function, or None without Triton."""
     try:
         from hyptree.geometry.core.row_kernels import RowKernels
     except ImportError:
         return None
-    if not all(type(value) in (float, int) for value in settings.values()):
-        return None
-    return RowKernels(functools.partial(function, **settings) if settings else function)
+    return RowKernels(function)
 
 
 def apply(form: RowForm, plain: Plain, rows: Sequence[Tensor], c: Tensor | float) -> Tensor:
