@@ -223,7 +223,7 @@ class _Kernel:
         for x in tensors:
             if x.data_ptr() % _ALIGNED:
                 is_aligned = False
-        place = index, count >= _INT32
+        place = (index, *[-_INT32 <= number < _INT32 for number in (count, *numbers)])  # of 32 or of 64 bits
         if is_aligned and place in self.compiled:
             self.compiled[place][programs, 1, 1](*tensors, count, *numbers)
             return

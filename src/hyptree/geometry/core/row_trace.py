@@ -261,7 +261,7 @@ def source(trace: Trace, codes: Sequence[Any], rows: int, needed: Sequence[bool]
         if name not in body:
             continue
         if code == "number":
-            top.append(f"{name} = tl.zeros((1, 1), tl.float64) + {name}_bits.to(tl.float64, bitcast=True)")
+            top.append(f"{name} = tl.zeros((1, 1), tl.float64) + {name}_bits.to(tl.int64).to(tl.float64, bitcast=True)")
         elif code == "one":
             top.append(f"{name} = tl.load({name}_at + one{_columns(width)}{_mask(width)}).to(tl.float64)")
         else:

@@ -137,6 +137,12 @@ def by_kernels(function: Callable[..., Any], *arguments: Any, **settings: float)
             What the function gives has the leading axes of all.
         settings: numbers that become part of the kernel.
     """
+    plan = row_plan(function, *arguments, **settings)
+    return plan and plan.owner(plan, arguments)
+
+
+def row_plan(function: Callable[..., Any], *arguments: Any, **settings: float) -> Any:
+    """The same to be called later, forward and backward: a ``Plan`` of ``row_kernels``, or None."""
     if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
         return None
     key = (function, *sorted(settings.items())) if settings else function
@@ -145,8 +151,7 @@ def by_kernels(function: Callable[..., Any], *arguments: Any, **settings: float)
         if key in _kernels or not all(map(is_ordinary, settings.values())):
             return None
         kernels = _kernels[key] = _make_kernels(functools.partial(function, **settings) if settings else function)
-    plan = kernels and kernels.plan(arguments)
-    return plan and kernels(plan, arguments)
+    return kernels and kernels.plan(arguments)
 
 
 class NotByRows(Exception):
