@@ -23,10 +23,7 @@ from torch import Tensor
 
 from hyptree.geometry.core import row_math
 from hyptree.geometry.core.row_trace import Trace, source
-from hyptree.geometry.core.rows import NotByRows, is_ordinary, plain_gradients
-
-LONGEST = 4096
-"""A row that one program holds; longer ones are left to the plain function."""
+from hyptree.geometry.core.rows import LONGEST, NotByRows, is_ordinary, plain_gradients
 
 _PLANS = 4096  # kept, one for each shape
 _ALIGNED = 16  # bytes, what Triton takes for granted in the form it compiles for aligned pointers
@@ -195,7 +192,9 @@ class _Kernel:
         self.rows = max(1, min(128, 2 * share // block)) if block <= 128 else 1
         self.warps = 4 if block <= 128 else max(1, block // share)
         self.sums = needed is not None and any(n and code == "one" for n, code in zip(needed, codes, strict=True))
-        name = re.sub(r"\W", "_", getattr(function, "__qualname__", "rows")) + ("" if needed is None else "_backward")
+        name = re.sub(r"\W", "_", getattr(getattr(function, "func", function), "__qualname__", "rows")) + (
+            "" if needed is None else "_backward"
+        )
         text = source(trace, codes, self.rows, needed).replace("def run(", f"def {name}(", 1)
         file = f"<{name}, kernel {len(linecache.cache)}>"
         linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # where Triton reads it

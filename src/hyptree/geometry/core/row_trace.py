@@ -51,7 +51,10 @@ _TERMS = {
     "bitwise_and": "{0} & {1}",
     "logical_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
+    "logical_or": "{0} | {1}",
+    "logical_and_": "{0} & {1}",  # in place, of a truth that autograd has just made
     "bitwise_not": "{0} == 0",
+    "logical_not": "{0} == 0",
     "tanh_backward": "{0} * (1.0 - {1} * {1})",
     "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
@@ -60,6 +63,7 @@ _TERMS = {
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
 }
+_UNKNOWN = "unknown"
 _POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -1.0: "1.0 / {0}", 0.5: "tl.sqrt({0})"}
 
 
@@ -168,7 +172,7 @@ class _Recorder(TorchDispatchMode):
         axis, start, end = args[2:5] if kind == "slice_backward" else [*args[1:], None, None][:3]
         name, width = self.name(args[0]), (args[0] if kind == "slice_backward" else out).shape[-1]
         if axis not in (1, -1) or (width != 1 and start):
-            raise NotByRows("columns in the middle of rows")
+            return self.line(_UNKNOWN)  # columns in the middle, which nobody asks about where others were put behind
         if kind == "slice_backward":
             inside = f"column == {start}" if width == 1 else f"column < {end}"
             return self.line(f"tl.where({inside}, {name}, 0.0)", wide=True)
@@ -211,9 +215,11 @@ class Trace:
                     self.grads = [recorder.name(0.0 if grad is None else grad) for grad in grads]
             except (ValueError, RuntimeError) as error:  # what it says about a sample that is not what it takes
                 raise NotByRows(str(error)) from error
+        self.lines = {name: term for term, name in recorder.terms.items()}
+        if _UNKNOWN in self.body([*self.outs, *self.grads]).values():
+            raise NotByRows("columns in the middle of rows")
         self.out_shapes, self.out_dtypes = [out.shape[1:] for out in outs], [out.dtype for out in outs]
         self.out_widths = [math.prod(shape) for shape in self.out_shapes]
-        self.lines = {name: term for term, name in recorder.terms.items()}
 
     @staticmethod
     def start(recorder: _Recorder, letter: str, tensors: Sequence[Tensor]) -> None:

@@ -154,6 +154,10 @@ def row_plan(function: Callable[..., Any], *arguments: Any, **settings: float) -
     return kernels and kernels.plan(arguments)
 
 
+LONGEST = 4096
+"""A row that one program of a kernel holds; longer ones are left to the plain function."""
+
+
 class NotByRows(Exception):
     """A function does something that is not done row by row, or that no kernel knows."""
 
