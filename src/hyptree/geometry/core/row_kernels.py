@@ -122,10 +122,11 @@ class Plan:
                 tensors.append(x)
         return tensors, numbers
 
-    def forward(self, arguments: Sequence[Tensor | float]) -> Any:
-        """The results."""
+    def forward(self, arguments: Sequence[Tensor | float], outs: Sequence[Tensor] | None = None) -> Any:
+        """The results, written to ``outs``, which are packed and may be among the arguments."""
         tensors, numbers = self.read(arguments)
-        outs = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.outs]
+        if outs is None:
+            outs = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.outs]
         self.kernels[None].launch([*tensors, *outs], self.count, numbers)
         return tuple(outs) if self.trace.is_tuple else outs[0]
 

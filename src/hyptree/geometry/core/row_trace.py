@@ -21,7 +21,7 @@ from hyptree.geometry.core.rows import NotByRows
 
 _ROWS = 11
 
-_SAME = {"detach", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "clone", "reshape"}
+_SAME = {"detach", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"}
 _FILLED = {"zeros_like": 0.0, "new_zeros": 0.0, "zeros": 0.0, "ones_like": 1.0}
 _NUMBER = {"full_like": 1, "full": 1, "new_full": 2, "scalar_tensor": 0}  # which argument
 _HALF = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
@@ -35,6 +35,7 @@ _TERMS = {
     "exp": "tl.exp({0})",
     "log": "tl.log({0})",
     **{name: name + "({0})" for name in ("expm1", "log1p", "sinh", "cosh", "tanh", "asinh")},
+    "atanh": "0.5 * (log1p({0}) - log1p(-{0}))",
     "asin": "arctan2({0}, tl.sqrt((1.0 - {0}) * (1.0 + {0})))",
     "atan2": "arctan2({0}, {1})",
     "hypot": "tl.sqrt({0} * {0} + {1} * {1})",
@@ -42,6 +43,9 @@ _TERMS = {
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
     "addcmul": "{0} + {1} * {2}",
+    "lerp": "{0} + {2} * ({1} - {0})",
+    "clone": "{0}",
+    "copy": "{1}",
     "minimum": "least({0}, {1})",
     "maximum": "-least(-{0}, -{1})",
     "clamp_max": "least({0}, {1})",
@@ -52,7 +56,6 @@ _TERMS = {
     "logical_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
     "logical_or": "{0} | {1}",
-    "logical_and_": "{0} & {1}",  # in place, of a truth that autograd has just made
     "bitwise_not": "{0} == 0",
     "logical_not": "{0} == 0",
     "tanh_backward": "{0} * (1.0 - {1} * {1})",
@@ -74,6 +77,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.names: dict[int, str] = {}
         self.kept: list[Tensor] = []  # a name is that of an object, which must not make way for another
+        self.shared: set[int] = set()
+        """Tensors with the memory of others, which nobody may write to."""
         self.terms: dict[str, str] = {}
         self.wide: set[str] = set()
         """What is a number per row and column; all else is one per row, whatever the shape."""
@@ -104,7 +109,10 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         kind = func.overloadpacket.__name__
         if isinstance(out, Tensor):
-            self.add(out, self.record(kind, out, list(args), kwargs or {}))
+            in_place = kind.endswith("_")
+            if in_place and id(out) in self.shared:
+                raise NotByRows("a view is written to")
+            self.add(out, self.record(kind[:-1] if in_place else kind, out, list(args), kwargs or {}))
         elif kind != "promote_types":
             raise NotByRows(f"no kernel does {kind}")
         return out
@@ -112,6 +120,7 @@ class _Recorder(TorchDispatchMode):
     def record(self, kind: str, out: Tensor, args: list[Any], kwargs: dict[str, Any]) -> str:
         """The name of what an operation gives."""
         if kind in _SAME:
+            self.shared |= {id(out), id(args[0])}
             return self.name(args[0])
         if kind == "_to_copy":
             name, half = self.name(args[0]), _HALF.get(out.dtype)
@@ -120,6 +129,8 @@ class _Recorder(TorchDispatchMode):
             return self.line(f"{name}.to(tl.float64)") if args[0].dtype == torch.bool != out.dtype else name
         if kind in _FILLED or kind in _NUMBER:
             return self.name(_FILLED[kind] if kind in _FILLED else args[_NUMBER[kind]])
+        if kind == "linalg_vector_norm" and args[1] == 2:
+            return self.line(f"tl.sqrt({self.reduce('sum', [args[0], args[2]], square=True)})")
         if kind in ("sum", "amax", "all", "any"):
             return self.reduce(kind, args)
         if kind in ("slice", "cat", "slice_backward"):
@@ -128,8 +139,8 @@ class _Recorder(TorchDispatchMode):
             a, b = (self.name(x) for x in args[:2])
             if kind == "rsub":
                 a, b = b, a
-            if kwargs.get("alpha", args[2] if len(args) > 2 else 1) != 1:
-                raise NotByRows(f"no kernel does {kind} with a factor")
+            if (alpha := kwargs.get("alpha", 1)) != 1:
+                b = f"{self.name(alpha)} * {b}"
             return self.line(f"{a} {'+' if kind == 'add' else '-'} {b}")
         if kind == "clamp":
             name = self.name(args[0])
@@ -142,12 +153,14 @@ class _Recorder(TorchDispatchMode):
             raise NotByRows(f"no kernel does {kind}")
         return self.line(_TERMS[kind].format(*map(self.name, args)))
 
-    def reduce(self, kind: str, args: list[Any]) -> str:
-        """A sum (largest, all, any) over the last axis."""
+    def reduce(self, kind: str, args: list[Any], square: bool = False) -> str:
+        """A sum (of squares, largest, all, any) over the last axis."""
         x, axes = args[0], args[1] if len(args) > 1 else None
         if x.dim() != 2 or axes not in ([1], [-1], 1, -1):
             raise NotByRows("a sum over rows")
         name, inside = self.name(x), f"(column < {x.shape[1]})"
+        if square:
+            name = self.line(f"{name} * {name}")
         if name not in self.wide:
             return self.line(f"{name} * {self.name(x.shape[1])}") if kind == "sum" and x.shape[1] != 1 else name
         if kind == "sum":
@@ -211,7 +224,9 @@ class Trace:
                     self.outs = [recorder.name(out) for out in outs]
                     cotangents = [torch.zeros_like(out) for out in outs]
                     self.start(recorder, "g", cotangents)
-                    grads = torch.autograd.grad(outs, sample, cotangents, allow_unused=True)
+                    grads: Sequence[Tensor | None] = [None] * len(sample)
+                    if any(out.requires_grad for out in outs):
+                        grads = torch.autograd.grad(outs, sample, cotangents, allow_unused=True)
                     self.grads = [recorder.name(0.0 if grad is None else grad) for grad in grads]
             except (ValueError, RuntimeError) as error:  # what it says about a sample that is not what it takes
                 raise NotByRows(str(error)) from error

@@ -129,28 +129,26 @@ def is_ordinary(x: Any) -> bool:
     )
 
 
-def by_kernels(function: Callable[..., Any], *arguments: Any, **settings: float) -> Any:
+def by_kernels(function: Callable[..., Any], /, *arguments: Any, **settings: Any) -> Any:
     """A function of rows on a GPU by one kernel each way, made from it; or None where that does not fit.
 
     Args:
         arguments: rows (..., n) and numbers per row (..., 1), whose leading axes broadcast, and numbers for all rows.
             What the function gives has the leading axes of all.
-        settings: numbers that become part of the kernel.
+        settings: its other arguments, which become part of the kernel.
     """
     plan = row_plan(function, *arguments, **settings)
     return plan and plan.owner(plan, arguments)
 
 
-def row_plan(function: Callable[..., Any], *arguments: Any, **settings: float) -> Any:
+def row_plan(function: Callable[..., Any], /, *arguments: Any, **settings: Any) -> Any:
     """The same to be called later, forward and backward: a ``Plan`` of ``row_kernels``, or None."""
     if torch.compiler.is_compiling() or os.environ.get("HYPTREE_BACKEND") == "torch" or not is_eager():
         return None
-    key = (function, *sorted(settings.items())) if settings else function
-    kernels = _kernels.get(key)
-    if kernels is None:
-        if key in _kernels or not all(map(is_ordinary, settings.values())):
-            return None
-        kernels = _kernels[key] = _make_kernels(functools.partial(function, **settings) if settings else function)
+    key = (function, *settings.items()) if settings else function
+    if key not in _kernels:
+        _kernels[key] = _make_kernels(functools.partial(function, **settings) if settings else function)
+    kernels = _kernels[key]
     return kernels and kernels.plan(arguments)
 
 
